@@ -1,0 +1,36 @@
+# The commands for people, CI and releases. `make demo` and `make test` need Python 3.11 and make only.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test quick check bench docs clean
+
+# An installed environment; made anew when the dependencies change.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/installed  ## pre-train and tune a small BERT on text that every Python has
+	$(BIN)/bertkit demo --out runs/demo
+
+test: .venv/installed  ## every test
+	$(BIN)/pytest -q
+
+quick: .venv/installed  ## the tests that take less than five seconds each
+	$(BIN)/pytest -q -m "not slow"
+
+check: .venv/installed  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_imports.py tests/test_readme.py
+
+bench: .venv/installed  ## every benchmark, side by side; writes results/*.json (BERTKIT_DATA: data folder)
+	$(BIN)/python -m benchmarks.run
+
+docs: .venv/installed  ## the HTML documentation in docs/_build
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build
+
+clean:
+	rm -rf .venv docs/_build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,86 @@
+"""One results file per benchmark: its rows and everything needed to judge them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from bertkit import __version__
+from bertkit.files import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("numpy", "torch", "tokenizers", "transformers")
+
+
+def write_result(name: str, rows: dict[str, Any]) -> Path:
+    """Write `results/<name>.json`: when, with which versions and on what, then the rows.
+
+    Args:
+        name: the file's name without its ending.
+        rows: what was measured, with units in the keys, n and spread.
+
+    Returns: the file.
+    """
+    path = ROOT / "results" / f"{name}.json"
+    write_json(path, {"name": name, **circumstances(), "rows": rows})
+    return path
+
+
+def circumstances() -> dict[str, Any]:
+    """The date, the commit, the versions and the machine that a number belongs to."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "script": Path(sys.argv[0]).name,
+        "bertkit": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "versions": {package: installed(package) for package in PACKAGES},
+        "cpu": cpu_model(),
+        "cores": os.cpu_count(),
+        "threads": threads(),
+    }
+
+
+def commit() -> str | None:
+    """The git commit, with `+changes` where tracked files differ from it; None outside of git."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def installed(package: str) -> str | None:
+    """The version of a package, None where it is absent."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def threads() -> int:
+    """How many threads torch computes with; 1 where the benchmark does not use torch."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else 1

@@ -1,0 +1,70 @@
+"""bertkit: BERT from raw text to answers.
+
+The story, in the order of the packages: text → tokens → corpus → examples → model → training →
+tasks → predict. The names below are the public interface; they are imported when first used, so
+that `import bertkit` is instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bertkit.corpus.prepare import prepare
+    from bertkit.corpus.store import TokenStore
+    from bertkit.errors import BertkitError
+    from bertkit.examples.packed import Packed, pack
+    from bertkit.model.encoder import Encoder, ModelConfig
+    from bertkit.model.heads import PretrainingModel
+    from bertkit.predict.predictor import load
+    from bertkit.tokens.learn import learn_vocabulary
+    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.training.pretrain import pretrain
+    from bertkit.training.recipe import PretrainRecipe
+
+_HOMES = {
+    "BertkitError": "bertkit.errors",
+    "Encoder": "bertkit.model.encoder",
+    "ModelConfig": "bertkit.model.encoder",
+    "Packed": "bertkit.examples.packed",
+    "PretrainRecipe": "bertkit.training.recipe",
+    "PretrainingModel": "bertkit.model.heads",
+    "TokenStore": "bertkit.corpus.store",
+    "Tokenizer": "bertkit.tokens.tokenizer",
+    "learn_vocabulary": "bertkit.tokens.learn",
+    "load": "bertkit.predict.predictor",
+    "pack": "bertkit.examples.packed",
+    "prepare": "bertkit.corpus.prepare",
+    "pretrain": "bertkit.training.pretrain",
+}
+
+__all__ = [
+    "BertkitError",
+    "Encoder",
+    "ModelConfig",
+    "Packed",
+    "PretrainRecipe",
+    "PretrainingModel",
+    "TokenStore",
+    "Tokenizer",
+    "learn_vocabulary",
+    "load",
+    "pack",
+    "prepare",
+    "pretrain",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its home."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'bertkit' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return [*__all__, "__version__"]

@@ -1,0 +1,57 @@
+"""The command line: `bertkit VERB`. Each verb is one function in `bertkit.verbs`, imported on use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, Parameter
+
+import bertkit
+from bertkit.config import parse, recipe_flags
+from bertkit.errors import BertkitError
+
+VERBS = {
+    "learn": "Learn a WordPiece vocabulary from text.",
+    "prepare": "Turn text into a token store.",
+    "pretrain": "Pre-train a BERT from text or a token store.",
+    "report": "Write a run's report as one HTML page.",
+    "demo": "Pre-train and tune a small BERT on text that every Python has.",
+}
+PREDICTIONS = {
+    "fill-mask": "Guess what stands at each [MASK].",
+    "next-sentence": "How probable it is that one text follows another.",
+}
+
+
+def application() -> App:
+    """The cyclopts app with every verb registered by name."""
+    app = App(
+        name="bertkit",
+        help="BERT from raw text to answers.",
+        version=bertkit.__version__,
+        config=recipe_flags,
+        default_parameter=Parameter(consume_multiple=True),
+        result_action="return_value",
+    )
+    for verb, text in VERBS.items():
+        app.command(f"bertkit.verbs.{verb}:{verb}", name=verb, help=text)
+    predict = App(name="predict", help="Use a trained model.")
+    for name, text in PREDICTIONS.items():
+        predict.command(f"bertkit.verbs.predict:{name.replace('-', '_')}", name=name, help=text)
+    app.command(predict)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb and exit: 0 when it did its work, 2 for a user's error, 128 + n after signal n."""
+    try:
+        status = parse(application(), arguments)
+    except BertkitError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line prints
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,128 @@
+"""Recipes: TOML files whose every field is also a flag.
+
+A recipe is read by the same library that reads the command line, so a wrong key or type in the file
+gets the same one-line error, with the nearest valid name, as a wrong flag.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts.config import Toml
+
+from bertkit.errors import BertkitError, nearest
+
+Recipe = TypeVar("Recipe")
+FLATTEN = Parameter(name="*")
+"""Marks a dataclass parameter whose fields become flags of the command."""
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes inside the package, by name."""
+    folder = Path(str(resources.files("bertkit"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """A recipe's file, from a path or the name of a shipped recipe.
+
+    Raises:
+        BertkitError: there is neither.
+    """
+    if name.endswith(".toml"):
+        if Path(name).is_file():
+            return Path(name)
+        raise BertkitError(f"recipe {name} does not exist")
+    recipes = shipped_recipes()
+    if name not in recipes:
+        raise BertkitError(f"no recipe '{name}'{nearest(name, recipes)}, or give a .toml file")
+    return recipes[name]
+
+
+def recipe_file(name: str) -> Toml:
+    """The fields of a recipe as a cyclopts config.
+
+    Raises:
+        BertkitError: there is no such recipe, or it is not TOML.
+    """
+    path = find_recipe(name)
+    try:
+        tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BertkitError(f"{path} is not valid TOML: {error}") from None
+    return Toml(path, use_commands_as_keys=False)
+
+
+def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill in the fields of the recipe that the command's RECIPE argument names (a cyclopts config).
+
+    Flags given on the command line win over the file.
+    """
+    for argument in arguments:
+        if argument.name == "--recipe" and argument.tokens:
+            recipe_file(argument.tokens[0].value)(app, commands, arguments)
+
+
+def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Recipe:
+    """Read and validate a recipe.
+
+    Args:
+        kind: the dataclass that describes it; every field has a default.
+        name: a path or the name of a shipped recipe.
+        flags: overrides as on the command line, for example ["--training.learning-rate", "1e-3"].
+
+    Raises:
+        BertkitError: unknown key, wrong type or impossible value; names file and key.
+    """
+
+    def take(*, settings: Annotated[Any, FLATTEN] = kind()) -> Any:  # noqa: B008
+        return settings
+
+    take.__annotations__ = {"settings": Annotated[kind, FLATTEN], "return": Any}
+    app = App(
+        config=recipe_file(name),
+        result_action="return_value",
+        default_parameter=Parameter(consume_multiple=True),
+    )
+    app.default(take)
+    return parse(app, list(flags))
+
+
+def parse(app: App, tokens: Sequence[str] | None) -> Any:
+    """Run a cyclopts app; its complaints become one-line errors.
+
+    Raises:
+        BertkitError: what the user wrote does not fit the command.
+    """
+    try:
+        return app(tokens, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise BertkitError(" ".join(str(error).split())) from None
+
+
+def as_json(settings: Any) -> dict[str, Any]:
+    """A dataclass as plain JSON values, to be recorded beside what it made."""
+    values = dataclasses.asdict(settings)
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+    }
+
+
+def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the fields in which two recorded settings differ, with both values."""
+    found: list[str] = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{key}.")
+        elif (list(old) if isinstance(old, tuple) else old) != (
+            list(new) if isinstance(new, tuple) else new
+        ):
+            found.append(f"{prefix}{key} {old!r} -> {new!r}")
+    return found

@@ -1,0 +1,1 @@
+"""The token store: a corpus as memory-mapped shards of ids."""

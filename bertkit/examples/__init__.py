@@ -1,0 +1,1 @@
+"""Pre-training examples: pairs, masks, packed batches, the endless stream of them."""

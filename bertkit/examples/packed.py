@@ -1,0 +1,112 @@
+"""The packed batch (design section 3): a run of real tokens with sequence boundaries, no padding.
+
+A batch of sequences of lengths 5, 3 and 2 is ten tokens and `cu_seqlens` = [0, 5, 8, 10]. Every
+position-wise layer of the network sees those ten tokens and nothing else; only attention looks at
+the boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+
+from bertkit.shapes import Boundaries, TokenIndices
+
+
+class EqualLengths(NamedTuple):
+    """Consecutive sequences of one length: what one attention call can take without padding."""
+
+    first_token: int
+    sequences: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One batch of token sequences laid end to end."""
+
+    ids: TokenIndices
+    """(tokens,) vocabulary indices."""
+    segment_ids: TokenIndices
+    """(tokens,) 0 = sentence A, 1 = sentence B."""
+    position_ids: TokenIndices
+    """(tokens,) 0, 1, 2, ... restarting in each sequence."""
+    cu_seqlens: Boundaries
+    """(sequences + 1,) int32 cumulative lengths, beginning with 0."""
+    max_seqlen: int
+    """The longest sequence, in tokens."""
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, in batch order."""
+        return self.cu_seqlens.diff().tolist()
+
+    @cached_property
+    def equal_lengths(self) -> list[EqualLengths]:
+        """Runs of neighbouring sequences of equal length, in batch order.
+
+        A batch sorted by length has one run for each distinct length.
+        """
+        runs: list[EqualLengths] = []
+        start = 0
+        for length in self.lengths:
+            if runs and runs[-1].length == length:
+                runs[-1] = runs[-1]._replace(sequences=runs[-1].sequences + 1)
+            else:
+                runs.append(EqualLengths(start, 1, length))
+            start += length
+        return runs
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same batch on another device."""
+        return replace(
+            self,
+            ids=self.ids.to(device, non_blocking=non_blocking),
+            segment_ids=self.segment_ids.to(device, non_blocking=non_blocking),
+            position_ids=self.position_ids.to(device, non_blocking=non_blocking),
+            cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
+        )
+
+
+def pack(
+    sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None
+) -> Packed:
+    """Lay sequences end to end, in the order given.
+
+    Args:
+        sequences: token ids of each sequence, [CLS] and [SEP] included; none may be empty.
+        segments: 0 or 1 for each token; all 0 where absent.
+
+    Raises:
+        ValueError: no sequence, an empty one, or segments of another length.
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    if not lengths or min(lengths) == 0:
+        raise ValueError("pack needs at least one sequence, and none may be empty")
+    if segments is not None and [len(row) for row in segments] != lengths:
+        raise ValueError("segments must have the lengths of the sequences")
+    ids = np.concatenate([np.asarray(sequence, dtype=np.int64) for sequence in sequences])
+    if segments is None:
+        segment_ids = np.zeros_like(ids)
+    else:
+        segment_ids = np.concatenate([np.asarray(row, dtype=np.int64) for row in segments])
+    return from_arrays(ids, segment_ids, np.asarray(lengths))
+
+
+def from_arrays(ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray) -> Packed:
+    """A `Packed` from NumPy arrays: ids and segment_ids (tokens,) int64, lengths (sequences,)."""
+    cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    position_ids = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1].astype(np.int64), lengths)
+    return Packed(
+        ids=torch.from_numpy(ids),
+        segment_ids=torch.from_numpy(segment_ids),
+        position_ids=torch.from_numpy(position_ids),
+        cu_seqlens=torch.from_numpy(cu_seqlens),
+        max_seqlen=int(max(lengths)),
+    )

@@ -1,0 +1,289 @@
+"""The endless stream of pre-training batches, a pure function of (seed, place).
+
+An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
+shuffled table of examples (`plan_window`). A place in the stream is (epoch, window, offset), so
+seeking costs one window's plan, whatever the size of the corpus. The rows of a batch are chosen in
+the main process and turned into tensors by any number of loader processes: both are pure functions,
+so the batches are the same for any number of workers, and ranks share out the rows of one global
+batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.examples.generator import MASKS, SHARD_ORDER, generator
+from bertkit.examples.masking import (
+    MaskingOptions,
+    choose_pieces,
+    choose_words,
+    corrupt,
+    count_targets,
+)
+from bertkit.examples.packed import Packed, from_arrays
+from bertkit.examples.pairs import SPECIALS, PairOptions, plan_window
+from bertkit.shapes import SequenceLabels, TargetIndices
+
+WINDOW_SHARDS = 8
+"""Shards whose examples are shuffled together and lend each other random next sentences."""
+
+
+class Place(NamedTuple):
+    """Where the stream stands: the next example to be used."""
+
+    epoch: int = 0
+    window: int = 0
+    offset: int = 0
+
+
+START = Place()
+
+
+@dataclass(frozen=True)
+class PretrainingBatch:
+    """Packed examples with their MLM and NSP targets."""
+
+    packed: Packed
+    """Ids as the network sees them, masked."""
+    target_positions: TargetIndices
+    """(targets,) places in the packed tokens."""
+    target_ids: TargetIndices
+    """(targets,) the true ids there."""
+    next_labels: SequenceLabels
+    """(sequences,) 0 = B follows A, 1 = B is random."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the sums of the two losses are divided by."""
+        return {"targets": len(self.target_ids), "sequences": len(self.next_labels)}
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
+        """The same batch on another device."""
+        return PretrainingBatch(
+            self.packed.to(device, non_blocking=non_blocking),
+            self.target_positions.to(device, non_blocking=non_blocking),
+            self.target_ids.to(device, non_blocking=non_blocking),
+            self.next_labels.to(device, non_blocking=non_blocking),
+        )
+
+
+class ExampleTable:
+    """Walks the examples of a store in their order of use, as rows of `pairs.ROW`.
+
+    Args:
+        store: one split of a corpus.
+        options: how examples are cut.
+        seed: of the run; 0 to 2^63 - 1.
+    """
+
+    def __init__(self, store: TokenStore, options: PairOptions, seed: int) -> None:
+        if not store.shards:
+            raise BertkitError(
+                f"store {store.folder} has no {store.split} documents; prepare it with a larger "
+                "held_out share or more text"
+            )
+        self.store = store
+        self.options = options
+        self.seed = seed
+        self.windows = max(1, len(store.shards) // WINDOW_SHARDS)
+        self._current: tuple[tuple[int, int], np.ndarray] | None = None
+
+    def rows_of(self, epoch: int, window: int) -> np.ndarray:
+        """The table of one window; the last one asked for is kept."""
+        if self._current is None or self._current[0] != (epoch, window):
+            order = generator(self.seed, SHARD_ORDER, epoch=epoch).permutation(
+                len(self.store.shards)
+            )
+            shards = np.array_split(order, self.windows)[window].tolist()
+            rows = plan_window(self.store, shards, self.options, self.seed, epoch, window)
+            self._current = ((epoch, window), rows)
+        return self._current[1]
+
+    def take(self, place: Place, count: int) -> tuple[np.ndarray, Place]:
+        """The next `count` rows from a place, and the place after them; epochs run on."""
+        epoch, window, offset = place
+        taken: list[np.ndarray] = []
+        missing = count
+        while True:
+            rows = self.rows_of(epoch, window)[offset : offset + missing]
+            taken.append(rows)
+            missing -= len(rows)
+            offset += len(rows)
+            if missing == 0:
+                return np.concatenate(taken), Place(epoch, window, offset)
+            window, offset = window + 1, 0
+            if window == self.windows:
+                epoch, window = epoch + 1, 0
+
+
+class BatchBuilder(Dataset[PretrainingBatch]):
+    """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
+
+    Args:
+        store: the corpus the rows point into.
+        masking: see `MaskingOptions`.
+        max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
+        seed: of the run.
+    """
+
+    def __init__(
+        self, store: TokenStore, masking: MaskingOptions, max_predictions: int, seed: int
+    ) -> None:
+        tokenizer = store.tokenizer
+        self.store = store
+        self.masking = masking
+        self.max_predictions = max_predictions
+        self.seed = seed
+        self.cls_id, self.sep_id, self.mask_id = (
+            tokenizer.cls_id,
+            tokenizer.sep_id,
+            tokenizer.mask_id,
+        )
+        self.continuation = tokenizer.continuation
+
+    def __getitem__(self, rows: np.ndarray) -> PretrainingBatch:
+        """Build the batch of some rows, longest first (equal lengths together serve attention)."""
+        lengths = rows["a_length"] + rows["b_length"] + SPECIALS
+        order = np.argsort(-lengths, kind="stable")
+        rows, lengths = rows[order], lengths[order].astype(np.int64)
+        ends = np.cumsum(lengths)
+        ids = np.empty(int(ends[-1]), dtype=np.int64)
+        segment_ids = np.zeros_like(ids)
+        positions: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        for row, start, end in zip(rows, ends - lengths, ends, strict=True):
+            example = ids[start:end]
+            middle = self._fill(example, row)
+            segment_ids[start + middle : end] = 1
+            chosen, originals = self._mask(example, row, middle)
+            positions.append(chosen + start)
+            targets.append(originals)
+        return PretrainingBatch(
+            packed=from_arrays(ids, segment_ids, lengths),
+            target_positions=torch.from_numpy(np.concatenate(positions)),
+            target_ids=torch.from_numpy(np.concatenate(targets)),
+            next_labels=torch.from_numpy(rows["is_random"].astype(np.int64)),
+        )
+
+    def _fill(self, example: np.ndarray, row: np.void) -> int:
+        """Write [CLS] A [SEP] B [SEP]; returns where B begins."""
+        a_start, a_length = int(row["a_start"]), int(row["a_length"])
+        b_start, b_length = int(row["b_start"]), int(row["b_length"])
+        middle = a_length + 2
+        example[0] = self.cls_id
+        example[1 : middle - 1] = self.store.arrays(row["a_shard"]).tokens[
+            a_start : a_start + a_length
+        ]
+        example[middle - 1] = self.sep_id
+        example[middle:-1] = self.store.arrays(row["b_shard"]).tokens[b_start : b_start + b_length]
+        example[-1] = self.sep_id
+        return middle
+
+    def _mask(
+        self, example: np.ndarray, row: np.void, middle: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mask an example in place; returns the target positions and their true ids."""
+        rng = generator(self.seed, MASKS, epoch=row["epoch"], window=row["window"], row=row["row"])
+        count = count_targets(len(example), self.masking.probability, self.max_predictions)
+        candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
+        if self.masking.whole_words:
+            continuation = self.continuation[example[candidates]]
+            chosen = choose_words(candidates, continuation, count, rng)
+        else:
+            chosen = choose_pieces(candidates, count, rng)
+        originals = example[chosen]
+        size = len(self.continuation)
+        example[chosen] = corrupt(originals, self.masking, self.mask_id, size, rng)
+        return chosen, originals
+
+
+class Step(NamedTuple):
+    """One global batch: its rows, this rank's micro-batches, and the place after it."""
+
+    micro_batches: list[PretrainingBatch]
+    after: Place
+
+
+class _Steps(Dataset[Step]):
+    """Shares the rows of a global batch among ranks and micro-batches, and builds this rank's."""
+
+    def __init__(self, builder: BatchBuilder, accumulate: int, rank: int, world: int) -> None:
+        self.builder = builder
+        self.accumulate = accumulate
+        self.rank = rank
+        self.world = world
+
+    def __getitem__(self, request: tuple[np.ndarray, Place]) -> Step:
+        rows, after = request
+        shares = share_rows(rows, self.accumulate * self.world)
+        mine = shares[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
+        return Step([self.builder[share] for share in mine], after)
+
+
+def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
+    """Deal rows out by length, so that every share has about the same number of tokens."""
+    order = np.argsort(-(rows["a_length"] + rows["b_length"]), kind="stable")
+    return [rows[order[share::shares]] for share in range(shares)]
+
+
+def stream_steps(
+    table: ExampleTable,
+    builder: BatchBuilder,
+    *,
+    batch_size: int,
+    steps: int,
+    place: Place = START,
+    accumulate: int = 1,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Iterator[Step]:
+    """Yield `steps` global batches from a place on.
+
+    Args:
+        table: which examples, in which order.
+        builder: rows → batch.
+        batch_size: sequences in a global batch, over all ranks and micro-batches.
+        steps: how many batches.
+        place: where to begin; `Step.after` of the last batch used, to resume.
+        accumulate: micro-batches a rank works through per step.
+        rank: this process's number.
+        world: number of processes.
+        workers: loader processes; 0 builds the batches in this process.
+
+    Raises:
+        BertkitError: the batch cannot be shared out.
+    """
+    if batch_size < accumulate * world:
+        raise BertkitError(
+            f"a batch of {batch_size} sequences cannot be shared by {world} process(es) x "
+            f"{accumulate} micro-batch(es); raise batch_size or lower accumulate"
+        )
+
+    def requests() -> Iterator[tuple[np.ndarray, Place]]:
+        at = place
+        for _ in range(steps):
+            rows, at = table.take(at, batch_size)
+            yield rows, at
+
+    dataset = _Steps(builder, accumulate, rank, world)
+    if workers == 0:
+        return (dataset[request] for request in requests())
+    return iter(
+        DataLoader(
+            dataset,
+            sampler=requests(),
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context="spawn",
+            prefetch_factor=4,
+        )
+    )

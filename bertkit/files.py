@@ -1,0 +1,141 @@
+"""Files that are either whole or absent (design law 8): atomic writes and checksums."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.errors import BertkitError
+
+BLOCK_BYTES = 1 << 20
+
+
+def sha256_file(path: Path) -> str:
+    """The SHA-256 of a file's bytes, as hex; reads in blocks of 1 MiB."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk or a forbidden folder into one clear line that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {
+            errno.ENOSPC: "the disk is full; free some space and run the same command again",
+            errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
+            errno.EACCES: "permission denied; choose another folder or change its permissions",
+            errno.EROFS: "the file system is read-only; choose another folder",
+        }
+        if error.errno in reasons:
+            raise BertkitError(f"cannot write {path}: {reasons[error.errno]}") from error
+        raise
+
+
+def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under a temporary name, flush it to disk, then rename it to `path`.
+
+    Args:
+        path: the final file; its folder is made where it is missing.
+        write: is given the temporary path and writes the whole content to it.
+
+    Raises:
+        BertkitError: the disk is full or the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's entries, so that a rename survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Write a `.npy` file atomically (`path` keeps its name)."""
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+    write_atomic(path, save)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        BertkitError: the file is missing or is not JSON; the message names file and line.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BertkitError(f"{path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder under a temporary name and rename it to `path` when the block ends well.
+
+    An existing `path` is replaced only after the new one is complete. After an error the temporary
+    folder is removed and the old one, if any, stands.
+    """
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
+    with disk_errors(path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    with file.open("rb") as handle:
+                        os.fsync(handle.fileno())
+            sync_folder(temporary)
+            if path.exists():
+                path.replace(aside)
+            temporary.replace(path)
+            sync_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if aside.exists() and not path.exists():
+                aside.replace(path)
+            shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The network: attention, encoder, heads, and its directory on disk."""

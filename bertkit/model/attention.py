@@ -1,0 +1,202 @@
+"""Attention inside each sequence of a packed batch: every kernel behind one function.
+
+Paper section 3 (Vaswani et al. 2017, section 3.2.1). This is the only place of the network that
+looks at sequence boundaries, and the only place where padding may exist, inside one kernel.
+
+| kernel    | where                           | how                                           |
+|-----------|---------------------------------|-----------------------------------------------|
+| grouped   | CPU                             | a call for each run of sequences of one length |
+| varlen    | CUDA, 16 bits, no dropout       | flash attention on the packed tokens          |
+| padded    | other devices, dropout, fp32    | pads query, key, value; masks the padded keys |
+| reference | tests                           | a block mask over all pairs of tokens         |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.examples.packed import Packed
+from bertkit.model.dropout import keep_mask, keep_scale
+from bertkit.shapes import Heads
+
+CACHED_WEIGHTS = 1 << 20
+"""Attention weights that are worked on at a time on a CPU: a few megabytes."""
+
+
+def attention(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    packed: Packed,
+    *,
+    causal: bool = False,
+    dropout: float = 0.0,
+    kernel: str = "auto",
+) -> Heads:
+    """softmax(query key^T / sqrt(head width)) value, each token over the tokens of its sequence.
+
+    Args:
+        query: (tokens, heads, head width); key and value alike.
+        key: see query.
+        value: see query.
+        packed: the batch, for its boundaries.
+        causal: a token sees itself and the tokens before it only (the paper's LTR ablation, 5.1).
+        dropout: the probability with which an attention weight is set to 0; 0 when not training.
+        kernel: "auto" or a name of the table above.
+
+    Raises:
+        BertkitError: there is no such kernel.
+    """
+    if kernel == "auto":
+        kernel = choose_kernel(query, dropout)
+    if kernel not in KERNELS:
+        raise BertkitError(f"no attention kernel '{kernel}'{nearest(kernel, KERNELS)}")
+    return KERNELS[kernel](query, key, value, packed, causal=causal, dropout=dropout)
+
+
+def choose_kernel(query: Heads, dropout: float) -> str:
+    """The fastest kernel that can do it on the device of `query`."""
+    if query.device.type == "cpu":
+        return "grouped"
+    flash = (
+        query.device.type == "cuda"
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and dropout == 0.0
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 256
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+    return "varlen" if flash else "padded"
+
+
+def grouped(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+) -> Heads:
+    """One batched call for each run of neighbouring sequences of equal length; nothing is padded.
+
+    `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
+    tensor of zeros for every run.
+    """
+    runs = packed.equal_lengths
+    sizes = [run.sequences * run.length for run in runs]
+    outputs = []
+    for run, *parts in zip(
+        runs, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
+    ):
+        # (sequences x length, heads, width) -> (sequences, heads, length, width), all views
+        q, k, v = (
+            part.view(run.sequences, run.length, *part.shape[1:]).transpose(1, 2) for part in parts
+        )
+        output = sequences_attention(q, k, v, causal=causal, dropout=dropout)
+        outputs.append(output.transpose(1, 2).flatten(0, 1))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def sequences_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: float
+) -> Tensor:
+    """Attention of sequences of one length on a CPU: (sequences, heads, length, head width).
+
+    torch's flash kernel is the fastest in fp32 without dropout. It has no dropout, and in bf16 the
+    written-out form is faster; this runs a few sequences at a time, to stay in the cache.
+    """
+    if dropout == 0.0 and query.dtype == torch.float32:
+        return scaled_dot_product_attention(query, key, value, is_causal=causal)
+    _, heads, length, _ = query.shape
+    step = max(1, CACHED_WEIGHTS // (heads * length * length))
+    parts = [
+        explicit_attention(q, k, v, causal=causal, dropout=dropout)
+        for q, k, v in zip(*(torch.split(x, step) for x in (query, key, value)), strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float) -> Tensor:
+    """Attention written out, (sequences, heads, length, head width)."""
+    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(later, -math.inf)
+    weights = scores.softmax(dim=-1)
+    if dropout == 0.0:
+        return weights @ v
+    # Scaling the output is scaling the kept weights, on far fewer numbers.
+    return (weights * keep_mask(weights.shape, dropout)) @ v * keep_scale(dropout)
+
+
+def varlen(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+) -> Heads:
+    """Flash attention on packed tokens (CUDA, fp16 or bf16); it has no dropout."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if dropout != 0.0:
+        raise BertkitError("the varlen attention kernel has no dropout; use kernel 'padded'")
+    output = varlen_attn(
+        query=query,
+        key=key,
+        value=value,
+        cu_seq_q=packed.cu_seqlens,
+        cu_seq_k=packed.cu_seqlens,
+        max_q=packed.max_seqlen,
+        max_k=packed.max_seqlen,
+        window_size=(-1, 0) if causal else (-1, -1),
+    )
+    assert isinstance(output, Tensor)  # a tuple only where auxiliary outputs are asked for
+    return output
+
+
+def padded(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+) -> Heads:
+    """Pad to (sequences, heads, longest, width), attend, and drop the padding again.
+
+    Nothing here waits for the device: the shapes come from `max_seqlen` and the sizes of tensors.
+    """
+    sequences, longest = len(packed.cu_seqlens) - 1, packed.max_seqlen
+    full = sequences * longest == len(query)  # then every sequence is the longest
+    if full:
+        inside, mask = None, None
+    else:
+        lengths = packed.cu_seqlens.diff()
+        rows = torch.arange(sequences, device=query.device)
+        rows = rows.repeat_interleave(lengths, output_size=len(query))
+        inside = rows * longest + packed.position_ids
+        # A causal query at a real position sees no padded key: those all come after it.
+        real = torch.arange(longest, device=query.device) < lengths[:, None]
+        mask = None if causal else real[:, None, None, :].expand(-1, 1, longest, -1)
+
+    def pad(packed_rows: Tensor) -> Tensor:
+        if inside is not None:
+            empty = packed_rows.new_zeros(sequences * longest, *packed_rows.shape[1:])
+            packed_rows = empty.index_copy(0, inside, packed_rows)
+        return packed_rows.view(sequences, longest, *packed_rows.shape[1:]).transpose(1, 2)
+
+    output = scaled_dot_product_attention(
+        pad(query), pad(key), pad(value), attn_mask=mask, dropout_p=dropout, is_causal=causal
+    )
+    rows_out = output.transpose(1, 2).flatten(0, 1)
+    return rows_out if inside is None else rows_out.index_select(0, inside)
+
+
+def reference(
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+) -> Heads:
+    """The definition, in one block-diagonal mask over all pairs of tokens: slow and plain."""
+    tokens = torch.arange(len(query), device=query.device)
+    sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
+    allowed = sequence[:, None] == sequence[None, :]
+    if causal:
+        allowed &= tokens[:, None] >= tokens[None, :]
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
+    weights = torch.dropout(weights, dropout, train=True)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+KERNELS = {"grouped": grouped, "varlen": varlen, "padded": padded, "reference": reference}

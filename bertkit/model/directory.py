@@ -1,0 +1,299 @@
+"""A model on disk: a Hugging Face directory that is complete in itself (design law 3).
+
+| file                  | what                                                   |
+|-----------------------|--------------------------------------------------------|
+| `config.json`         | the sizes, under transformers' field names             |
+| `model.safetensors`   | the weights in fp32, under transformers' names         |
+| the tokenizer's files | `vocab.txt`, `tokenizer.json`, `tokenizer_config.json` |
+| `bertkit.json`        | task, label names, how the model was made              |
+
+Also read: sharded weights, the older `pytorch_model.bin` (through torch's restricted loader, which
+makes tensors and runs no code), 16-bit weights (as fp32), names without the leading "bert.", and
+LayerNorm parameters called gamma and beta.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import new_folder, read_json, write_json
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.heads import ClassificationModel, PretrainingModel
+from bertkit.model.names import optional, parameter_names
+from bertkit.model.weights import load_state, some
+
+Savable = PretrainingModel | Encoder | ClassificationModel
+Model = TypeVar("Model", bound=nn.Module)
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""transformers' names → ours."""
+
+SUPPORTED = {
+    "model_type": "bert",
+    "position_embedding_type": "absolute",
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+"""What these fields of `config.json` must be where present: else it is another network."""
+
+
+@runtime_checkable
+class SavedTokenizer(Protocol):
+    """What saving needs of a tokenizer."""
+
+    @property
+    def size(self) -> int:
+        """Pieces in the vocabulary."""
+
+    def save(self, directory: Path) -> object:
+        """Write the tokenizer's files into an existing directory."""
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[Model]):
+    """A model and what did not match; print the two lists, so that nothing is lost silently."""
+
+    model: Model
+    """In evaluation mode, fp32, on the CPU."""
+    new: list[str]
+    """Parameters that the file lacks (heads, pooler), drawn at random instead."""
+    unused: list[str]
+    """Tensors of the file that belong to other heads."""
+
+
+def save_model(
+    directory: Path,
+    model: Savable,
+    tokenizer: SavedTokenizer,
+    details: Mapping[str, Any],
+) -> None:
+    """Write a complete model directory, or, after any error, nothing.
+
+    Args:
+        directory: made, or replaced where it is a model directory already.
+        model: unwrapped (not compiled or distributed), on any device.
+        tokenizer: the one whose ids the model knows.
+        details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
+
+    Raises:
+        BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
+            holds something else, or it cannot be written.
+    """
+    check_vocabulary(model.config, tokenizer.size)
+    if directory.exists() and not (directory / "config.json").is_file():
+        empty = directory.is_dir() and not any(directory.iterdir())
+        if not empty:
+            raise BertkitError(f"{directory} exists and is no model directory; choose another")
+    labels = details.get("labels")
+    with new_folder(directory) as folder:
+        write_json(folder / "config.json", describe(model, labels))
+        save_file(foreign_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+        tokenizer.save(folder)
+        write_json(folder / "bertkit.json", dict(details))
+
+
+def describe(model: Savable, labels: list[str] | None) -> dict[str, Any]:
+    """The content of `config.json` for a model; labels where it is a classifier."""
+    fields = dataclasses.asdict(model.config)
+    fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.config.hidden_act]
+    if isinstance(model, ClassificationModel):
+        architecture = "BertForSequenceClassification"
+        classes = model.classifier.out_features
+        labels = labels or [f"LABEL_{number}" for number in range(classes)]
+        if len(labels) != classes:
+            raise BertkitError(f"{len(labels)} label names for {classes} classes; name each class")
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        fields["label2id"] = {label: number for number, label in enumerate(labels)}
+    elif isinstance(model, PretrainingModel):
+        architecture = "BertForPreTraining"
+    else:
+        architecture = "BertModel"
+    return {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0, **fields}
+
+
+def foreign_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters under Hugging Face's names, fp32 on the CPU, the tied decoder left out."""
+    names, tensors = parameter_names(model), {}
+    for own, tensor in model.state_dict().items():
+        parts = tensor.detach().to("cpu", torch.float32).chunk(len(names[own]))
+        for name, part in zip(names[own], parts, strict=True):
+            plain = name.removeprefix("bert.") if isinstance(model, Encoder) else name
+            tensors[plain] = part.clone(memory_format=torch.contiguous_format)
+    return tensors
+
+
+def load_encoder(directory: Path) -> Encoder:
+    """The encoder and pooler of any BERT directory, in evaluation mode; its heads are left.
+
+    Raises:
+        BertkitError: the directory or a file is missing, damaged, no BERT, or has no pooler.
+    """
+    return complete(load_model(directory, Encoder), directory)
+
+
+def load_pretraining_model(directory: Path) -> PretrainingModel:
+    """Encoder and both pre-training heads, in evaluation mode.
+
+    Raises:
+        BertkitError: the directory or a file is missing, damaged, no BERT, or lacks a head.
+    """
+    return complete(load_model(directory, PretrainingModel), directory)
+
+
+def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> Loaded[Model]:
+    """The model that `build` makes, with the directory's weights where it has them.
+
+    Heads and pooler may be missing: `load_model(folder, lambda c: ClassificationModel(c, 3))` is
+    how fine-tuning starts.
+
+    Raises:
+        BertkitError: a file is missing or damaged, the network is no BERT, or tensors of the
+            encoder are missing, unknown or of another shape; the message names them.
+    """
+    return assemble(load_config(directory), load_state(directory), build, directory)
+
+
+def complete(loaded: Loaded[Model], source: Path) -> Model:
+    """The model, if nothing of it was missing."""
+    if loaded.new:
+        raise BertkitError(
+            f"{source} lacks {some(loaded.new)}; "
+            "fine-tune it, or load it with load_model, which draws the missing ones at random"
+        )
+    return loaded.model
+
+
+def assemble(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    build: Callable[[ModelConfig], Model],
+    source: Path,
+) -> Loaded[Model]:
+    """Put tensors with Hugging Face's names into a model; nothing is allocated before they fit."""
+    check_sizes(config, tensors, source)
+    with torch.device("meta"):
+        model = build(config)
+    state: dict[str, Tensor] = {}
+    new: list[str] = []
+    unused = dict.fromkeys(tensors)
+    for own, names in parameter_names(model).items():
+        missing = [name for name in names if name not in tensors]
+        if missing and not all(optional(name) for name in missing):
+            raise BertkitError(f"{source} lacks {some(missing)}; the file is not a whole BERT")
+        if missing:
+            new += missing
+        else:
+            state[own] = fitting(tensors, names, model.get_parameter(own).shape, source)
+        for name in names:
+            unused.pop(name, None)
+    if unknown := [name for name in unused if not optional(name)]:
+        raise BertkitError(f"{source} holds {some(unknown)}, which BERT does not have")
+    if new:
+        model = build(config)  # draws the missing ones; all others are replaced
+    model.load_state_dict(state, strict=not new, assign=True)
+    return Loaded(model.eval(), new, list(unused))
+
+
+def fitting(
+    tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: torch.Size, source: Path
+) -> Tensor:
+    """The named tensors on top of each other, after checking that `shape` comes out."""
+    parts = [tensors[name] for name in names]
+    wanted = (shape[0] // len(parts), *shape[1:])
+    for name, part in zip(names, parts, strict=True):
+        if tuple(part.shape) != wanted:
+            raise BertkitError(
+                f"{source}: {name} has shape {tuple(part.shape)}, the model needs {wanted}; "
+                "config.json and weights do not belong together"
+            )
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def check_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Compare the sizes of a config with the tensors present, before a network is built.
+
+    Raises:
+        BertkitError: they differ. A config that asks for a trillion parameters ends here.
+    """
+    width, inner = config.hidden_size, config.intermediate_size
+    embeddings, first = "bert.embeddings.", "bert.encoder.layer.0.intermediate.dense.weight"
+    wanted = {
+        f"{embeddings}word_embeddings.weight": (config.vocab_size, width),
+        f"{embeddings}position_embeddings.weight": (config.max_position_embeddings, width),
+        f"{embeddings}token_type_embeddings.weight": (config.type_vocab_size, width),
+        first: (inner, width),
+    }
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise BertkitError(f"{source} lacks {name}; the file is not a whole BERT")
+        if tuple(tensors[name].shape) != shape:
+            raise BertkitError(
+                f"{source}: {name} has shape {tuple(tensors[name].shape)}, config.json says "
+                f"{shape}; config and weights do not belong together"
+            )
+    layers = sum(name.endswith("attention.self.query.weight") for name in tensors)
+    if layers != config.num_hidden_layers:
+        raise BertkitError(
+            f"{source}: the weights have {layers} layers, config.json says "
+            f"{config.num_hidden_layers}; config and weights do not belong together"
+        )
+
+
+def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
+    """Refuse a tokenizer whose ids go beyond the embeddings (silent garbage on some devices).
+
+    Raises:
+        BertkitError: says both sizes.
+    """
+    if tokenizer_size > config.vocab_size:
+        raise BertkitError(
+            f"the tokenizer has {tokenizer_size} pieces but the model only {config.vocab_size} "
+            "embeddings (vocab_size); use the tokenizer that the model was made with"
+        )
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """The sizes from a directory's `config.json`.
+
+    Raises:
+        BertkitError: no directory, no file, no JSON, or no BERT that this project knows.
+    """
+    if not directory.is_dir():
+        raise BertkitError(f"no model directory {directory}; check the path")
+    return read_config(directory / "config.json")
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The sizes from a `config.json` or Google's `bert_config.json`; other fields are ignored.
+
+    Raises:
+        BertkitError: see `load_config`.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
+    for name, value in SUPPORTED.items():
+        if values.get(name, value) != value:
+            raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
+    if "vocab_size" not in values:
+        raise BertkitError(f"{path} has no vocab_size; it is no BERT config")
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    fields = {name: values[name] for name in known if name in values}
+    act = str(fields.get("hidden_act", "gelu"))
+    if act not in ACTIVATIONS:
+        hint = nearest(act, ACTIVATIONS)
+        raise BertkitError(f"{path}: unknown hidden_act {act!r}{hint}")
+    try:
+        return ModelConfig(**{**fields, "hidden_act": ACTIVATIONS[act]})
+    except BertkitError as error:
+        raise BertkitError(f"{path}: {error}") from None

@@ -1,0 +1,233 @@
+"""BERT's encoder (paper section 3; Vaswani et al. 2017, section 3.1) on packed batches.
+
+Embeddings of piece, segment and position are summed and normalised; each layer then is attention
+and a two-layer network, each followed by dropout, the residual sum and LayerNorm ("post-LN").
+Hidden states are (tokens, width): all tokens of all sequences, none of them padding. Nothing but
+`attention` knows where a sequence ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.examples.packed import Packed
+from bertkit.model.attention import attention
+from bertkit.model.dropout import Dropout
+from bertkit.shapes import Hidden, Pooled
+
+ACTIVATIONS = ("gelu", "gelu_tanh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The size of a network; field names are those of `config.json` and `bert_config.json`."""
+
+    vocab_size: int
+    """Rows of the word embeddings: at least the number of pieces of the tokenizer."""
+    hidden_size: int = 768
+    """Width of a hidden state; H in the paper."""
+    num_hidden_layers: int = 12
+    """L in the paper."""
+    num_attention_heads: int = 12
+    """A in the paper; divides `hidden_size`."""
+    intermediate_size: int = 3072
+    """Width inside the feed-forward network; 4H in the paper."""
+    hidden_act: str = "gelu"
+    """"gelu" (with erf, the first release) or "gelu_tanh" (Google's code since February 2019)."""
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    """The longest sequence, in tokens."""
+    type_vocab_size: int = 2
+    """Segments: A and B."""
+    initializer_range: float = 0.02
+    """Standard deviation of the normal distribution that, cut at 2 deviations, gives weights."""
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            BertkitError: a field is out of range; the message names it.
+        """
+        for name in SIZE_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BertkitError(
+                    f"model config: {name} must be a positive integer, not {value!r}"
+                )
+        for name in REAL_FIELDS:
+            value = getattr(self, name)
+            if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < 1:
+                raise BertkitError(f"model config: {name} must be in [0, 1), not {value!r}")
+        if self.hidden_act not in ACTIVATIONS:
+            hint = nearest(str(self.hidden_act), ACTIVATIONS)
+            raise BertkitError(f"model config: unknown hidden_act {self.hidden_act!r}{hint}")
+        if self.hidden_size % self.num_attention_heads:
+            raise BertkitError(
+                f"model config: hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}; change one of them"
+            )
+
+
+SIZE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+REAL_FIELDS = (
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "layer_norm_eps",
+)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each as LayerNorm(dropout(f(x)) + x)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, inner = config.hidden_size, config.intermediate_size
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.attention_output = nn.Linear(width, width)
+        self.attention_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.intermediate = nn.Linear(width, inner)
+        self.output = nn.Linear(inner, width)
+        self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Hidden, packed: Packed) -> Hidden:
+        """One layer: (tokens, width) to (tokens, width)."""
+        attended = self.attention_output(self.attend(hidden, packed))
+        hidden = self.attention_norm(self.dropout(attended) + hidden)
+        expanded = activation(self.intermediate(hidden), self.config)
+        return self.output_norm(self.dropout(self.output(expanded)) + hidden)
+
+    def attend(self, hidden: Hidden, packed: Packed) -> Hidden:
+        """Multi-head attention before its output matrix."""
+        heads = self.config.num_attention_heads
+        projected = self.query_key_value(hidden).unflatten(-1, (3, heads, -1))
+        query, key, value = projected.unbind(1)  # each (tokens, heads, head width)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        return attention(query, key, value, packed, dropout=dropout).flatten(1)
+
+
+class Encoder(nn.Module):
+    """Embeddings, layers and pooler: what pre-training leaves for every task to start from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, width)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+        self.segment_embeddings = nn.Embedding(config.type_vocab_size, width)
+        self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.pooler = nn.Linear(width, width)
+        initialize(self, config)
+
+    def forward(self, packed: Packed) -> Hidden:
+        """The last layer's hidden states, (tokens, width).
+
+        Raises:
+            BertkitError: a sequence is longer than the model has positions.
+        """
+        hidden = self.embed(packed)
+        for layer in self.layers:
+            hidden = layer(hidden, packed)
+        return hidden
+
+    def layers_of(self, packed: Packed) -> list[Hidden]:
+        """Hidden states after the embeddings and after every layer: `num_hidden_layers` + 1.
+
+        Raises:
+            BertkitError: a sequence is longer than the model has positions.
+        """
+        states = [self.embed(packed)]
+        for layer in self.layers:
+            states.append(layer(states[-1], packed))
+        return states
+
+    def embed(self, packed: Packed) -> Hidden:
+        """Piece + position + segment, normalised (paper figure 2)."""
+        check_length(packed, self.config)
+        words = self.word_embeddings(packed.ids)
+        positions = self.position_embeddings(packed.position_ids)
+        segments = self.segment_embeddings(packed.segment_ids)
+        return self.dropout(self.embedding_norm(words + positions + segments))
+
+    def pool(self, hidden: Hidden, packed: Packed) -> Pooled:
+        """One vector for each sequence: tanh of a linear map of its first token, [CLS]."""
+        first = hidden.index_select(0, packed.cu_seqlens[:-1])
+        return torch.tanh(self.pooler(first))
+
+
+def activation(hidden: Tensor, config: ModelConfig) -> Tensor:
+    """GELU (Hendrycks and Gimpel 2016): with erf, or the tanh approximation of it."""
+    return F.gelu(hidden, approximate="tanh" if config.hidden_act == "gelu_tanh" else "none")
+
+
+def initialize(module: nn.Module, config: ModelConfig) -> None:
+    """Weights from a normal distribution cut at two deviations, biases 0, LayerNorm 1 and 0.
+
+    Draws from torch's generator, so `torch.manual_seed` decides the result.
+    """
+    deviation = config.initializer_range
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.LayerNorm):
+            part.reset_parameters()
+
+
+def check_length(packed: Packed, config: ModelConfig) -> None:
+    """Refuse sequences that are longer than the position embeddings.
+
+    Raises:
+        BertkitError: says the length and the limit.
+    """
+    if packed.max_seqlen > config.max_position_embeddings:
+        raise BertkitError(
+            f"a sequence has {packed.max_seqlen} tokens, but the model has only "
+            f"{config.max_position_embeddings} positions; split it into windows or shorten it"
+        )
+
+
+def check_batch(packed: Packed, config: ModelConfig) -> None:
+    """Refuse ids that the embeddings do not have: on a GPU they would be garbage or a crash.
+
+    Reads the ids, so on a GPU it waits for the device: call it where batches enter, not per step.
+
+    Raises:
+        BertkitError: names the token, its place and the size it exceeds.
+    """
+    check_length(packed, config)
+    for name, indices, size in (
+        ("token id", packed.ids, config.vocab_size),
+        ("segment", packed.segment_ids, config.type_vocab_size),
+        ("position", packed.position_ids, config.max_position_embeddings),
+    ):
+        wrong = ((indices < 0) | (indices >= size)).nonzero()
+        if len(wrong):
+            place = int(wrong[0, 0])
+            sequence = int((packed.cu_seqlens[1:] <= place).sum())
+            raise BertkitError(
+                f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
+                f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
+                "use the tokenizer that this model was made with"
+            )

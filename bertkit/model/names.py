@@ -1,0 +1,95 @@
+"""What the parameters are called here, in Hugging Face's files and in Google's checkpoints.
+
+Ours follow `encoder.py` and `heads.py`. The one difference of substance: query, key and value are
+one matrix here and three there.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from bertkit.model.encoder import Encoder
+
+LAYER = "bert.encoder.layer.N"
+HUGGING_FACE = {
+    "encoder.word_embeddings": ("bert.embeddings.word_embeddings",),
+    "encoder.position_embeddings": ("bert.embeddings.position_embeddings",),
+    "encoder.segment_embeddings": ("bert.embeddings.token_type_embeddings",),
+    "encoder.embedding_norm": ("bert.embeddings.LayerNorm",),
+    "encoder.layers.N.query_key_value": (
+        f"{LAYER}.attention.self.query",
+        f"{LAYER}.attention.self.key",
+        f"{LAYER}.attention.self.value",
+    ),
+    "encoder.layers.N.attention_output": (f"{LAYER}.attention.output.dense",),
+    "encoder.layers.N.attention_norm": (f"{LAYER}.attention.output.LayerNorm",),
+    "encoder.layers.N.intermediate": (f"{LAYER}.intermediate.dense",),
+    "encoder.layers.N.output": (f"{LAYER}.output.dense",),
+    "encoder.layers.N.output_norm": (f"{LAYER}.output.LayerNorm",),
+    "encoder.pooler": ("bert.pooler.dense",),
+    "mlm.dense": ("cls.predictions.transform.dense",),
+    "mlm.norm": ("cls.predictions.transform.LayerNorm",),
+    "mlm": ("cls.predictions",),
+    "nsp.dense": ("cls.seq_relationship",),
+    "classifier": ("classifier",),
+}
+"""Our modules → Hugging Face's; each has a `weight` or a `bias` or both. N is a layer's number."""
+
+ENDS = (
+    ("LayerNorm/weight", "LayerNorm/gamma"),
+    ("LayerNorm/bias", "LayerNorm/beta"),
+    ("_embeddings/weight", "_embeddings"),
+    ("predictions/bias", "predictions/output_bias"),
+    ("seq_relationship/weight", "seq_relationship/output_weights"),
+    ("seq_relationship/bias", "seq_relationship/output_bias"),
+    ("/weight", "/kernel"),
+)
+"""How names end: Hugging Face's (with slashes) and Google's; the first that fits counts."""
+
+
+def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Hugging Face's name, or three of them, for each entry of `model.state_dict()`."""
+    prefix = "encoder." if isinstance(model, Encoder) else ""
+    names = {}
+    for own in model.state_dict():
+        module, _, kind = f"{prefix}{own}".rpartition(".")
+        layer = re.search(r"\.(\d+)\.", module)
+        number = layer[1] if layer else ""
+        foreign = HUGGING_FACE[re.sub(r"\.\d+\.", ".N.", module)]
+        names[own] = tuple(f"{name}.{kind}".replace(".N.", f".{number}.") for name in foreign)
+    return names
+
+
+def canonical_name(name: str) -> str:
+    """Today's name for an older one: "bert." in front, `weight` and `bias` at the end."""
+    name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
+    name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
+
+
+def optional(name: str) -> bool:
+    """Whether a file may lack a parameter (Hugging Face's name): heads, and the pooler.
+
+    Models trained without next-sentence prediction have no pooler.
+    """
+    return name.startswith("bert.pooler.") or not name.startswith("bert.")
+
+
+def google_name(name: str) -> str:
+    """A Hugging Face name as a variable of Google's checkpoint."""
+    variable = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
+    for ours, google in ENDS:
+        if variable.endswith(ours):
+            return variable.removesuffix(ours) + google
+    return variable
+
+
+def from_google_name(variable: str) -> str:
+    """A variable of Google's checkpoint under its Hugging Face name."""
+    for ours, google in ENDS:
+        if variable.endswith(google):
+            variable = variable.removesuffix(google) + ours
+            break
+    return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")

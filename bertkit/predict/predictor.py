@@ -1,0 +1,146 @@
+"""Using a pre-trained model: fill in masks, judge next sentences, read hidden states.
+
+`load` takes any directory that `bertkit.model.directory` can read: a bertkit run's `model/`, or a
+Hugging Face BERT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.examples.packed import Packed, pack
+from bertkit.model.directory import check_vocabulary, load_pretraining_model
+from bertkit.model.heads import PretrainingModel
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import choose_device
+
+MASK = "[MASK]"
+
+
+class Candidate(NamedTuple):
+    """One guess at a mask."""
+
+    piece: str
+    probability: float
+
+
+class Predictor:
+    """A pre-trained model with its tokenizer, ready to use; dropout is off.
+
+    Args:
+        model: the network with both pre-training heads.
+        tokenizer: the one it was trained with.
+        device: where to compute.
+    """
+
+    def __init__(self, model: PretrainingModel, tokenizer: Tokenizer, device: torch.device) -> None:
+        check_vocabulary(model.config, tokenizer.size)
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
+
+    @property
+    def longest(self) -> int:
+        """Tokens that fit into the model at once."""
+        return self.model.config.max_position_embeddings
+
+    @torch.inference_mode()
+    def fill_mask(self, text: str, top: int = 5) -> list[list[Candidate]]:
+        """Guess what stands at each `[MASK]` of a text.
+
+        A text longer than the model is read through a window around each mask.
+
+        Args:
+            text: with at least one `[MASK]`.
+            top: how many guesses a mask gets.
+
+        Returns:
+            For each mask the most probable pieces, best first.
+
+        Raises:
+            BertkitError: there is no mask in the text, or `top` is not between 1 and the vocabulary.
+        """
+        if not 1 <= top <= self.tokenizer.size:
+            raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
+        parts = [self.tokenizer.encode(part).ids for part in text.split(MASK)]
+        ids = parts[0]
+        masks = []
+        for part in parts[1:]:
+            masks.append(len(ids))
+            ids = [*ids, self.tokenizer.mask_id, *part]
+        if not masks:
+            raise BertkitError(
+                f"there is no {MASK} in the text {text[:60]!r}; put one where to guess"
+            )
+        windows = [window_around(ids, mask, self.longest - 2) for mask in masks]
+        batch = self._pack([self._surround(window) for window, _ in windows])
+        starts = batch.cu_seqlens[:-1].long()
+        inside = torch.tensor([place + 1 for _, place in windows], device=self.device)
+        logits = self.model(batch, starts + inside).mlm_logits[:, : self.tokenizer.size]
+        best = logits.float().softmax(-1).topk(top)
+        vocabulary = self.tokenizer.vocabulary
+        return [
+            [Candidate(vocabulary[i], p) for i, p in zip(row_ids, row, strict=True)]
+            for row_ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def next_sentence(self, text: str, following: str) -> float:
+        """The probability that `following` really follows `text` (paper, task 2).
+
+        Where both are longer than the model, the end of the first and the beginning of the second
+        are read: the tokens on both sides of the joint.
+        """
+        first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
+        if not first or not second:
+            raise BertkitError("next-sentence needs two texts, and one of them has no token")
+        room = self.longest - 3
+        if len(first) + len(second) > room:
+            second_size = min(len(second), max(room // 2, room - len(first)))
+            first, second = first[-(room - second_size) :], second[:second_size]
+        cls, sep = self.tokenizer.cls_id, self.tokenizer.sep_id
+        ids = [cls, *first, sep, *second, sep]
+        segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        batch = self._pack([ids], [segments])
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        return float(self.model(batch, none).nsp_logits.float().softmax(-1)[0, 0])
+
+    @torch.inference_mode()
+    def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:
+        """Last hidden states of each text, (tokens, width) with [CLS] and [SEP].
+
+        Raises:
+            BertkitError: a text is longer than the model.
+        """
+        batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
+        return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
+
+    def _surround(self, ids: Sequence[int]) -> list[int]:
+        return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
+
+    def _pack(
+        self, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None
+    ) -> Packed:
+        return pack(sequences, segments).to(self.device)
+
+
+def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[int], int]:
+    """At most `size` ids around a place, and where the place is within them."""
+    start = max(0, min(place - size // 2, len(ids) - size))
+    return ids[start : start + size], place - start
+
+
+def load(directory: Path | str, *, device: str = "auto") -> Predictor:
+    """Load a pre-trained model directory for use.
+
+    Raises:
+        BertkitError: the directory holds no BERT with a masked-language head, or a damaged one.
+    """
+    directory = Path(directory)
+    model = load_pretraining_model(directory)
+    return Predictor(model, Tokenizer.load(directory), choose_device(device))

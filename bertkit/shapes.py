@@ -1,0 +1,51 @@
+"""Names for tensor shapes, used in signatures and checked by beartype under pytest only.
+
+Legend: tokens = all tokens of a packed batch; sequences = its sequences; width = hidden size;
+targets = masked positions that carry a loss; vocabulary = number of pieces.
+Outside the tests jaxtyping is not imported, and each name is plain `torch.Tensor`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+from torch import Tensor
+
+if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
+    TokenIndices: TypeAlias = Tensor
+    """(tokens,) integers."""
+    Boundaries: TypeAlias = Tensor
+    """(sequences + 1,) int32."""
+    Hidden: TypeAlias = Tensor
+    """(tokens, width)."""
+    Heads: TypeAlias = Tensor
+    """(tokens, heads, head width)."""
+    Pooled: TypeAlias = Tensor
+    """(sequences, width)."""
+    TargetIndices: TypeAlias = Tensor
+    """(targets,) integers."""
+    VocabularyLogits: TypeAlias = Tensor
+    """(targets, vocabulary)."""
+    NextLogits: TypeAlias = Tensor
+    """(sequences, 2)."""
+    ClassLogits: TypeAlias = Tensor
+    """(sequences, classes)."""
+    SequenceLabels: TypeAlias = Tensor
+    """(sequences,) integers."""
+    Scalar: TypeAlias = Tensor
+    """A single number."""
+else:
+    from jaxtyping import Float, Int, Int32
+
+    TokenIndices = Int[Tensor, "tokens"]
+    Boundaries = Int32[Tensor, "boundaries"]
+    Hidden = Float[Tensor, "tokens width"]
+    Heads = Float[Tensor, "tokens heads head_width"]
+    Pooled = Float[Tensor, "sequences width"]
+    TargetIndices = Int[Tensor, "targets"]
+    VocabularyLogits = Float[Tensor, "targets vocabulary"]
+    NextLogits = Float[Tensor, "sequences 2"]
+    ClassLogits = Float[Tensor, "sequences classes"]
+    SequenceLabels = Int[Tensor, "sequences"]
+    Scalar = Float[Tensor, ""]

@@ -1,0 +1,1 @@
+"""Raw text: documents and sentences."""

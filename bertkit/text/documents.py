@@ -1,0 +1,245 @@
+"""Raw text to documents (BERT section 3.1: the corpus must keep documents whole).
+
+BERT's sentence pairs come from running text, so every reader here yields whole documents: blocks
+between blank lines (the input format of the BERT release), WikiExtractor's `<doc>` elements, or one
+row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are streamed; memory follows
+the longest document, not the file. Whatever is not passed on unchanged is counted (design law 4).
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.text.lines import Row, TextCounts, text_lines
+from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
+
+__all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
+
+LONGEST_FIELD = (1 << 31) - 1
+PARQUET_ROWS = 1024
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:
+    """Yield the documents of one source, stripped, none empty, all encodable as UTF-8.
+
+    Args:
+        source: from `find_sources`.
+        counts: is brought up to date while reading.
+        column: which field of a row holds the text (JSON lines, CSV, TSV, Parquet, Hugging Face).
+
+    Raises:
+        BertkitError: the file is missing, damaged or not UTF-8, no row has the column, or an
+            optional library is absent. The message names the file.
+    """
+    if source.format == "unknown":
+        counts.note("file of unknown type", source.path)
+        return
+    if source.format not in READERS:
+        raise BertkitError(f"unknown format '{source.format}'{nearest(source.format, FORMATS)}")
+    counts.files += 1
+    before = counts.documents, counts.skipped.total()
+    try:
+        for number, text in READERS[source.format](source, counts, column):
+            document, place = text.strip(), f"{source.path}:{number}"
+            if not document:
+                counts.note("empty document", place)
+                continue
+            try:
+                size = len(document) if document.isascii() else len(document.encode())
+            except UnicodeEncodeError:  # JSON can spell half a surrogate pair: "\ud800"
+                counts.note("lone surrogate replaced, kept", place)
+                document = LONE_SURROGATE.sub("\ufffd", document)
+                size = len(document.encode())
+            counts.documents += 1
+            counts.bytes += size
+            yield document
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read after {counts.documents - before[0]} documents "
+            f"({one_line(error)}); restore the file or leave it out"
+        ) from error
+    if (counts.documents, counts.skipped.total()) == before:
+        counts.note("empty file", source.path)
+
+
+def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """Blocks of lines between blank lines."""
+    lines: list[str] = []
+    start = 0
+    for number, line in text_lines(source, counts):
+        if line and not line.isspace():
+            start = start if lines else number
+            lines.append(line)
+        elif lines:
+            yield start, "\n".join(lines)
+            lines = []
+    if lines:
+        yield start, "\n".join(lines)
+
+
+def wikiextractor_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """The bodies of `<doc id=... url=... title=...>` ... `</doc>`, their title line first."""
+    lines: list[str] | None = None  # None outside a document
+    start = 0
+    for number, line in text_lines(source, counts):
+        if line.startswith("<doc ") and line.rstrip().endswith(">"):
+            if lines is not None:
+                counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
+                yield start, "\n".join(lines)
+            lines, start = [], number
+        elif lines is None:
+            if line and not line.isspace():
+                counts.note("line outside <doc>", f"{source.path}:{number}")
+        elif line.rstrip().endswith("</doc>"):
+            yield start, "\n".join([*lines, line.rstrip().removesuffix("</doc>")])
+            lines = None
+        else:
+            lines.append(line)
+    if lines is not None:
+        counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
+        yield start, "\n".join(lines)
+
+
+def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """One field of one JSON object a line."""
+    return column_of(jsonl_rows(source, counts), source, counts, column)
+
+
+def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """The JSON objects of a file; other JSON values count as objects without fields."""
+    first_bad = parsed = 0
+    for number, line in text_lines(source, counts):
+        if not line or line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            counts.note("line is not JSON", f"{source.path}:{number}")
+            first_bad = first_bad or number
+            continue
+        parsed += 1
+        yield number, row if isinstance(row, dict) else {}
+    if first_bad and not parsed:
+        raise BertkitError(
+            f"{source.path}:{first_bad}: no line of this file is JSON; write one object a line"
+        )
+
+
+def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """One field of each row of CSV (quoted as spreadsheets do) or TSV (no quotes); header first."""
+    csv.field_size_limit(LONGEST_FIELD)
+    lines = (f"{line}\n" for _, line in text_lines(source, counts))
+    if source.format == "tsv":
+        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        reader = csv.reader(lines)
+    header = next(reader, [])
+
+    def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
+        for fields in reader:
+            if len(fields) > len(header):
+                counts.note("field beyond the header", f"{source.path}:{reader.line_num}")
+            if fields:
+                yield reader.line_num, dict(zip(header, fields, strict=False))
+
+    try:
+        yield from column_of(rows(), source, counts, column)
+    except csv.Error as error:
+        raise BertkitError(f"{source.path}:{reader.line_num}: {error}; correct the line") from error
+
+
+def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """One column of a Parquet file; only that column is read, some rows at a time."""
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
+    with open_binary(source.path, decompress=False) as stream:
+        try:
+            file = parquet.ParquetFile(stream)
+            names = file.schema_arrow.names
+            if column not in names:
+                raise missing_column(source, column, names)
+            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=[column])
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from column_of(enumerate(rows, 1), source, counts, column)
+        except arrow_error as error:
+            raise OSError(one_line(error)) from error
+
+
+def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+    """One column of a streamed Hugging Face data set."""
+    return column_of(huggingface_rows(source, column), source, counts, column)
+
+
+def huggingface_rows(source: Source, column: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    """The rows of a data set as they arrive."""
+    datasets = optional_library("datasets", "Hugging Face data sets")
+    _, name, config, split = source.path.split(":")
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        if column in (rows.column_names or ()):
+            rows = rows.select_columns([column])  # leaves images and the like undecoded
+        yield from enumerate(rows, 1)
+    except Exception as error:  # the library passes on errors of a dozen others
+        raise BertkitError(
+            f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
+        ) from error
+
+
+def optional_library(name: str, purpose: str) -> Any:
+    """Import a library of the `data` extra, or say how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BertkitError(f"{purpose} need {name}; run: pip install 'bertkit[data]'") from error
+
+
+def column_of(
+    rows: Iterable[tuple[int, Mapping[str, object]]],
+    source: Source,
+    counts: TextCounts,
+    column: str,
+) -> Iterator[Row]:
+    """The text of one column; rows without it are counted, and it is an error if all are."""
+    found = False
+    number = 0
+    names: dict[str, None] = {}
+    for number, row in rows:
+        value = row.get(column)
+        if isinstance(value, str):
+            found = True
+            yield number, value
+            continue
+        if column not in row:
+            reason = f"row without column '{column}'"
+        else:
+            reason = "empty document" if value is None else f"column '{column}' is not text"
+        counts.note(reason, f"{source.path}:{number}")
+        names.update(dict.fromkeys(row))
+    if number and not found:
+        raise missing_column(source, column, names)
+
+
+def missing_column(source: Source, column: str, names: Iterable[str]) -> BertkitError:
+    """The error for a column that no row has, or has as text."""
+    others = [name for name in names if name != column]
+    hint = nearest(column, others)
+    listed = f" (columns: {', '.join(sorted(others))})" if "did you mean" in hint else ""
+    return BertkitError(f"no row of {source.path} has text in column '{column}'{listed}{hint}")
+
+
+READERS: dict[str, Callable[[Source, TextCounts, str], Iterator[Row]]] = {
+    "text": text_documents,
+    "wikiextractor": wikiextractor_documents,
+    "jsonl": jsonl_documents,
+    "csv": separated_documents,
+    "tsv": separated_documents,
+    "parquet": parquet_documents,
+    "huggingface": huggingface_documents,
+}

@@ -1,0 +1,245 @@
+"""Where the raw text is: files, folders, globs, remote objects and Hugging Face data sets.
+
+`find_sources` turns what a user typed into a fixed list of sources; `open_binary` opens one of them
+as a stream of decompressed bytes. What the sources contain is the business of `documents.py`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import glob
+import gzip
+import io
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import fsspec
+import zstandard
+
+from bertkit.errors import BertkitError, nearest
+
+HEAD_BYTES = 1 << 16
+COMPRESSED_BYTES = 1 << 16
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FORMATS = ("text", "wikiextractor", "jsonl", "csv", "tsv", "parquet", "huggingface")
+EXTENSIONS = {
+    "": "text",  # WikiExtractor names its files wiki_00, wiki_01, ...
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+}
+DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
+"""What reading a missing, truncated or corrupt file raises."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One thing to read documents from."""
+
+    path: str
+    """A local path, an fsspec URL, or `hf:NAME:CONFIG:SPLIT`."""
+    format: str
+    """One of `FORMATS`, or "unknown" for a file in a folder that is only counted as skipped."""
+    bytes: int
+    """Size as stored (that is, compressed); 0 if unknown."""
+
+
+def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:  # noqa: A002
+    """Expand what the user named into sources, in the order given and sorted within each.
+
+    Args:
+        paths: files, folders (read recursively; hidden files are left out), globs (`**` too),
+            fsspec URLs of any of these (`s3://...`), and Hugging Face data sets as `hf:NAME`,
+            `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (split "train" unless given).
+        format: one of `FORMATS` for every file, or "auto" to go by the extension under .gz, .bz2,
+            .xz or .zst. Under "auto", a text file that begins with `<doc ` is WikiExtractor's, and
+            a file with an unknown extension becomes a source of format "unknown" where a folder or
+            a glob brought it in, and an error where it was named.
+
+    Raises:
+        BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
+            unknown, or a remote address cannot be reached.
+    """
+    if format not in (*FORMATS, "auto"):
+        raise BertkitError(f"unknown format '{format}'{nearest(format, (*FORMATS, 'auto'))}")
+    if not paths:
+        raise BertkitError("no input was named; give files, folders, globs or hf:NAME data sets")
+    sources: list[Source] = []
+    for path in paths:
+        if format == "huggingface" or (path.startswith("hf:") and not path.startswith("hf://")):
+            sources.append(huggingface_source(path))
+            continue
+        files, named = remote_files(path) if "://" in path else local_files(path)
+        found = [Source(name, format_of(name, format), size) for name, size in files]
+        if not any(source.format != "unknown" for source in found):
+            known = ", ".join(extension for extension in EXTENSIONS if extension)
+            what = "has an unknown extension" if named else "holds no file with a known extension"
+            raise BertkitError(f"{path} {what} ({known}); rename it or give the format")
+        sources.extend(found)
+    return sources
+
+
+def huggingface_source(path: str) -> Source:
+    """`hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; nothing is loaded yet."""
+    name, config, split, *rest = [*path.removeprefix("hf:").split(":"), "", ""]
+    if not name or any(rest):
+        raise BertkitError(f"'{path}' is not a data set name; write hf:NAME:CONFIG:SPLIT")
+    return Source(f"hf:{name}:{config}:{split or 'train'}", "huggingface", 0)
+
+
+def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
+    """(name, size) of every file that a local path stands for, and whether it is one file."""
+    path = str(Path(path).expanduser())
+    if Path(path).is_dir():
+        names = folder_files(path)
+    elif Path(path).exists():
+        return [(path, Path(path).stat().st_size)], True
+    elif glob.has_magic(path):
+        names = []
+        for match in sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 (absolute patterns)
+            if not Path(match).is_dir():
+                names.append(match)
+            elif "**" not in path:  # ** lists the files of the folders it matches by itself
+                names.extend(folder_files(match))
+        if not names:
+            raise BertkitError(f"no file matches {path}; check the pattern and its quotes")
+    else:
+        raise BertkitError(f"{path} does not exist; check the path")
+    if not names:
+        raise BertkitError(f"the folder {path} is empty; name one that holds text")
+    return [
+        (name, Path(name).stat().st_size if Path(name).exists() else 0) for name in names
+    ], False
+
+
+def folder_files(folder: str) -> list[str]:
+    """Every file below a folder, sorted by path; hidden ones and hidden folders left out."""
+    files: list[str] = []
+    visited: set[str] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a linked folder may lead back to one of its parents
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = [name for name in folders if name[0] != "."]
+        files.extend(str(Path(parent, name)) for name in names if name[0] != ".")
+    return sorted(files)
+
+
+def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
+    """`local_files` for an fsspec URL."""
+    try:
+        system, root = fsspec.url_to_fs(url)
+        if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
+            return [(url, 0 if "::" in url else system.size(root) or 0)], True
+        found = system.glob(root) if glob.has_magic(root) else system.find(root)
+        hidden = {name for name in found if "/." in name.removeprefix(root)}
+        names = sorted(name for name in found if name not in hidden and system.isfile(name))
+        files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
+    except Exception as error:  # every file system raises errors of its own
+        raise BertkitError(f"cannot reach {url}: {one_line(error)}") from error
+    if not files:
+        raise BertkitError(f"{url} does not exist or holds no file; check the address")
+    return files, False
+
+
+def format_of(path: str, wanted: str) -> str:
+    """The format of one file: the one wanted, or by extension and first characters."""
+    if wanted != "auto":
+        return wanted
+    name = PurePosixPath(path.replace(os.sep, "/"))
+    if name.suffix.lower() in DECOMPRESSORS:
+        name = name.with_suffix("")
+    found = EXTENSIONS.get(name.suffix.lower(), "unknown")
+    return "wikiextractor" if found == "text" and begins_with_doc(path) else found
+
+
+def begins_with_doc(path: str) -> bool:
+    """Whether the first line that is not blank is WikiExtractor's `<doc ...>`."""
+    try:
+        with open_binary(path) as stream:
+            head = stream.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
+    except DAMAGE:
+        return False  # reading it will say what is wrong
+    return head.lstrip().startswith(b"<doc ")
+
+
+@contextmanager
+def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
+    """Open a local file or an fsspec URL for reading, decompressing by its extension on the way."""
+    with ExitStack() as stack:
+        raw: Any = (fsspec.open if "://" in path else open)(path, "rb")
+        stream: BinaryIO = stack.enter_context(raw)
+        opener = DECOMPRESSORS.get(PurePosixPath(path).suffix.lower())
+        if decompress and opener:
+            stream = stack.enter_context(opener(stream))
+        yield stream
+
+
+class ZstandardStream(io.RawIOBase):
+    """Decompressed bytes of a .zst file of any number of frames.
+
+    zstandard's own reader takes a truncated file for a complete one; this one raises EOFError.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.frame: Any = None
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """True: the stream can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes; 0 at the end.
+
+        Raises:
+            EOFError: the file ends inside a frame.
+            ZstdError: the bytes are not Zstandard's.
+        """
+        while not self.ready:
+            block = self.file.read(COMPRESSED_BYTES)
+            if not block:
+                if self.frame:
+                    raise EOFError("the compressed file ends before its end mark")
+                return 0
+            self.ready = memoryview(b"".join(self.decompress(block)))
+        count = min(len(buffer), len(self.ready))
+        buffer[:count] = self.ready[:count]
+        self.ready = self.ready[count:]
+        return count
+
+    def decompress(self, block: bytes) -> Iterator[bytes]:
+        """What a block of the file holds, frame by frame."""
+        while block:
+            if not self.frame:  # the largest window, as `zstd --long=31` writes
+                self.frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            yield self.frame.decompress(block)
+            block = self.frame.unused_data
+            if self.frame.eof:
+                self.frame = None
+
+
+DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": lambda file: io.BufferedReader(ZstandardStream(file), 1 << 20),
+}
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of another library's message, for the end of one of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""WordPiece: normalisation, learning a vocabulary, text to ids and back."""

@@ -1,0 +1,202 @@
+"""Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
+
+The trainer is the `tokenizers` library's. Its rule is *pair frequency*: it joins the most frequent
+pair of neighbouring pieces, as byte-pair encoding does. It is not WordPiece's likelihood rule
+(Schuster and Nakajima 2012), by which the BERT paper's vocabulary was learned with code that was
+never published.
+
+The library alone gives another vocabulary at each run, because it numbers the "##" characters in
+hash order and breaks ties by number. Here they are numbered beforehand, so that equal texts give
+equal vocabularies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice, repeat
+from typing import Any
+
+from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import WordPieceTrainer
+
+from bertkit.errors import BertkitError
+from bertkit.tokens.normalize import is_cjk, is_punctuation, split_words
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokens.vocabulary import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS
+
+PROGRESS_TEXTS = 10_000
+BLOCK_WORDS = 10_000
+
+
+def learn_vocabulary(
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    minimum_frequency: int = 2,
+    alphabet_limit: int = 1000,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Learn `size` pieces: the special tokens, single characters, "##" characters, joined pieces.
+
+    The texts are read once. Memory holds the distinct words and their counts, not the texts. Words
+    are those of Google's normalisation, so that the result fits a `compat="google"` tokenizer.
+    Characters that always stand alone (punctuation, ideographs) get no "##" form.
+
+    Args:
+        texts: sentences, lines or documents, in any order.
+        size: the number of pieces; text with too few repeated pairs gives fewer.
+        lowercase: learn an uncased vocabulary.
+        minimum_frequency: a pair is joined only if it occurs this often.
+        alphabet_limit: the most characters kept; words with rarer ones are left out, and will be
+            [UNK].
+        progress: called with the number of texts read so far, every 10,000 texts and at the end.
+
+    Raises:
+        BertkitError: the texts hold no words, or `size` has no room for the alphabet; the message
+            states the minimum.
+    """
+    counts = count_words(texts, lowercase=lowercase, progress=progress)
+    alphabet = find_alphabet(counts, alphabet_limit)
+    continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
+    if not alphabet:
+        raise BertkitError("cannot learn a vocabulary: the texts hold no words; check the files")
+    minimum = len(SPECIAL_TOKENS) + len(alphabet) + len(continuing)
+    if size < minimum:
+        raise BertkitError(
+            f"a vocabulary of {size} pieces has no room for its {len(alphabet)} characters: ask for"
+            f" at least {minimum}, or set alphabet_limit (now {alphabet_limit}) lower"
+        )
+    letters = set(alphabet)
+    spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
+    joined = join_pairs(spelt, alphabet, continuing, size, minimum_frequency)
+    return [*SPECIAL_TOKENS, *alphabet, *continuing, *joined]
+
+
+def count_words(
+    texts: Iterable[str], *, lowercase: bool, progress: Callable[[int], None] | None = None
+) -> Counter[str]:
+    """How often each normalised word occurs; words above Google's 200 characters are left out."""
+    counts: Counter[str] = Counter()
+    number = 0
+    for number, text in enumerate(texts, start=1):
+        counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
+        if progress is not None and number % PROGRESS_TEXTS == 0:
+            progress(number)
+    if progress is not None and number % PROGRESS_TEXTS:
+        progress(number)
+    for word in [word for word in counts if len(word) > MAX_WORD_CHARACTERS["google"]]:
+        del counts[word]
+    return counts
+
+
+def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
+    """The `limit` most frequent characters, sorted; ties go to the lower code point."""
+    frequency: Counter[str] = Counter()
+    for word, count in counts.items():
+        for letter in word:
+            frequency[letter] += count
+    usable = [letter for letter in frequency if not "\ud800" <= letter <= "\udfff"]
+    return sorted(sorted(usable, key=lambda letter: (-frequency[letter], letter))[:limit])
+
+
+def stands_alone(letter: str) -> bool:
+    """Whether the character is always a word of its own, so that nothing continues with it."""
+    return is_cjk(letter) or is_punctuation(letter)
+
+
+def join_pairs(
+    counts: dict[str, int],
+    alphabet: list[str],
+    continuing: list[str],
+    size: int,
+    minimum_frequency: int,
+) -> list[str]:
+    """The pieces that the trainer joins, in order, up to `size` with those it is given."""
+    given = {*SPECIAL_TOKENS, *continuing}
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=minimum_frequency,
+        special_tokens=[*SPECIAL_TOKENS, *continuing],  # numbers "##" characters beforehand,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    pipeline = Pipeline(WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    pipeline.pre_tokenizer = WhitespaceSplit()
+    pipeline.train_from_iterator(repeat_words(counts), trainer)
+    ids = pipeline.get_vocab()
+    return sorted(ids.keys() - given - set(alphabet), key=ids.__getitem__)
+
+
+def repeat_words(counts: dict[str, int]) -> Iterator[str]:
+    """Each word as often as it was counted, in blocks of text: the only form the trainer takes."""
+    words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
+    while block := list(islice(words, BLOCK_WORDS)):
+        yield " ".join(block)
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """How a vocabulary fits a text; see `measure_vocabulary`.
+
+    Attributes:
+        words, pieces: how many the text has.
+        fertility: pieces per word; 1 means that every word is one piece.
+        unknown_share: the share of words that became [UNK].
+        unknown_words: the most frequent of them, as written in the text, with their counts.
+        characters_per_piece: white space is not counted.
+        unused_pieces: entries that the text never uses, special tokens aside.
+    """
+
+    words: int
+    pieces: int
+    fertility: float
+    unknown_share: float
+    unknown_words: Sequence[tuple[str, int]]
+    characters_per_piece: float
+    unused_pieces: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file; of the unused pieces only their number."""
+        report = asdict(self)
+        report["unused_pieces"] = len(self.unused_pieces)
+        return report
+
+
+def measure_vocabulary(
+    tokenizer: Tokenizer, texts: Iterable[str], *, most_common: int = 20
+) -> VocabularyReport:
+    """Encode texts and count words, pieces and what became [UNK].
+
+    Args:
+        tokenizer: holds the vocabulary.
+        texts: read once, preferably text that the vocabulary was not learned from.
+        most_common: how many unknown words to list.
+    """
+    words = pieces = characters = 0
+    unknown: Counter[str] = Counter()
+    used: set[str] = set(SPECIAL_TOKENS)
+    for text in texts:
+        encoding = tokenizer.encode(text)
+        used.update(encoding.pieces)
+        pieces += len(encoding.pieces)
+        words += sum(not piece.startswith(CONTINUATION) for piece in encoding.pieces)
+        for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+            characters += end - start
+            if piece == SPECIAL_TOKENS[1]:
+                unknown[text[start:end]] += 1
+    ranked = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
+    return VocabularyReport(
+        words=words,
+        pieces=pieces,
+        fertility=pieces / words if words else 0.0,
+        unknown_share=unknown.total() / words if words else 0.0,
+        unknown_words=ranked[:most_common],
+        characters_per_piece=characters / pieces if pieces else 0.0,
+        unused_pieces=[piece for piece in tokenizer.vocabulary if piece not in used],
+    )

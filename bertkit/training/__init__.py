@@ -1,0 +1,1 @@
+"""Training: optimizer, loop, checkpoints, journal, pre-training."""

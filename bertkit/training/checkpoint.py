@@ -1,0 +1,286 @@
+"""Checkpoints from which a run resumes exactly where it was (design law 8). No pickle.
+
+    checkpoints/step-00001234/model.safetensors
+                              optimizer.safetensors
+                              progress.json
+
+`progress.json` holds the caller's progress, the size and SHA-256 of each other file, and a SHA-256
+of itself. A checkpoint appears under its name only when it is whole and flushed to disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
+from bertkit.training.optimizer import (
+    PAST_BIAS_CORRECTION,
+    OriginalAdam,
+    initial_state,
+    trainable_parameters,
+)
+
+FORMAT_VERSION = 1
+PROGRESS = "progress.json"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read back, on the CPU."""
+
+    path: Path
+    step: int
+    tensors: dict[str, dict[str, Tensor]]
+    """By file name without its ending ("model", "optimizer"), then by tensor name."""
+    progress: dict[str, Any]
+    """What the caller of `save_checkpoint` gave."""
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: dict[str, dict[str, Tensor]],
+    progress: dict[str, Any],
+    keep: int = 2,
+) -> Path:
+    """Write `folder`/step-NNNNNNNN, then remove what is no longer needed.
+
+    Removed, and only after the new checkpoint is whole: checkpoints before the newest `keep`,
+    checkpoints of a later step (training went back behind them because they were damaged) and
+    what a killed save left behind. So for a moment `keep` + 1 checkpoints are on the disk.
+
+    Args:
+        folder: the run's `checkpoints` folder; it is made where it is missing.
+        step: updates made so far.
+        tensors: one file for each key. Tensors on the CPU are written from where they lie.
+        progress: anything JSON can hold; tuples come back as lists, and keys as strings.
+        keep: how many checkpoints stay, at least 1.
+
+    Raises:
+        BertkitError: the disk is full or not writable; the earlier checkpoints are untouched.
+    """
+    if keep < 1:
+        raise BertkitError(f"{keep} checkpoints cannot be kept; keep at least 1")
+    path = folder / f"step-{step:08d}"
+    with new_folder(path) as temporary:
+        files = {}
+        for name, values in tensors.items():
+            file = temporary / f"{name}.safetensors"
+            write_tensors(file, values)
+            files[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        content = {"format": FORMAT_VERSION, "step": step, "files": files, "progress": progress}
+        write_json(temporary / PROGRESS, {**content, "sha256": digest(content)})
+        for name in files:  # safetensors makes files that only their owner may read
+            shutil.copymode(temporary / PROGRESS, temporary / name)
+    prune(folder, step, keep)
+    return path
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write one safetensors file; a full disk is an OSError, as it is for any other file."""
+    try:
+        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), str(error), str(path)) from error
+
+
+def digest(content: dict[str, Any]) -> str:
+    """The SHA-256 of a value as compact JSON with sorted keys, the same before and after a file."""
+    plain = json.loads(
+        json.dumps(content)
+    )  # keys that were numbers sort as the strings they become
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path) of each checkpoint in a folder, newest first; the folder may be missing."""
+    found = [(re.fullmatch(r"step-(\d{8,})", path.name), path) for path in folder.glob("step-*")]
+    return sorted([(int(match[1]), path) for match, path in found if match], reverse=True)
+
+
+def prune(folder: Path, step: int, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to `step`, and leftovers of killed saves."""
+    known = checkpoints(folder)
+    kept = [path for number, path in known if number <= step][:keep]
+    with disk_errors(folder):
+        for _, path in known:
+            if path not in kept:  # renamed first: a kill here must not leave half a checkpoint
+                path.rename(path.with_name(f".{path.name}.tmp-removed"))
+        for leftover in folder.glob(".step-*.tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """Read the newest whole checkpoint, or None where there is none at all.
+
+    Args:
+        folder: the run's `checkpoints` folder; it may be missing.
+        warn: is given one line for each damaged checkpoint that was passed over.
+
+    Raises:
+        BertkitError: there are checkpoints, but every one is damaged.
+    """
+    known = checkpoints(folder)
+    for step, path in known:
+        try:
+            return load_checkpoint(path, step)
+        except BertkitError as error:
+            warn(f"checkpoint {path} is passed over: {error}")
+    if known:
+        raise BertkitError(
+            f"none of the {len(known)} checkpoints in {folder} is whole; "
+            "remove that folder to start again from the beginning"
+        )
+    return None
+
+
+def load_checkpoint(path: Path, step: int) -> Checkpoint:
+    """Read and verify one checkpoint.
+
+    Raises:
+        BertkitError: a file is missing, torn or changed; the message names it.
+    """
+    content = read_json(path / PROGRESS)
+    if not isinstance(content, dict):
+        raise BertkitError(f"{PROGRESS} is damaged (it is not an object)")
+    if content.pop("sha256", None) != digest(content) or content["step"] != step:
+        raise BertkitError(f"{PROGRESS} is damaged (its checksum or its step is wrong)")
+    if content["format"] != FORMAT_VERSION:
+        raise BertkitError(
+            f"it has format {content['format']} and this bertkit reads {FORMAT_VERSION}; "
+            "use the version that wrote it"
+        )
+    tensors = {}
+    for name, expected in content["files"].items():
+        verify_file(path / name, expected)
+        tensors[Path(name).stem] = load_file(path / name)
+    return Checkpoint(path, step, tensors, content["progress"])
+
+
+def verify_file(path: Path, expected: dict[str, Any]) -> None:
+    """Compare a file with its recorded size and checksum."""
+    try:
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise BertkitError(f"{path.name} has {size} bytes instead of {expected['bytes']}")
+        if sha256_file(path) != expected["sha256"]:
+            raise BertkitError(f"{path.name} is damaged (its checksum is wrong)")
+    except OSError as error:
+        raise BertkitError(f"{path.name} cannot be read ({error.strerror})") from error
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, a tied one once, under its first name.
+
+    The tensors are the model's own, not copies.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            tensors[name] = value.detach()
+    return tensors
+
+
+def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write saved values into a model, bit by bit; the inverse of `model_tensors`.
+
+    Raises:
+        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
+            been changed then.
+    """
+    own = model_tensors(model)
+    check_tensors("model", own, tensors)
+    for name, value in own.items():
+        value.copy_(tensors[name])
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
+
+    NAME is the parameter's in the model. A parameter that never had a gradient has no state yet
+    and is written with the state it would start from, so that nothing can be missing unseen. The
+    hyperparameters are not saved: they come from the recipe and the schedule.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trainable_parameters(model):
+        state = optimizer.state.get(parameter) or initial_state(optimizer, parameter)
+        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+    return tensors
+
+
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer its saved state, bit by bit; the inverse of `optimizer_tensors`.
+
+    Raises:
+        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
+            been changed then.
+    """
+    fresh = {
+        name: initial_state(optimizer, parameter) for name, parameter in trainable_parameters(model)
+    }
+    expected = {f"{key}.{name}": state[key] for name, state in fresh.items() for key in MOMENTS}
+    check_tensors("optimizer", expected, tensors)
+    original = isinstance(optimizer, OriginalAdam)
+    if any((tensors[f"step.{name}"] >= PAST_BIAS_CORRECTION) != original for name in fresh):
+        raise BertkitError(
+            f"the optimizer checkpoint was made {'with' if original else 'without'} bias "
+            f"correction, but this run is {'without' if original else 'with'} it; "
+            "resume with the recipe this checkpoint was made with"
+        )
+    for name, value in expected.items():
+        value.copy_(tensors[name])
+    for name, parameter in trainable_parameters(model):
+        optimizer.state[parameter] = fresh[name]
+
+
+def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise a BertkitError unless both have the same names, shapes and types."""
+    advice = "resume with the recipe this checkpoint was made with"
+    for problem, names in (
+        ("lacks", expected.keys() - found.keys()),
+        ("has the unexpected", found.keys() - expected.keys()),
+    ):
+        if names:
+            raise BertkitError(f"the {owner} checkpoint {problem} {listed(names)}; {advice}")
+    for name, value in expected.items():
+        other = found[name]
+        if (value.shape, value.dtype) != (other.shape, other.dtype):
+            raise BertkitError(
+                f"{name} in the {owner} checkpoint is {described(other)}, "
+                f"but this {owner} needs {described(value)}; {advice}"
+            )
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first three names in order, and how many more."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return ", ".join(ordered[:3]) + more
+
+
+def described(value: Tensor) -> str:
+    """Type and shape of a tensor, such as `float32 (768, 768)`."""
+    shape = ", ".join(str(size) for size in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')} ({shape})"

@@ -1,0 +1,235 @@
+"""Where the numbers are computed: device, precision, what the hardware can do, and seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import bertkit
+from bertkit.errors import BertkitError, nearest
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("fp32", "bf16")
+
+
+class TransformerSize(Protocol):
+    """What `training_flops` needs to know of a model's configuration."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Transformer layers."""
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the feed-forward layer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces in the vocabulary."""
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device called `name`; "auto" is CUDA or MPS where there is one, else the CPU.
+
+    Args:
+        name: auto, cpu, cuda, cuda:N or mps.
+
+    Raises:
+        BertkitError: no such name, or this machine lacks the device.
+    """
+    kind, _, number = name.partition(":")
+    if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
+        raise BertkitError(f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}")
+    if kind == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BertkitError(
+            f"device '{name}': this machine has no CUDA device that torch {torch.__version__} "
+            "can use; choose cpu or install a CUDA build of torch"
+        )
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise BertkitError(
+            f"device '{name}': this machine has {torch.cuda.device_count()} CUDA devices, "
+            "counted from 0"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise BertkitError("device 'mps': this machine has no Apple GPU; choose cpu")
+    return torch.device(name)
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse a precision that is unknown or that the device cannot compute in.
+
+    Raises:
+        BertkitError: says what to choose instead.
+    """
+    if precision not in PRECISIONS:
+        raise BertkitError(f"no precision is called '{precision}'{nearest(precision, PRECISIONS)}")
+    if (
+        precision == "bf16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        name = torch.cuda.get_device_name(device)
+        raise BertkitError(f"{name} does not compute in bf16; choose precision fp32")
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """A context in which matrix products are computed in bf16; for fp32, one with autocast off.
+
+    Weights, gradients and the optimizer stay in fp32 in both.
+    """
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given; the CPU always has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> float:
+    """The most floating-point operations per second that a matrix product reaches here.
+
+    Square products of random values, from small to large; each size is repeated for its share of
+    the time and the best repetition counts. This, not a data sheet, is what MFU is measured
+    against. On the CPU it is for the current number of threads.
+
+    Args:
+        device: to be measured.
+        precision: of the operands.
+        seconds: about how long to measure.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    # several products between two waits, so that a GPU's launch time does not count
+    sizes, repeats = ((512, 1024, 2048), 1) if device.type == "cpu" else ((2048, 4096, 8192), 8)
+    generator = torch.Generator(device).manual_seed(0)  # the global one is not touched
+    best = 0.0
+    for size in sizes:
+        left, right = torch.randn(2, size, size, device=device, generator=generator).to(dtype)
+        out = torch.empty_like(left)
+        torch.mm(left, right, out=out)  # the first call chooses a kernel and allocates
+        synchronize(device)
+        end = time.perf_counter() + seconds / len(sizes)
+        while True:
+            started = time.perf_counter()
+            for _ in range(repeats):
+                torch.mm(left, right, out=out)
+            synchronize(device)
+            now = time.perf_counter()
+            best = max(best, repeats * 2 * size**3 / (now - started))
+            if now >= end:
+                break
+        if now - end > seconds:  # this device is slow: larger sizes would take far too long
+            break
+    return best
+
+
+def training_flops(
+    config: TransformerSize, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
+) -> float:
+    """Floating-point operations of a pre-training update that were needed, padding not counted.
+
+    A product of (m, k) and (k, n) is 2 m k n. With hidden size h, feed-forward width f, L layers
+    and vocabulary V, the forward pass takes
+
+        L * (4 h^2 + 2 h f) * 2           for each token: query, key, value, output, feed-forward
+        L * 4 h * length^2                for each sequence: scores and weighted values
+        (h^2 + h V) * 2                   for each target: MLM transform and decoder
+        (h^2 + 2 h) * 2                   for each sequence: pooler and next-sentence layer
+
+    and the backward pass twice that. Look-ups, norms, activations and softmax are left out.
+    BERT-base with 15 % targets takes 0.545 GFLOP per token at length 128 and 0.588 at 512.
+    """
+    h, layers = config.hidden_size, config.num_hidden_layers
+    per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
+    per_target = 2 * (h * h + h * config.vocab_size)
+    per_sequence = 2 * (h * h + 2 * h)
+    forward = (
+        per_token * tokens
+        + 4 * h * layers * sum_squared_lengths
+        + per_target * targets
+        + per_sequence * sequences
+    )
+    return 3.0 * forward
+
+
+def environment() -> dict[str, Any]:
+    """What a run was made with and on, as plain JSON values; the host's name is not among them."""
+    packages = ("numpy", "tokenizers", "safetensors")
+    return {
+        "command": shlex.join(sys.argv),
+        "commit": git_commit(),
+        "versions": {
+            "bertkit": bertkit.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": memory_gib(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the system does not tell."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_gib() -> float | None:
+    """Physical memory in GiB, or None where the system does not tell."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of the repository that bertkit is run from; None for an installed bertkit."""
+    source = Path(bertkit.__file__).resolve().parents[1]
+    git = shutil.which("git")
+    if git is None or not (source / ".git").exists():
+        return None
+    answer = subprocess.run(
+        [git, "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """The 63-bit seed of one step's dropout on one rank.
+
+    A function of its arguments alone, by a cryptographic hash, so that neighbouring steps have
+    unrelated seeds and a checkpoint needs no generator state.
+    """
+    mixed = hashlib.blake2b(f"dropout {seed} {step} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(mixed, "little") >> 1

@@ -1,0 +1,73 @@
+"""What is written down between two journal lines: averaged losses, real tokens/s, MFU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bertkit.model.encoder import ModelConfig
+from bertkit.training.devices import training_flops
+from bertkit.training.loop import StepRecord, Sums, averages, check_finite, merge
+
+
+class Interval:
+    """The updates since the last journal line, averaged."""
+
+    def __init__(self, config: ModelConfig, matmul_peak: float, phase: int) -> None:
+        self.config = config
+        self.matmul_peak = matmul_peak
+        self.phase = phase
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new interval now, so that evaluation and saving are not counted as training."""
+        self.began = time.perf_counter()
+        self.sums: Sums | None = None
+        self.counts: dict[str, int] = {}
+        self.tokens = self.squares = self.updates = 0
+        self.last: StepRecord[Any] | None = None
+
+    def add(self, record: StepRecord[Any]) -> None:
+        """Count one update."""
+        self.sums = merge(self.sums, record.sums)
+        for name, count in record.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.tokens += record.tokens
+        self.squares += record.sum_squared_lengths
+        self.updates += 1
+        self.last = record
+
+    def close(self) -> dict[str, Any]:
+        """The journal's record of the interval; the next one begins.
+
+        Raises:
+            BertkitError: the loss is not a number.
+        """
+        assert self.sums is not None
+        assert self.last is not None
+        means = averages(self.sums, self.counts)
+        norm = float(self.last.gradient_norm)
+        seconds = time.perf_counter() - self.began
+        check_finite(means["loss"], norm, self.last.step, self.last.learning_rate)
+        work = training_flops(
+            self.config,
+            tokens=self.tokens,
+            targets=self.counts["targets"],
+            sequences=self.counts["sequences"],
+            sum_squared_lengths=self.squares,
+        )
+        record = {
+            "kind": "step",
+            "step": self.last.step,
+            "phase": self.phase,
+            **means,
+            "learning_rate": self.last.learning_rate,
+            "gradient_norm": norm,
+            "tokens": self.tokens,
+            **self.counts,
+            "tokens_per_second": self.tokens / seconds,
+            "mfu": work / seconds / self.matmul_peak,
+            "seconds": seconds,
+        }
+        self.restart()
+        return record

@@ -1,0 +1,300 @@
+"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it goes on.
+
+A journal is a text file with one JSON object a line, and each has a `kind`: "start", "step",
+"evaluation", "checkpoint", "note" or "end". It is standard JSON: a number that is not finite is
+written as null.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import sys
+from collections import deque
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic, time
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors, write_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+JOURNAL = "journal.jsonl"
+
+NOT_PLOTTED = {"kind", "step", "time", "phase"}
+
+
+class Journal:
+    """The journal of one run, open for writing.
+
+    Args:
+        folder: the run's; it is made where it is missing.
+        resume_step: updates made so far. Records of later steps, which a killed run made after
+            its last checkpoint, are dropped.
+        tensorboard: also write the numbers as TensorBoard events to `folder`/tensorboard, where
+            that package is installed; a note in the journal says so where it is not.
+
+    Raises:
+        BertkitError: there is a journal already and `resume_step` was not given, the journal is
+            damaged, or the disk is full.
+    """
+
+    def __init__(
+        self, folder: Path, *, resume_step: int | None = None, tensorboard: bool = True
+    ) -> None:
+        self.path = folder / JOURNAL
+        if self.path.exists():
+            records = read_journal(self.path)
+            if records and resume_step is None:
+                raise BertkitError(
+                    f"{self.path} is another run's journal; resume that run or choose a new folder"
+                )
+            kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
+            write_text(self.path, "".join(json_line(record) for record in kept))
+        with disk_errors(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = self.path.open("a", encoding="utf-8")
+        self.events: Any = None
+        if tensorboard and importlib.util.find_spec("tensorboard") is None:
+            message = "no TensorBoard events: the package tensorboard is not installed"
+            self.write({"kind": "note", "step": resume_step or 0, "message": message})
+        elif tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = None if resume_step is None else resume_step + 1
+            self.events = SummaryWriter(folder / "tensorboard", purge_step=purge)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record with its `time` in Unix seconds, and hand it to the operating system.
+
+        Raises:
+            BertkitError: the disk is full.
+        """
+        stamped = {**record, "time": time()}
+        with disk_errors(self.path):
+            self.file.write(json_line(stamped))
+            self.file.flush()
+        if self.events is None or record.get("kind") not in {"step", "evaluation"}:
+            return
+        group = "training" if record["kind"] == "step" else "held-out"
+        for name, value in record.items():
+            if name not in NOT_PLOTTED and isinstance(value, int | float):
+                self.events.add_scalar(f"{group}/{name}", value, record["step"], stamped["time"])
+
+    def close(self) -> None:
+        """Close the files; calling it again does nothing."""
+        self.file.close()
+        if self.events is not None:
+            self.events.close()
+            self.events = None
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """One line of standard JSON."""
+    return json.dumps(standard(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def standard(value: Any) -> Any:
+    """A value as JSON knows it: no NaN, no infinity, no scalars of NumPy or torch, no paths."""
+    if isinstance(value, dict):
+        return {str(key): standard(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [standard(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All records of a journal, in order; a last line torn by a kill is left out.
+
+    Raises:
+        BertkitError: the file is missing, or a line before the last is damaged.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise BertkitError(f"{path} does not exist; name the folder of a run") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line.decode()) if line.strip() else None
+        except ValueError:
+            record = line
+        if isinstance(record, dict):
+            records.append(record)
+        elif record is not None and number < len(lines):
+            raise BertkitError(f"{path} line {number} is not a JSON object; remove that line")
+    return records
+
+
+SHOWN = {
+    "step": {
+        "loss": "loss {:.3f}",
+        "mlm_loss": "MLM {:.3f}",
+        "mlm_accuracy": "accuracy {:.1%}",
+        "nsp_accuracy": "NSP {:.1%}",
+        "learning_rate": "rate {:.1e}",
+        "tokens_per_second": "{:,.0f} tokens/s",
+        "mfu": "MFU {:.0%}",
+    },
+    "evaluation": {
+        "mlm_loss": "MLM loss {:.3f}",
+        "mlm_perplexity": "perplexity {:,.1f}",
+        "mlm_accuracy": "accuracy {:.1%}",
+        "nsp_loss": "NSP loss {:.3f}",
+        "nsp_accuracy": "NSP accuracy {:.1%}",
+    },
+}
+"""What the console shows of a record: field and format, in order."""
+
+RATE_SECONDS = 60.0
+"""Rate and remaining time are measured over this long."""
+
+
+class Console:
+    """Live progress: one bar on a terminal, elsewhere one plain line now and then.
+
+        with Console() as console:
+            console.start(total=1000)
+            console.update({"kind": "step", "step": 1, "mlm_loss": 9.8})
+            console.say("saved")
+
+    Training gives it journal records; other work {"done": 120, "bytes": 123456}, how much is done
+    and any other counts to show. What anyone prints while the bar is up appears above it.
+
+    Args:
+        interval: seconds between two plain lines.
+        stream: where to; the standard error where not given, as results go to standard output.
+    """
+
+    def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
+        self.interval = interval
+        self.stream = stream or sys.stderr
+        self.bar: Progress | None = None
+        self.total: int | None = None
+        self.title = self.unit = ""
+        self.seen: deque[tuple[float, int]] = deque()
+        self.printed = -math.inf
+        self.pending = ""
+
+    def start(
+        self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
+    ) -> None:
+        """Begin a stretch of work; an earlier one is closed.
+
+        Args:
+            total: how many units in all, or None where that is not known.
+            done: how many were done before now, by the run that is resumed.
+            title: one or two words before the bar or on each line.
+            unit: what is counted, in the plural.
+        """
+        self.close()
+        self.total, self.unit, self.title = total, unit, title
+        self.seen = deque([(monotonic(), done)])
+        self.printed = -math.inf
+        if self.stream.isatty() and os.environ.get("TERM") != "dumb":
+            self.bar = progress_bar(self.stream)
+            self.bar.add_task(title, total=total, completed=done, text=self._counted())
+            self.bar.start()
+
+    def update(self, record: dict[str, Any]) -> None:
+        """Show a record: its `step` or `done` moves the bar; an evaluation gets its own line."""
+        if record.get("kind") == "evaluation":
+            self.say(f"step {record['step']:,}, held out: {', '.join(shown(record))}")
+            return
+        if not self.seen:
+            self.start(None)
+        now = monotonic()
+        self.seen.append((now, record.get("step", record.get("done", self.seen[-1][1]))))
+        while len(self.seen) > 2 and self.seen[1][0] < now - RATE_SECONDS:
+            self.seen.popleft()
+        text = ", ".join([self._counted(), *shown(record)])
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
+            return
+        self.pending = f"{self.title}: {text}" if self.title else text
+        if now - self.printed >= self.interval:
+            self._print_pending(now)
+
+    def say(self, message: str) -> None:
+        """Print a line, above the bar where there is one."""
+        if self.bar is not None:
+            self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(message, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        """Take the bar down, or print the last state; calling it again does nothing."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+        if self.pending:
+            self._print_pending(monotonic())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _print_pending(self, now: float) -> None:
+        self.say(self.pending)
+        self.pending = ""
+        self.printed = now
+
+    def _counted(self) -> str:
+        """Such as `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
+        (began, first), (now, done) = self.seen[0], self.seen[-1]
+        parts = [f"{done:,} {self.unit}"]
+        if self.total is not None:
+            parts = [f"{done:,} of {self.total:,} {self.unit} ({done / max(1, self.total):.0%})"]
+        if done > first and now > began:
+            rate = (done - first) / (now - began)
+            parts.append(f"{rate:,.1f} {self.unit}/s" if rate > 1 else f"{1 / rate:,.1f} s each")
+            if self.total is not None:
+                left = timedelta(seconds=round(max(0, self.total - done) / rate))
+                parts.append(f"{left} left")
+        return ", ".join(parts)
+
+
+def progress_bar(stream: TextIO) -> Progress:
+    """A rich progress display: title, bar, then one text that is cut where the line ends."""
+    import rich.console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn(
+            "{task.fields[text]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+        console=rich.console.Console(file=stream, force_terminal=True),
+        expand=True,
+        refresh_per_second=4,
+    )
+
+
+def shown(record: dict[str, Any]) -> list[str]:
+    """The parts of a record worth showing, as text."""
+    formats = SHOWN.get(record.get("kind", ""))
+    if formats is None:
+        return [counted(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
+    return [text.format(record[n]) for n, text in formats.items() if record.get(n) is not None]
+
+
+def counted(name: str, value: Any) -> str:
+    """A count of anything, such as `1,234 documents` or `56.7 MB`."""
+    if name == "bytes":
+        return f"{value / 1e6:,.1f} MB"
+    return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"

@@ -1,0 +1,204 @@
+"""The only training loop: a generator that makes one update at a time and yields what it did.
+
+The caller logs, evaluates, saves, and stops by no longer asking for the next step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.examples.packed import Packed
+from bertkit.training.devices import autocast, step_seed
+from bertkit.training.optimizer import clip_gradients, set_learning_rate
+
+
+class Batch(Protocol):
+    """What the loop needs of a batch; the objective needs more."""
+
+    @property
+    def packed(self) -> Packed:
+        """The sequences."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What losses are divided by, for example {"sequences": 32}."""
+        ...
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same batch on another device."""
+        ...
+
+
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
+AnyPlace = TypeVar("AnyPlace")
+
+
+class Sum(NamedTuple):
+    """A loss or a number of right answers, summed over a batch."""
+
+    value: Tensor
+    per: str
+    """The count it is divided by."""
+
+
+Sums = dict[str, Sum]
+Objective = Callable[[Any, AnyBatch], Sums]
+"""(model, batch) → sums; those named `..._loss` are minimised, each divided by its count."""
+
+
+@dataclass(frozen=True)
+class StepRecord(Generic[AnyPlace]):
+    """One update of the weights."""
+
+    step: int
+    """Counts from 1."""
+    after: AnyPlace
+    """Where the data stands after this step's batch."""
+    sums: Sums
+    """Over this rank's batch, detached, still on the device."""
+    counts: dict[str, int]
+    gradient_norm: Tensor
+    """Before clipping."""
+    learning_rate: float
+    tokens: int
+    sum_squared_lengths: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """What one update needs to know besides model, optimizer, objective and data."""
+
+    device: torch.device
+    precision: str
+    seed: int
+    max_gradient_norm: float
+    learning_rate: Callable[[int], float]
+    """Learning rate of the update that follows so many updates."""
+    rank: int = 0
+
+
+def run_objective(
+    objective: Objective[AnyBatch], model: nn.Module, batch: AnyBatch, settings: LoopSettings
+) -> Sums:
+    """The objective of one batch, on the device and in the precision of the settings."""
+    with autocast(settings.device, settings.precision):
+        return objective(model, batch.to(settings.device, non_blocking=True))
+
+
+def total_loss(sums: Sums, counts: Mapping[str, int]) -> Tensor:
+    """Every loss divided by its count over the whole step, added up."""
+    losses = [s.value / max(1, counts[s.per]) for name, s in sums.items() if name.endswith("loss")]
+    return torch.stack(losses).sum()
+
+
+def merge(first: Sums | None, second: Sums) -> Sums:
+    """Add two batches' sums; gradients are not followed further."""
+    return {
+        name: Sum(s.value.detach() + (first[name].value if first else 0.0), s.per)
+        for name, s in second.items()
+    }
+
+
+def train_steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    objective: Objective[AnyBatch],
+    steps: Iterable[tuple[Sequence[AnyBatch], AnyPlace]],
+    settings: LoopSettings,
+    *,
+    done: int = 0,
+) -> Iterator[StepRecord[AnyPlace]]:
+    """Make one update for each global batch.
+
+    The loss of a step is normalised by the counts of all its micro-batches together, so one
+    micro-batch of 64 and four of 16 give the same gradient. Dropout is seeded by (seed, step,
+    rank): it does not depend on what ran before, and a resumed run draws the same.
+
+    Args:
+        model: in training mode.
+        optimizer: of the model's parameters.
+        objective: (model, batch) → sums.
+        steps: (micro-batches, place after them) for each update.
+        settings: see `LoopSettings`.
+        done: updates already made.
+    """
+    for step, (micro_batches, after) in enumerate(steps, start=done):
+        torch.manual_seed(step_seed(settings.seed, step, settings.rank))
+        rate = settings.learning_rate(step)
+        set_learning_rate(optimizer, rate)
+        counts: Counter[str] = Counter()
+        for batch in micro_batches:
+            counts.update(batch.counts)
+        kept: Sums | None = None
+        for batch in micro_batches:
+            sums = run_objective(objective, model, batch, settings)
+            total_loss(sums, counts).backward()  # type: ignore[no-untyped-call]
+            kept = merge(kept, sums)
+        assert kept is not None, "a step has at least one micro-batch"
+        norm = clip_gradients(model, settings.max_gradient_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        lengths = [length for batch in micro_batches for length in batch.packed.lengths]
+        yield StepRecord(
+            step=step + 1,
+            after=after,
+            sums=kept,
+            counts=dict(counts),
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=sum(lengths),
+            sum_squared_lengths=sum(length * length for length in lengths),
+        )
+
+
+def averages(sums: Sums, counts: Mapping[str, int]) -> dict[str, float]:
+    """Sums → means, by name, and their total as "loss"; waits for the device."""
+    means = {name: float(s.value) / max(1, counts[s.per]) for name, s in sums.items()}
+    return {"loss": sum(v for name, v in means.items() if name.endswith("loss")), **means}
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    objective: Objective[AnyBatch],
+    batches: Iterable[AnyBatch],
+    settings: LoopSettings,
+) -> tuple[dict[str, float], dict[str, int]]:
+    """Means of the objective's sums over all batches with dropout off, and the counts.
+
+    Raises:
+        BertkitError: there is no batch.
+    """
+    was_training = model.training
+    model.eval()
+    kept: Sums | None = None
+    counts: Counter[str] = Counter()
+    for batch in batches:
+        kept = merge(kept, run_objective(objective, model, batch, settings))
+        counts.update(batch.counts)
+    model.train(was_training)
+    if kept is None:
+        raise BertkitError("there is nothing to evaluate on: no batch was given")
+    return averages(kept, counts), dict(counts)
+
+
+def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: float) -> None:
+    """Stop a run whose loss or gradient is no longer a number.
+
+    Raises:
+        BertkitError: says at which step and what to change; the last checkpoint is from before.
+    """
+    if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
+        raise BertkitError(
+            f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
+            f"(learning rate {learning_rate:.2e}); the last checkpoint is from before. Start a new "
+            "run with a lower training.learning_rate or a longer warm-up"
+        )

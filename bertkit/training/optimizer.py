@@ -1,0 +1,179 @@
+"""The optimizer: AdamW or the paper's own Adam, its two parameter groups, schedule and clipping.
+
+Paper section A.2: Adam with learning rate 1e-4, beta1 0.9, beta2 0.999, weight decay 0.01, warm-up
+over the first 10,000 steps and linear decay. What Google's `optimization.py` does beyond that text
+is kept under the name "original".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+
+SCHEDULES = ("linear", "original", "constant")
+
+PAST_BIAS_CORRECTION = 2.0**40
+"""A step so late that 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
+
+
+class OriginalAdam(torch.optim.AdamW):
+    """Adam as BERT was trained: no bias correction of the two averages.
+
+    With gradient g, learning rate r and weight decay d, an update of a parameter p is
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        p = p - r * (m / (sqrt(v) + epsilon) + d * p)
+
+    which is AdamW at a step so late that the corrections 1 - beta ** step are 1. So every parameter
+    starts at such a step, and torch's fused kernel does the rest. Early updates are larger than
+    those of AdamW: the first is 0.1 / sqrt(0.001) = 3.2 learning rates instead of 1.
+    """
+
+    def step(self, closure: Any = None) -> Any:
+        """One update of every parameter that has a gradient; `closure` as in torch."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if not self.state[parameter]:
+                    self.state[parameter] = initial_state(self, parameter)
+        return super().step(closure)
+
+
+def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """The state a parameter has before its first update; shapes as the parameter, step a scalar."""
+    first = PAST_BIAS_CORRECTION if isinstance(optimizer, OriginalAdam) else 0.0
+    fused = optimizer.defaults.get("fused", False)
+    return {
+        # the fused kernel reads the step where the parameter lives, the others on the CPU
+        "step": torch.tensor(
+            first, dtype=torch.float32, device=parameter.device if fused else "cpu"
+        ),
+        "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+    }
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: weights, which decay, and biases and LayerNorms, which do not.
+
+    A parameter is kept from decay when its own name is `bias`, when its name ends in `_bias`, or
+    when it belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
+    frozen one (`requires_grad` false) in no group.
+
+    Args:
+        model: its parameters, in the order of `named_parameters`.
+        weight_decay: for the first group; the second has 0.
+
+    Returns:
+        Dictionaries for a torch optimizer, each with `params`, their `names` and `weight_decay`.
+    """
+    groups: list[dict[str, Any]] = [
+        {"params": [], "names": [], "weight_decay": weight_decay},
+        {"params": [], "names": [], "weight_decay": 0.0},
+    ]
+    normalised = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    for name, parameter in trainable_parameters(model):
+        own_name = name.rpartition(".")[2]
+        exempt = id(parameter) in normalised or own_name == "bias" or own_name.endswith("_bias")
+        groups[exempt]["params"].append(parameter)
+        groups[exempt]["names"].append(name)
+    return groups
+
+
+def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Name and value of each parameter that is trained, tied ones once."""
+    return ((name, value) for name, value in model.named_parameters() if value.requires_grad)
+
+
+def build_optimizer(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-6,
+    bias_correction: bool = True,
+) -> torch.optim.Optimizer:
+    """AdamW over the two `parameter_groups`, by torch's fused kernel.
+
+    Args:
+        model: already on the device it is trained on.
+        learning_rate: of the first update; see `set_learning_rate`.
+        weight_decay: times the parameter and the learning rate, taken off at each update.
+        betas: how much of the two running averages is kept at each update.
+        epsilon: added to the root of the second average, outside the root.
+        bias_correction: false for `OriginalAdam`, the paper's.
+
+    Raises:
+        BertkitError: no parameter of the model is trained.
+    """
+    groups = parameter_groups(model, weight_decay)
+    if not any(group["params"] for group in groups):
+        raise BertkitError("the model has no parameter to train; unfreeze some of them")
+    kind = torch.optim.AdamW if bias_correction else OriginalAdam
+    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
+
+
+def learning_rate(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: str = "linear"
+) -> float:
+    """The learning rate of one update.
+
+    `step` is the number of updates already made: 0 for the first, total_steps - 1 for the last.
+
+    - "linear": warm-up peak * (step + 1) / warmup_steps for step < warmup_steps, so that the first
+      update is not wasted on a rate of 0 and update number warmup_steps has the peak; then
+      peak * (total_steps - step) / (total_steps - warmup_steps), which is the peak at
+      step = warmup_steps and would be 0 at step = total_steps.
+    - "original": Google's. Warm-up peak * step / warmup_steps, whose first update has rate 0; then
+      peak * (1 - step / total_steps), a decay that began at step 0, so at the end of the
+      warm-up the rate jumps down by peak * warmup_steps / total_steps.
+    - "constant": the warm-up of "linear", then the peak.
+
+    From step = total_steps on, "linear" and "original" are 0.
+
+    Raises:
+        BertkitError: unknown schedule, or a warm-up that does not end before training does.
+        ValueError: a negative step.
+    """
+    if schedule not in SCHEDULES:
+        raise BertkitError(f"no schedule is called '{schedule}'{nearest(schedule, SCHEDULES)}")
+    if not 0 <= warmup_steps < total_steps:
+        raise BertkitError(
+            f"the warm-up of {warmup_steps} steps must end before the {total_steps} steps of "
+            "training do; shorten the warm-up or train longer"
+        )
+    if step < 0:
+        raise ValueError(f"step counts from 0, but is {step}")
+    if step < warmup_steps:
+        return peak * (step if schedule == "original" else step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    remaining = max(0, total_steps - step)
+    return peak * remaining / (total_steps - (0 if schedule == "original" else warmup_steps))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    """Give every parameter group the learning rate of the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
+    """Scale all gradients together so that their joint 2-norm is at most `maximum`.
+
+    Returns:
+        The norm before clipping, a scalar on the gradients' device: reading it here would make the
+        host wait for the device. It is not finite when a gradient is not.
+    """
+    return nn.utils.clip_grad_norm_(model.parameters(), maximum)

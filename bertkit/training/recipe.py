@@ -1,0 +1,147 @@
+"""The pre-training recipe: every field of the TOML file, checked before anything is made.
+
+The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bertkit.errors import BertkitError
+from bertkit.examples.masking import MaskingOptions
+from bertkit.model.encoder import ModelConfig
+from bertkit.training.optimizer import learning_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSize:
+    """The network; its vocabulary comes from the store's tokenizer."""
+
+    hidden_size: int = 768
+    """Width of a hidden state (H in the paper)."""
+    num_hidden_layers: int = 12
+    """Layers (L in the paper)."""
+    num_attention_heads: int = 12
+    """Attention heads (A in the paper)."""
+    max_position_embeddings: int = 512
+    """Longest sequence the model will ever see, in tokens."""
+    dropout: float = 0.1
+    """Of hidden states and of attention weights."""
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        """The configuration with a feed-forward width of four times the hidden size, as in BERT."""
+        return ModelConfig(
+            vocab_size=vocabulary_size,
+            hidden_size=self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            intermediate_size=4 * self.hidden_size,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            max_position_embeddings=self.max_position_embeddings,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """Training runs through phases of different length, one entry of each list a phase (A.2)."""
+
+    lengths: tuple[int, ...] = (128, 512)
+    """Longest example of each phase, in tokens."""
+    steps: tuple[int, ...] = (900_000, 100_000)
+    """Updates in each phase."""
+    batch_sizes: tuple[int, ...] = (256, 256)
+    """Sequences per update in each phase."""
+    max_predictions: tuple[int, ...] = (20, 77)
+    """Most masked tokens per sequence in each phase."""
+
+    def __post_init__(self) -> None:
+        lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)
+        if len({len(values) for values in lists}) != 1 or not self.lengths:
+            raise BertkitError(
+                "phases.lengths, phases.steps, phases.batch_sizes and phases.max_predictions need one "
+                f"entry for each phase, got {', '.join(str(len(values)) for values in lists)} entries"
+            )
+        if min(min(values) for values in lists) < 1:
+            raise BertkitError("phases: every entry must be at least 1")
+
+    @property
+    def total_steps(self) -> int:
+        """Updates over all phases."""
+        return sum(self.steps)
+
+    def locate(self, done: int) -> tuple[int, int]:
+        """(phase, updates made within it) after `done` updates in all."""
+        for phase, steps in enumerate(self.steps):
+            if done < steps:
+                return phase, done
+            done -= steps
+        return len(self.steps), 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Optimizer and schedule (A.2)."""
+
+    learning_rate: float = 1e-4
+    """Peak, reached at the end of the warm-up."""
+    warmup_steps: int = 10_000
+    """Updates until the peak."""
+    schedule: str = "linear"
+    """linear (decays to 0 from the peak), original (Google's code: see docs), constant."""
+    weight_decay: float = 0.01
+    """Not on biases and LayerNorm."""
+    bias_correction: bool = True
+    """False: Adam as in Google's code."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    accumulate: int = 1
+    """Micro-batches per update: less memory, the same result."""
+    precision: str = "bf16"
+    """bf16 (autocast) or fp32."""
+    seed: int = 0
+    """Decides weights, examples, masks and dropout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """What a run writes down, and how often; in updates."""
+
+    log_every: int = 50
+    """A line in the journal."""
+    evaluate_every: int = 1000
+    """A measurement on held-out documents."""
+    held_out_sequences: int = 2048
+    """Size of that measurement."""
+    checkpoint_every: int = 1000
+    """A checkpoint; two are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainRecipe:
+    """Everything that decides a pre-training run, besides its corpus."""
+
+    model: ModelSize = field(default_factory=ModelSize)
+    phases: Phases = field(default_factory=Phases)
+    masking: MaskingOptions = field(default_factory=MaskingOptions)
+    training: Training = field(default_factory=Training)
+    watching: Watching = field(default_factory=Watching)
+
+    def __post_init__(self) -> None:
+        longest = max(self.phases.lengths)
+        if longest > self.model.max_position_embeddings:
+            raise BertkitError(
+                f"phases.lengths has {longest}, but model.max_position_embeddings is only "
+                f"{self.model.max_position_embeddings}; raise it or shorten the examples"
+            )
+        learning_rate(  # refuses an impossible schedule before anything is made
+            0,
+            peak=self.training.learning_rate,
+            warmup_steps=self.training.warmup_steps,
+            total_steps=self.phases.total_steps,
+            schedule=self.training.schedule,
+        )
+        if self.training.accumulate < 1 or min(vars(self.watching).values()) < 1:
+            raise BertkitError("training.accumulate and the watching fields must be at least 1")
+        if not 0 <= self.training.seed < 1 << 31:
+            raise BertkitError(f"training.seed must be in [0, 2^31), got {self.training.seed}")

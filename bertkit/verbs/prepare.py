@@ -1,0 +1,83 @@
+"""`bertkit prepare`: text → token store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import FLATTEN
+from bertkit.corpus.prepare import PrepareOptions
+from bertkit.corpus.prepare import prepare as prepare_store
+from bertkit.corpus.store import TokenStore
+from bertkit.text.documents import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.journal import Console
+
+DEFAULTS = PrepareOptions()
+
+
+def prepare(
+    *paths: str,
+    tokenizer: Path,
+    out: Path,
+    processes: int = 0,
+    options: Annotated[PrepareOptions, FLATTEN] = DEFAULTS,
+) -> None:
+    """Turn text into a token store.
+
+    Parameters
+    ----------
+    paths
+        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Plain text (a blank line
+        ends a document), WikiExtractor, JSONL, CSV, TSV, Parquet; .gz, .bz2, .xz and .zst too.
+    tokenizer
+        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+    out
+        The store's folder. A stopped run goes on where it was.
+    processes
+        Worker processes; 0 takes one for each core. The store is the same for any number.
+    """
+    with Console() as console:
+        make_store(list(paths), Tokenizer.load(tokenizer), out, options, processes, console)
+
+
+def make_store(
+    paths: list[str],
+    tokenizer: Tokenizer,
+    out: Path,
+    options: PrepareOptions,
+    processes: int,
+    console: Console,
+) -> TokenStore:
+    """Prepare with progress shown, then say what is in the store and what is not."""
+
+    def show(counts: TextCounts) -> None:
+        console.update({"done": counts.documents, "bytes": counts.bytes})
+
+    console.start(None, title="preparing", unit="documents")
+    store = prepare_store(
+        paths, tokenizer, out, options, processes=processes or os.cpu_count() or 1, progress=show
+    )
+    console.close()
+    for line in describe(store):
+        console.say(line)
+    return store
+
+
+def describe(store: TokenStore) -> list[str]:
+    """What a store holds and what was skipped, in sentences."""
+    held_out = TokenStore(store.folder, "held_out")
+    unknown = store.unigrams[store.tokenizer.unk_id] / max(1, store.tokens)
+    lines = [
+        f"{store.folder}: {store.documents:,} documents, {store.sentences:,} sentences, "
+        f"{store.tokens:,} tokens for training; {held_out.documents:,} documents, "
+        f"{held_out.tokens:,} tokens held out; [UNK] is {unknown:.3%} of tokens"
+    ]
+    text = store.manifest["text"]
+    skipped = {**text["skipped"], **store.manifest["tokenization"]}
+    examples = text.get("examples", {})
+    for reason, count in sorted(skipped.items()):
+        where = f" (first: {examples[reason]})" if reason in examples else ""
+        lines.append(f"counted: {reason}: {count:,}{where}")
+    return lines

@@ -1,0 +1,118 @@
+"""`bertkit pretrain`: text or a token store → a pre-trained model, in one command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import FLATTEN
+from bertkit.corpus.prepare import PrepareOptions
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.report import write_report
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.journal import Console
+from bertkit.training.pretrain import PretrainingRun
+from bertkit.training.recipe import PretrainRecipe
+from bertkit.verbs.learn import learn_tokenizer
+from bertkit.verbs.prepare import make_store
+
+DEFAULTS = PretrainRecipe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Where the text comes from, for a run that begins with text."""
+
+    text: tuple[str, ...] = ()
+    """Text to learn from: files, folders, globs, URLs, hf:NAME (instead of --store)."""
+    tokenizer: Path | None = None
+    """An existing tokenizer for --text; without it a vocabulary is learnt."""
+    vocabulary_size: int = 30522
+    """Size of the vocabulary that is learnt from --text."""
+    cased: bool = False
+    """The learnt vocabulary keeps upper case and accents."""
+    language: str = "en"
+    """Of --text, for the sentence splitter."""
+    format: str = "auto"
+    """Of --text."""
+    column: str = "text"
+    """Of --text, in formats that have columns."""
+    processes: int = 0
+    """Worker processes for preparing --text; 0 takes one for each core."""
+
+
+NO_TEXT = Corpus()
+
+
+def pretrain(
+    recipe: str,
+    *,
+    out: Path,
+    store: Path | None = None,
+    corpus: Annotated[Corpus, FLATTEN] = NO_TEXT,
+    workers: int = 0,
+    device: str = "auto",
+    settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
+) -> int:
+    """Pre-train a BERT from text or a token store.
+
+    The same command again goes on with a stopped run. Ctrl-C saves and ends.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe (base, large, medium, small, mini, tiny, demo) or a .toml file; its fields
+        are the flags in dotted form below.
+    out
+        The run directory.
+    store
+        A token store made by `bertkit prepare`.
+    workers
+        Loader processes; 0 suits CPUs.
+    device
+        auto, cpu or cuda.
+    """
+    if (store is None) == (not corpus.text):
+        raise BertkitError("say where the text is: either --store STORE or --text PATHS")
+    with Console() as console:
+        opened = TokenStore(store) if store else store_from_text(corpus, out, console)
+        run = PretrainingRun(
+            settings,
+            opened,
+            out,
+            recipe_name=Path(recipe).stem,
+            workers=workers,
+            device=device,
+            console=console,
+        )
+        stopped_by = run.run()
+        console.say(f"report: {write_report(out)}")
+    return 0 if stopped_by is None else 128 + stopped_by
+
+
+def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
+    """Learn a vocabulary and prepare a store inside the run directory, unless already done."""
+    if corpus.tokenizer is not None:
+        tokenizer = Tokenizer.load(corpus.tokenizer)
+    elif (out / "tokenizer" / "tokenizer_config.json").is_file():
+        tokenizer = Tokenizer.load(out / "tokenizer")
+    else:
+        tokenizer = learn_tokenizer(
+            corpus.text,
+            corpus.vocabulary_size,
+            console,
+            cased=corpus.cased,
+            format=corpus.format,
+            column=corpus.column,
+        )
+        tokenizer.save(out / "tokenizer")
+    if (out / "store" / "manifest.json").is_file():
+        store = TokenStore(out / "store")
+        store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
+        return store
+    options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
+    return make_store(
+        list(corpus.text), tokenizer, out / "store", options, corpus.processes, console
+    )

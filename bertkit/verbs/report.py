@@ -1,0 +1,20 @@
+"""`bertkit report`: a run directory → one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from bertkit.report import write_report
+
+
+def report(run: Path) -> None:
+    """Write a run's report as one self-contained HTML page with plots.
+
+    Parameters
+    ----------
+    run
+        A run directory, finished or still running.
+    """
+    Console().print(f"report: {write_report(run)}")

@@ -1,0 +1,74 @@
+"""Fixtures shared by all tests, and the switch that lets beartype check tensor shapes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.shapes is imported
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data sets; tests that need it are skipped where it is absent."""
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(os.environ.get("BERTKIT_DATA", default))
+    if not folder.is_dir():
+        pytest.skip(f"no data folder: {folder} is absent and BERTKIT_DATA is not set")
+    return folder
+
+
+WORDS = [
+    *("river", "stone", "bridge", "lantern", "harvest", "winter", "garden", "letter", "sailor"),
+    *("mountain", "window", "copper", "thread", "market", "evening", "shadow", "candle", "forest"),
+    *("silver", "meadow", "orchard", "harbour", "thunder", "blanket", "kettle", "pigeon", "saddle"),
+    *("barley", "cotton", "mirror", "walking", "singing", "running", "quickly", "slowly"),
+]
+
+
+def make_document(rng: np.random.Generator, sentences: int) -> str:
+    """One document of invented sentences, one sentence a line."""
+    lines = []
+    for _ in range(sentences):
+        words = rng.choice(WORDS, int(rng.integers(3, 16)))
+        lines.append(" ".join(words).capitalize() + ".")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="session")
+def corpus_text() -> str:
+    """Sixty documents of 1 to 40 sentences, blank lines between them."""
+    rng = np.random.default_rng(0)
+    return "\n\n".join(make_document(rng, int(rng.integers(1, 41))) for _ in range(60)) + "\n"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """Whole words for the first twenty words, pieces for the rest."""
+    pieces = list(WORDS[:20]) + [word[:3] for word in WORDS[20:]]
+    continuations = [f"##{word[3:]}" for word in WORDS[20:]]
+    letters = list("abcdefghijklmnopqrstuvwxyz.,")
+    vocabulary = dict.fromkeys(
+        [*SPECIAL_TOKENS, *letters, *(f"##{c}" for c in letters), *pieces, *continuations]
+    )
+    return Tokenizer.from_vocabulary(list(vocabulary), lowercase=True)
+
+
+@pytest.fixture(scope="session")
+def store(
+    corpus_text: str, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> TokenStore:
+    """A small token store with held-out documents; tests must not write into it."""
+    folder = tmp_path_factory.mktemp("store")
+    text = folder / "corpus.txt"
+    text.write_text(corpus_text)
+    return prepare([str(text)], tokenizer, folder / "store", PrepareOptions(held_out=0.2))

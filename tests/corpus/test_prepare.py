@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.corpus import prepare as module
+from bertkit.corpus.prepare import PrepareOptions, cut_strings, is_held_out, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.text.sentences import split_sentences
+from bertkit.tokens.tokenizer import Tokenizer
+from tests.conftest import make_document
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def large_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """About 3.5 MB in 500 documents: several blocks and shards of one megabyte."""
+    rng = np.random.default_rng(9)
+    path = tmp_path_factory.mktemp("text") / "large.txt"
+    path.write_text("\n\n".join(make_document(rng, int(rng.integers(20, 200))) for _ in range(500)))
+    return path
+
+
+SMALL_SHARDS = PrepareOptions(held_out=0.05, shard_megabytes=1)
+
+
+def test_store_holds_exactly_the_text(
+    corpus_text: str, store: TokenStore, tokenizer: Tokenizer
+) -> None:
+    documents = [text.strip("\n") for text in corpus_text.split("\n\n")]
+    expected: dict[str, list[list[list[int]]]] = {"train": [], "held_out": []}
+    for document in documents:
+        split = "held_out" if is_held_out(document, 0.2) else "train"
+        expected[split].append([tokenizer.encode(s).ids for s in split_sentences(document)])
+    assert expected["held_out"]
+    for split, wanted in expected.items():
+        found = []
+        opened = TokenStore(store.folder, split)
+        for shard in range(len(opened.shards)):
+            tokens, sentences, bounds = opened.arrays(shard)
+            for first, stop in pairwise(bounds):
+                found.append(
+                    [tokens[sentences[i] : sentences[i + 1]].tolist() for i in range(first, stop)]
+                )
+        assert found == wanted
+        assert opened.documents == len(wanted)
+        assert opened.sentences == sum(map(len, wanted))
+    counts = np.zeros(tokenizer.size, dtype=np.int64)
+    for document in expected["train"]:
+        for sentence in document:
+            np.add.at(counts, sentence, 1)
+    np.testing.assert_array_equal(store.unigrams, counts)
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_writes_the_same_bytes(
+    large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    for processes in (1, 2, 3):
+        prepare(
+            [str(large_text)],
+            tokenizer,
+            tmp_path / str(processes),
+            SMALL_SHARDS,
+            processes=processes,
+        )
+    assert len(TokenStore(tmp_path / "1").shards) >= 3
+    assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "3")
+
+
+def test_stopped_preparation_goes_on(
+    large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
+    calls = []
+    real = module.tokenize_block
+
+    def counting(*arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 10:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "tokenize_block", counting)
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(large_text)], tokenizer, tmp_path / "stopped", SMALL_SHARDS)
+    with pytest.raises(BertkitError, match="unfinished token store"):
+        TokenStore(tmp_path / "stopped")
+    finished = len(list((tmp_path / "stopped" / "parts").glob("*.json")))
+    assert finished >= 1
+    before = len(calls)
+    prepare([str(large_text)], tokenizer, tmp_path / "stopped", SMALL_SHARDS)
+    total_blocks = -(-large_text.stat().st_size // module.BLOCK_CHARACTERS) + 1
+    assert len(calls) - before < total_blocks, "finished shards were tokenised again"
+    assert digests(tmp_path / "whole") == digests(tmp_path / "stopped")
+
+
+@pytest.mark.slow
+def test_killed_preparation_goes_on(large_text: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
+    tokenizer.save(tmp_path / "tokenizer")
+    command = [
+        sys.executable, "-m", "bertkit", "prepare", str(large_text),
+        "--tokenizer", str(tmp_path / "tokenizer"), "--out", str(tmp_path / "killed"),
+        "--held-out", "0.05", "--shard-megabytes", "1", "--processes", "2",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "killed" / "parts").glob("*.json")):
+        assert time.monotonic() < deadline
+        if process.poll() is not None:
+            break
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    left = {
+        name: value for name, value in digests(tmp_path / "killed").items() if ".tmp-" not in name
+    }
+    assert left == digests(tmp_path / "whole")
+
+
+def test_damaged_shards_are_named_and_only_they_are_remade(
+    large_text: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "store"
+    prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS)
+    before = digests(folder)
+    victim = folder / f"{TokenStore(folder).shards[1].name}.tokens.npy"
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*bertkit prepare"):
+        TokenStore(folder).arrays(1)
+    victim.write_bytes(content[:-10])
+    with pytest.raises(BertkitError, match=f"{victim.name} is torn"):
+        TokenStore(folder).arrays(1)
+    victim.unlink()
+    with pytest.raises(BertkitError, match=f"{victim.name} is missing"):
+        TokenStore(folder).arrays(1)
+    TokenStore(folder).arrays(0)
+    prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS)
+    assert digests(folder) == before
+
+
+def test_other_settings_are_refused(store: TokenStore, tokenizer: Tokenizer) -> None:
+    source = [str(store.folder.parent / "corpus.txt")]
+    with pytest.raises(BertkitError, match="begun with other held_out"):
+        prepare(source, tokenizer, store.folder, PrepareOptions(held_out=0.3))
+    cased = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=False)
+    with pytest.raises(BertkitError, match="begun with other tokenizer_hash"):
+        prepare(source, cased, store.folder, PrepareOptions(held_out=0.2))
+    with pytest.raises(BertkitError, match=r"another tokenizer than here.*other settings"):
+        store.check_tokenizer(cased, "here")
+    other = Tokenizer.from_vocabulary([*tokenizer.vocabulary, "more"], lowercase=True)
+    with pytest.raises(BertkitError, match="vocabularies of"):
+        store.check_tokenizer(other, "here")
+
+
+def test_foreign_folder_is_left_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("One.\n\nTwo.\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("important")
+    with pytest.raises(BertkitError, match="not empty and holds no token store"):
+        prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "mine")
+
+
+def test_full_disk_is_one_clear_line(
+    large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(BertkitError, match=r"cannot write .*\.npy: the disk is full"):
+        prepare([str(large_text)], tokenizer, tmp_path / "store", SMALL_SHARDS)
+    monkeypatch.undo()
+    prepare([str(large_text)], tokenizer, tmp_path / "store", SMALL_SHARDS)
+    assert TokenStore(tmp_path / "store").documents > 400
+
+
+def test_long_sentences_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    words = " ".join(["river"] * 30_000)  # one sentence of 180,000 characters
+    (tmp_path / "text.txt").write_text(f"{words}\n\nStone.\n\n\x00\n")
+    store = prepare(
+        [str(tmp_path / "text.txt")], tokenizer, tmp_path / "store", PrepareOptions(held_out=0)
+    )
+    assert store.tokens == 30_000 + 2
+    assert max(np.diff(store.arrays(0).sentences)) == module.LONGEST_SENTENCE
+    assert store.manifest["tokenization"]["sentence cut in pieces (nothing lost)"] == 4
+    pieces = list(cut_strings([words]))
+    assert max(map(len, pieces)) <= module.LONGEST_STRING
+    assert " ".join(pieces) == words
+    assert list(cut_strings(["x" * 120_000])) == ["x" * 50_000, "x" * 50_000, "x" * 20_000]
+
+
+def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary += [f"w{number}" for number in range(70_000)]
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    (tmp_path / "text.txt").write_text("w1 w69999\n\nw65600\n")
+    store = prepare(
+        [str(tmp_path / "text.txt")], tokenizer, tmp_path / "store", PrepareOptions(held_out=0)
+    )
+    tokens = store.arrays(0).tokens
+    assert tokens.dtype == np.uint32
+    assert tokens.tolist() == [6, 70_004, 65_605]
+
+
+def test_not_a_store(tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match="is no token store"):
+        TokenStore(tmp_path)
+    with pytest.raises(BertkitError, match="held_out must be"):
+        prepare(["x"], None, tmp_path, PrepareOptions(held_out=1.5))  # type: ignore[arg-type]

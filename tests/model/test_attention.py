@@ -1,0 +1,192 @@
+"""Every attention kernel against the definition, and what dropout does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bertkit.model.attention as attention_module
+from bertkit.errors import BertkitError
+from bertkit.examples.packed import Packed, pack
+from bertkit.model.attention import attention, choose_kernel
+from bertkit.model.dropout import Dropout, keep_mask, keep_scale
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def lengths_batch(lengths: list[int]) -> Packed:
+    return pack([[0] * length for length in lengths])
+
+
+def projections(tokens: int, heads: int, width: int, **options: object) -> list[torch.Tensor]:
+    """Query, key, value as the encoder makes them: three strided views of one tensor."""
+    generator = torch.Generator().manual_seed(tokens)
+    together = torch.randn(tokens, 3, heads, width, generator=generator)
+    return list((2 * together.to(**options)).requires_grad_().unbind(1))  # type: ignore[call-overload]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([1, 5, 8]),
+    causal=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("kernel", ["grouped", "padded"])
+def test_kernels_agree_with_the_definition(
+    kernel: str, lengths: list[int], heads: int, width: int, causal: bool
+) -> None:
+    packed = lengths_batch(lengths)
+    qkv = projections(sum(lengths), heads, width)
+    wanted = attention(*qkv, packed, causal=causal, kernel="reference")
+    got = attention(*qkv, packed, causal=causal, kernel=kernel)
+    assert got.shape == wanted.shape
+    torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [[6, 6, 6], [3, 9, 9, 1, 4]])
+@pytest.mark.parametrize("kernel", ["grouped", "padded"])
+def test_gradients_agree_with_the_definition(kernel: str, lengths: list[int], causal: bool) -> None:
+    packed = lengths_batch(lengths)
+    weights = torch.randn(sum(lengths), 2, 4, generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for name in (kernel, "reference"):
+        qkv = projections(sum(lengths), 2, 4)
+        loss = (attention(*qkv, packed, causal=causal, kernel=name) * weights).sum()
+        gradients.append(torch.autograd.grad(loss, qkv))
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_written_out_form_agrees_in_chunks(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "CACHED_WEIGHTS", 2 * 3 * 49)  # two sequences at a time
+    packed = lengths_batch([7, 7, 7, 7, 7])
+    qkv = projections(35, 3, 8, dtype=torch.float64)
+    wanted = attention(*qkv, packed, causal=causal, kernel="reference")
+    torch.testing.assert_close(attention(*qkv, packed, causal=causal, kernel="grouped"), wanted)
+
+
+def test_a_causal_token_does_not_see_later_ones() -> None:
+    packed = lengths_batch([4, 6])
+    query, key, value = (part.detach().clone() for part in projections(10, 2, 4))
+    before = attention(query, key, value, packed, causal=True)
+    key[7:10] += 1
+    value[7:10] += 1
+    after = attention(query, key, value, packed, causal=True)
+    assert torch.equal(before[:7], after[:7])
+    assert not torch.equal(before[7:], after[7:])
+
+
+@pytest.mark.parametrize("kernel", ["grouped", "padded", "reference"])
+@pytest.mark.parametrize("lengths", [[16, 16, 16, 16], [5, 16, 11]])
+def test_dropout_removes_a_tenth_of_the_weights_and_keeps_the_mean(
+    kernel: str, lengths: list[int]
+) -> None:
+    torch.manual_seed(0)
+    packed = lengths_batch(lengths)
+    tokens = sum(lengths)
+    # equal scores: each weight is 1/length; with one-hot values the output shows the weights
+    flat = torch.zeros(tokens, 64, 16)
+    position = packed.position_ids[:, None].expand(-1, 64)
+    value = torch.nn.functional.one_hot(position, 16).float()
+    weights = attention(flat, flat, value, packed, dropout=0.1, kernel=kernel)
+    length = torch.tensor(packed.lengths).repeat_interleave(torch.tensor(packed.lengths))
+    scaled = weights * length[:, None, None]
+    real = (torch.arange(16) < length[:, None])[:, None].expand_as(scaled)
+    assert not scaled[~real].any()
+    kept = scaled[real] != 0
+    assert abs(float(kept.float().mean()) - 0.9) < 0.01
+    torch.testing.assert_close(
+        scaled[real][kept], torch.full((int(kept.sum()),), 1 / 0.9), atol=1e-3, rtol=0
+    )
+    assert abs(float(scaled[real].mean()) - 1.0) < 0.01
+
+
+def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
+    packed = lengths_batch([3, 3])
+    for kernel in ("grouped", "padded"):
+        qkv = projections(6, 2, 3, dtype=torch.float64)
+
+        def attend(*parts: torch.Tensor, name: str = kernel) -> torch.Tensor:
+            torch.manual_seed(4)  # the same mask every time
+            return attention(*parts, packed, dropout=0.3, kernel=name)
+
+        assert torch.autograd.gradcheck(attend, [part.detach().requires_grad_() for part in qkv])
+
+
+def test_unknown_and_unfit_kernels_are_refused() -> None:
+    packed = lengths_batch([3])
+    qkv = projections(3, 1, 8)
+    with pytest.raises(BertkitError, match="no attention kernel 'paded'; did you mean 'padded'"):
+        attention(*qkv, packed, kernel="paded")
+    with pytest.raises(BertkitError, match="varlen attention kernel has no dropout"):
+        attention(*qkv, packed, dropout=0.1, kernel="varlen")
+    assert choose_kernel(qkv[0], 0.1) == "grouped"
+    assert choose_kernel(torch.empty(3, 1, 8, device="meta"), 0.0) == "padded"
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5])
+def test_hidden_dropout_keeps_the_mean_and_the_share(probability: float) -> None:
+    torch.manual_seed(0)
+    hidden = torch.ones(1001, 257)
+    thinned = Dropout(probability)(hidden)
+    kept = thinned != 0
+    assert abs(float(kept.float().mean()) - (1 - probability)) < 0.004
+    assert abs(float(thinned.mean()) - 1) < 0.006
+    assert thinned[kept].unique().numel() == 1
+    # neighbours and rows are independent
+    both = (kept[:, 1:] & kept[:, :-1]).float().mean()
+    assert abs(float(both) - (1 - probability) ** 2) < 0.006
+
+
+def test_hidden_dropout_is_off_outside_training_and_follows_the_seed() -> None:
+    layer, hidden = Dropout(0.1), torch.randn(50, 8)
+    torch.manual_seed(7)
+    first = layer(hidden)
+    torch.manual_seed(7)
+    assert torch.equal(layer(hidden), first)
+    assert not torch.equal(layer(hidden), first)
+    assert layer.eval()(hidden) is hidden
+    assert repr(layer) == "Dropout(probability=0.1)"
+
+
+def test_mask_probability_is_exact_to_sixteen_bits() -> None:
+    assert keep_mask(torch.Size([3, 0]), 0.1).shape == (3, 0)
+    assert keep_scale(0.5) == 2.0
+    assert abs(keep_scale(0.1) - 1 / 0.9) < 1e-5
+    torch.manual_seed(0)
+    for probability in (0.01, 0.9):
+        share = float(keep_mask(torch.Size([1 << 20]), probability).float().mean())
+        assert abs(share - (1 - probability)) < 0.002
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_varlen_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, causal: bool) -> None:
+    packed = lengths_batch([3, 64, 17, 64]).to("cuda")
+    qkv = projections(148, 4, 32, device="cuda", dtype=dtype)
+    assert choose_kernel(qkv[0], 0.0) == "varlen"
+    assert choose_kernel(qkv[0], 0.1) == "padded"
+    got = attention(*qkv, packed, causal=causal)
+    wanted = attention(*(part.float() for part in qkv), packed, causal=causal, kernel="reference")
+    torch.testing.assert_close(got.float(), wanted, atol=3e-2, rtol=3e-2)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", [[16, 16], [5, 16, 11]])
+def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
+    packed = lengths_batch(lengths).to("cuda")
+    qkv = projections(sum(lengths), 4, 32, device="cuda")
+    wanted = attention(*qkv, packed, kernel="reference")
+    torch.testing.assert_close(attention(*qkv, packed), wanted, atol=1e-4, rtol=1e-4)
+    half = [part.bfloat16() for part in qkv]
+    assert attention(*half, packed, dropout=0.1).isfinite().all()

@@ -1,0 +1,103 @@
+"""The heads against transformers, and the paper's parameter counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.heads import ClassificationModel, PretrainingModel, count_parameters
+
+BASE = ModelConfig(vocab_size=30522)
+LARGE = ModelConfig(
+    vocab_size=30522,
+    hidden_size=1024,
+    num_hidden_layers=24,
+    num_attention_heads=16,
+    intermediate_size=4096,
+)
+
+
+def spread(model: Any) -> Any:
+    """Weights large enough that a wrong term shows."""
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
+def test_pretraining_logits_equal_transformers(
+    act: str, config: ModelConfig, batch: Any, twin: Any, padded: Any
+) -> None:
+    model = spread(PretrainingModel(ModelConfig(**{**vars(config), "hidden_act": act})))
+    packed = batch(6, 20, 3, 20)
+    targets = torch.tensor([1, 6, 25, 28, 48])
+    with torch.no_grad():
+        output = model(packed, targets)
+        answer = twin(model, "BertForPreTraining")(**padded(packed))
+    real = padded(packed)["attention_mask"].bool()
+    assert output.mlm_logits.shape == (5, 50)
+    everywhere = answer.prediction_logits[real]
+    torch.testing.assert_close(output.mlm_logits, everywhere[targets], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        output.nsp_logits, answer.seq_relationship_logits, atol=1e-5, rtol=1e-5
+    )
+
+
+def test_gradients_equal_transformers(
+    config: ModelConfig, batch: Any, twin: Any, padded: Any
+) -> None:
+    """The tied matrix gets gradients from both of its uses; no loss means no gradient."""
+    model = spread(PretrainingModel(config))
+    packed, targets = batch(6, 9), torch.tensor([2, 8, 14])
+    other = twin(model, "BertForPreTraining")
+    output = model(packed, targets)
+    (output.mlm_logits.square().sum() + output.nsp_logits.square().sum()).backward()
+    answer = other(**padded(packed))
+    real = padded(packed)["attention_mask"].bool()
+    logits = answer.prediction_logits[real][targets]
+    (logits.square().sum() + answer.seq_relationship_logits.square().sum()).backward()
+    pairs = [
+        (model.encoder.word_embeddings, other.bert.embeddings.word_embeddings),
+        (model.encoder.layers[0].output, other.bert.encoder.layer[0].output.dense),
+        (model.encoder.pooler, other.bert.pooler.dense),
+        (model.mlm.dense, other.cls.predictions.transform.dense),
+    ]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        model.encoder.layers[1].query_key_value.weight.grad[24:48],
+        other.bert.encoder.layer[1].attention.self.key.weight.grad,
+        atol=1e-3,
+        rtol=1e-4,
+    )
+
+
+def test_classification_logits_equal_transformers(
+    config: ModelConfig, batch: Any, twin: Any, padded: Any
+) -> None:
+    model = spread(ClassificationModel(config, 2))
+    packed = batch(6, 20, 3)
+    with torch.no_grad():
+        answer = twin(model, "BertForSequenceClassification")(**padded(packed))
+        torch.testing.assert_close(model(packed), answer.logits, atol=1e-5, rtol=1e-5)
+    assert ClassificationModel(config, 7)(packed).shape == (3, 7)
+
+
+def test_paper_sizes_have_the_paper_parameter_counts() -> None:
+    assert count_parameters(BASE) == 109_482_240
+    assert count_parameters(LARGE) == 335_141_888
+    assert count_parameters(BASE, heads=True) == 110_106_428
+
+
+@pytest.mark.parametrize("size", ["config", "base", "large"])
+def test_counts_are_those_of_the_modules(size: str, config: ModelConfig) -> None:
+    sizes = {"config": config, "base": BASE, "large": LARGE}[size]
+    with torch.device("meta"):
+        encoder, whole = Encoder(sizes), PretrainingModel(sizes)
+    assert count_parameters(sizes) == sum(p.numel() for p in encoder.parameters())
+    assert count_parameters(sizes, heads=True) == sum(p.numel() for p in whole.parameters())

@@ -1,0 +1,113 @@
+"""The import law (design, law 6): along the story, imports point forward only."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertkit
+
+PACKAGE = Path(bertkit.__file__).parent
+
+STORY = [
+    ("errors",),
+    ("files", "shapes", "config"),
+    ("text",),
+    ("tokens",),
+    ("corpus",),
+    ("examples",),
+    ("model",),
+    ("objectives",),
+    ("training",),
+    ("tasks",),
+    ("predict",),
+    ("plots", "report"),
+    ("demo",),
+    ("verbs",),
+    ("cli",),
+    ("__main__",),
+]
+"""What stands on a line may import from its own line and from lines above."""
+
+RANK = {name: rank for rank, names in enumerate(STORY) for name in names}
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+def chapter(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_chapters(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            assert not isinstance(node, ast.ImportFrom), f"{path}: no relative imports"
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "bertkit" and len(parts) > 1:
+                found.add(parts[1])
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_forward(path: Path) -> None:
+    own = RANK[chapter(path)]
+    for name in imported_chapters(path):
+        assert RANK[name] <= own, f"{path.name} ({chapter(path)}) imports {name}, a later chapter"
+
+
+def test_the_law_would_catch_a_backward_import(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("from bertkit.training.loop import train_steps\n")
+    assert imported_chapters(bad) == {"training"}
+    assert RANK["training"] > RANK["text"]
+
+
+def test_public_names_exist_and_are_sorted() -> None:
+    assert bertkit.__all__ == sorted(bertkit.__all__)
+    for name in bertkit.__all__:
+        assert getattr(bertkit, name).__module__.startswith("bertkit."), name
+    assert set(bertkit.__all__) <= set(dir(bertkit))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = bertkit.nothing
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("bertkit", ["torch", "numpy", "tokenizers"]),
+        ("bertkit.cli", ["torch", "numpy", "matplotlib", "datasets"]),
+        ("bertkit.corpus.prepare", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
+    ],
+)
+def test_imports_stay_light(module: str, heavy: list[str]) -> None:
+    code = f"import sys, {module}; print([n for n in {heavy!r} if n in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert found.strip() == "[]"
+
+
+def test_training_closure_stays_small() -> None:
+    """Design section 2: `pretrain` imports at most 30 of our files and 4,500 lines of text."""
+    code = (
+        "import sys, bertkit.training.pretrain\n"
+        "print(*[m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'bertkit'])"
+    )
+    files = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    modules = [Path(file) for file in files if not file.endswith("__init__.py")]
+    assert len(modules) <= 30, [path.name for path in modules]
+    lines = [line for path in modules for line in path.read_text().splitlines() if line.strip()]
+    assert len(lines) <= 4500, len(lines)

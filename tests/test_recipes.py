@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.config import read_recipe, shipped_recipes
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.model.heads import PretrainingModel, count_parameters
+from bertkit.training.journal import Console, read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import Phases, PretrainRecipe, Watching
+
+RECIPES = sorted(shipped_recipes())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_builds_its_network(name: str) -> None:
+    recipe = read_recipe(PretrainRecipe, name)
+    config = recipe.model.config(30_522)
+    with torch.device("meta"):
+        model = PretrainingModel(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert parameters == count_parameters(config, heads=True)
+
+
+def test_base_and_large_have_the_papers_size() -> None:
+    sizes = {
+        name: count_parameters(read_recipe(PretrainRecipe, name).model.config(30_522))
+        for name in ("base", "large")
+    }
+    assert sizes == {"base": 109_482_240, "large": 335_141_888}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Path) -> None:
+    """The recipe with its own objective, optimizer and schedule, but a toy network and one step."""
+    recipe = read_recipe(PretrainRecipe, name)
+    shrunken = replace(
+        recipe,
+        model=replace(
+            recipe.model, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=64,
+        ),
+        phases=replace(
+            recipe.phases,
+            lengths=tuple(32 for _ in recipe.phases.lengths),
+            steps=tuple(1 for _ in recipe.phases.steps),
+            batch_sizes=tuple(4 for _ in recipe.phases.batch_sizes),
+        ),
+        training=replace(recipe.training, warmup_steps=0),
+        watching=Watching(log_every=1, evaluate_every=9, held_out_sequences=8, checkpoint_every=9),
+    )  # fmt: skip
+    pretrain(shrunken, store, tmp_path, console=Console())
+    records = read_journal(tmp_path / "journal.jsonl")
+    steps = [record for record in records if record["kind"] == "step"]
+    assert len(steps) == len(recipe.phases.steps)
+    assert all(0 < record["mlm_loss"] < 12 for record in steps)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_says_what_it_is(name: str) -> None:
+    text = shipped_recipes()[name].read_text()
+    comment = text[: text.index("\n[")]
+    assert all(line.startswith("#") for line in comment.strip().splitlines())
+    if name != "demo":
+        assert f"bertkit pretrain {name} " in comment
+
+
+def test_flags_win_over_the_file() -> None:
+    flags = ["--training.learning-rate", "3e-4", "--phases.steps", "20000", "8"]
+    recipe = read_recipe(PretrainRecipe, "base", flags)
+    assert recipe.training.learning_rate == 3e-4
+    assert recipe.phases.steps == (20_000, 8)
+    assert recipe.phases.lengths == (128, 512)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[trainin]\nseed = 1", r"Unknown option.*trainin.*bad\.toml"),
+        ("[training]\nlearning_rat = 1", r"learning_rat.*bad\.toml.*Did you mean.*learning.rate"),
+        ('[training]\nseed = "x"', r"\[training\]\[seed\].*bad\.toml.*unable to convert"),
+        ("[training]\nseed = -1", r"training\.seed must be in"),
+        ("[phases]\nsteps = [1]", r"need one entry for each phase"),
+        ("[phases]\nlengths = [128, 1024]", r"phases\.lengths has 1024, but.*512"),
+        ("[masking]\nprobability = 1.5", r"masking\.probability must be between"),
+        ("[training\nseed = 1", r"bad\.toml"),
+    ],
+)
+def test_bad_recipes_are_one_clear_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(content)
+    with pytest.raises(BertkitError) as error:
+        read_recipe(PretrainRecipe, str(path))
+    assert re.search(message, str(error.value)), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(BertkitError, match="no recipe 'bse'; did you mean 'base'"):
+        read_recipe(PretrainRecipe, "bse")
+    with pytest.raises(BertkitError, match="does not exist"):
+        read_recipe(PretrainRecipe, "nowhere.toml")
+
+
+def test_phases_locate_a_step() -> None:
+    phases = Phases(lengths=(8, 16), steps=(3, 2), batch_sizes=(1, 1), max_predictions=(1, 1))
+    found = [phases.locate(done) for done in range(6)]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]

@@ -1,0 +1,199 @@
+"""Finding sources: files, folders, globs, URLs, data set names; and opening them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+import pytest
+import zstandard
+
+from bertkit.errors import BertkitError
+from bertkit.text.sources import Source, ZstandardStream, find_sources, open_binary
+
+
+def write(path: Path, text: str = "Some text.\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def names(sources: list[Source], root: Path) -> list[str]:
+    return [str(Path(source.path).relative_to(root)) for source in sources]
+
+
+def test_formats_follow_the_extension_under_the_compression(tmp_path: Path) -> None:
+    expected = {
+        "a.txt": "text",
+        "b.jsonl": "jsonl",
+        "c.JSON": "jsonl",
+        "d.csv": "csv",
+        "e.tsv": "tsv",
+        "f.parquet": "parquet",
+        "wiki_00": "text",
+    }
+    for name in expected:
+        write(tmp_path / name)
+    found = find_sources([str(tmp_path)])
+    assert {Path(source.path).name: source.format for source in found} == expected
+    for name, format_ in {"g.csv.gz": "csv", "h.TXT.GZ": "text", "wiki_01.gz": "text"}.items():
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(b"text\n"))
+        assert find_sources([str(path)]) == [Source(str(path), format_, path.stat().st_size)]
+
+
+def test_wikiextractor_is_recognised_by_its_first_line(tmp_path: Path) -> None:
+    first = write(tmp_path / "wiki_00", '\ufeff\n\n<doc id="1">\nA\n</doc>\n')
+    second = tmp_path / "wiki_01.bz2"
+    second.write_bytes(bz2.compress(b'<doc id="1">\nA\n</doc>\n'))
+    found = find_sources([str(first), str(second)])
+    assert [source.format for source in found] == ["wikiextractor", "wikiextractor"]
+    assert find_sources([str(first)], format="text")[0].format == "text"
+
+
+def test_folders_are_read_in_order_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/1.txt", "a.txt", ".hidden.txt", ".git/x.txt", "c.txt"):
+        write(tmp_path / name)
+    assert names(find_sources([str(tmp_path)]), tmp_path) == [
+        "a.txt",
+        "b/1.txt",
+        "b/2.txt",
+        "c.txt",
+    ]
+    given = [str(tmp_path / "c.txt"), str(tmp_path / "b")]
+    assert names(find_sources(given), tmp_path) == ["c.txt", "b/1.txt", "b/2.txt"]
+
+
+def test_a_linked_folder_is_followed_once(tmp_path: Path) -> None:
+    write(tmp_path / "corpus" / "a.txt")
+    write(tmp_path / "elsewhere" / "b.txt")
+    (tmp_path / "corpus" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "loop").symlink_to(tmp_path / "corpus")
+    found = find_sources([str(tmp_path / "corpus")])
+    assert [Path(source.path).name for source in found] == ["a.txt", "b.txt"]
+
+
+def test_globs(tmp_path: Path) -> None:
+    for name in ("AA/wiki_00", "AA/wiki_01", "AB/wiki_00", "AB/deep/wiki_02", "odd[1].txt"):
+        write(tmp_path / name)
+
+    def match(pattern: str) -> list[str]:
+        return names(find_sources([str(tmp_path / pattern)]), tmp_path)
+
+    assert match("A?") == ["AA/wiki_00", "AA/wiki_01", "AB/deep/wiki_02", "AB/wiki_00"]
+    assert match("*/wiki_00") == ["AA/wiki_00", "AB/wiki_00"]
+    assert match("AB/**") == ["AB/deep/wiki_02", "AB/wiki_00"]
+    assert match("**/wiki_0*") == ["AA/wiki_00", "AA/wiki_01", "AB/deep/wiki_02", "AB/wiki_00"]
+    assert match("odd[1].txt") == ["odd[1].txt"]
+
+
+def test_unknown_extensions_stay_visible_in_a_folder_and_fail_when_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt")
+    photo = write(tmp_path / "photo.jpg")
+    assert [source.format for source in find_sources([str(tmp_path)])] == ["text", "unknown"]
+    with pytest.raises(BertkitError, match=r"photo\.jpg has an unknown extension .*\.jsonl"):
+        find_sources([str(photo)])
+    assert find_sources([str(photo)], format="text") == [
+        Source(str(photo), "text", photo.stat().st_size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing.txt", r"missing\.txt does not exist"),
+        ("*.txt", r"no file matches .*\*\.txt"),
+        ("empty", "the folder .*empty is empty"),
+        ("photos", "photos holds no file with a known extension"),
+        ("hf:", "'hf:' is not a data set name"),
+        ("hf:a:b:c:d", "write hf:NAME:CONFIG:SPLIT"),
+        ("nosuch://bucket/a.txt", "cannot reach nosuch://bucket/a.txt: Protocol not known"),
+        ("memory://nowhere/*.txt", "does not exist or holds no file"),
+    ],
+)
+def test_nothing_to_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "photos" / "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BertkitError, match=message) as caught:
+        find_sources([path])
+    assert "\n" not in str(caught.value)
+
+
+def test_no_paths_and_misspelt_formats_are_errors() -> None:
+    with pytest.raises(BertkitError, match="no input was named"):
+        find_sources([])
+    with pytest.raises(BertkitError, match="unknown format 'jsnl'; did you mean 'jsonl'"):
+        find_sources(["a"], format="jsnl")
+
+
+def test_data_set_names_are_filled_in() -> None:
+    found = find_sources(["hf:user/set", "hf:set:en", "hf:set::test"])
+    assert [source.path for source in found] == [
+        "hf:user/set::train",
+        "hf:set:en:train",
+        "hf:set::test",
+    ]
+    assert {(source.format, source.bytes) for source in found} == {("huggingface", 0)}
+    assert find_sources(["set"], format="huggingface") == find_sources(["hf:set"])
+
+
+def test_remote_files_folders_and_globs() -> None:
+    system = fsspec.filesystem("memory")
+    for name in ("/remote/b.txt", "/remote/deep/a.txt.gz", "/remote/.hidden.txt", "/remote/c.md"):
+        content = b"Hello.\n"
+        system.pipe(name, gzip.compress(content) if name.endswith(".gz") else content)
+    found = find_sources(["memory://remote"])
+    assert [(source.path, source.format) for source in found] == [
+        ("memory:///remote/b.txt", "text"),
+        ("memory:///remote/c.md", "unknown"),
+        ("memory:///remote/deep/a.txt.gz", "text"),
+    ]
+    assert found[0].bytes == len("Hello.\n")
+    assert find_sources(["memory://remote/*.txt"])[0].path == "memory:///remote/b.txt"
+    [single] = find_sources(["memory://remote/deep/a.txt.gz"])
+    with open_binary(single.path) as stream:
+        assert stream.read() == b"Hello.\n"
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("extension", COMPRESSORS)
+def test_compressed_files_of_several_parts_are_read_whole(tmp_path: Path, extension: str) -> None:
+    compress = COMPRESSORS[extension]
+    path = tmp_path / f"a.txt.{extension}"
+    path.write_bytes(compress(b"one " * 100_000) + compress(b"two"))
+    with open_binary(str(path)) as stream:
+        assert stream.read() == b"one " * 100_000 + b"two"
+
+
+def chunks(file: BinaryIO, size: int) -> bytes:
+    stream = io.BufferedReader(ZstandardStream(file), 1000)
+    parts = []
+    while part := stream.read(size):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_zstandard_skips_foreign_frames_and_notices_a_missing_end() -> None:
+    content = bytes(range(256)) * 5000
+    frame = zstandard.compress(content)
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"note"  # RFC 8878, 3.1.2
+    assert chunks(io.BytesIO(skippable + frame + skippable + frame), 777) == content * 2
+    assert chunks(io.BytesIO(b""), 10) == b""
+    with pytest.raises(EOFError):
+        chunks(io.BytesIO(frame[:-3]), 777)

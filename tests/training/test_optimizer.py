@@ -1,0 +1,252 @@
+"""Optimizer traces against NumPy written from the paper's formulas, groups, schedules, clipping."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.training.optimizer import (
+    OriginalAdam,
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    parameter_groups,
+    set_learning_rate,
+)
+
+
+class Toy(nn.Module):
+    """Everything that decides about decay: embedding, tied decoder, LayerNorm, biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 6)
+        self.norm = nn.LayerNorm(6)
+        self.dense = nn.Linear(6, 6)
+        self.decoder = nn.Linear(6, 11, bias=False)
+        self.decoder.weight = self.words.weight
+        self.output_bias = nn.Parameter(torch.zeros(11))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.decoder(self.dense(self.norm(self.words(ids)))) + self.output_bias
+
+
+def toy(seed: int = 0) -> Toy:
+    torch.manual_seed(seed)
+    model = Toy()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def numpy_adam(
+    value: np.ndarray, gradients: list[np.ndarray], rates: list[float], decay: float, correct: bool
+) -> np.ndarray:
+    """Adam with decoupled decay in float64, one parameter, every step written out."""
+    beta1, beta2, epsilon = 0.9, 0.999, 1e-6
+    average, square = np.zeros_like(value), np.zeros_like(value)
+    for count, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        average = beta1 * average + (1 - beta1) * gradient
+        square = beta2 * square + (1 - beta2) * gradient**2
+        first = average / (1 - beta1**count) if correct else average
+        second = square / (1 - beta2**count) if correct else square
+        value = value - rate * (first / (np.sqrt(second) + epsilon) + decay * value)
+    return value
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_twelve_updates_equal_numpy(bias_correction: bool) -> None:
+    model = toy()
+    start = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+    optimizer = build_optimizer(model, learning_rate=9.9, bias_correction=bias_correction)
+    rates = [0.01 * (i + 1) for i in range(12)]
+    random = np.random.default_rng(0)
+    gradients = {
+        name: [random.normal(size=value.shape) * 10.0 ** random.integers(-6, 2) for _ in rates]
+        for name, value in start.items()
+    }
+    for i, rate in enumerate(rates):
+        for name, value in model.named_parameters():
+            value.grad = torch.tensor(gradients[name][i], dtype=torch.float32)
+        set_learning_rate(optimizer, rate)
+        optimizer.step()
+    decayed = {"words.weight": 0.01, "dense.weight": 0.01}
+    for name, value in model.named_parameters():
+        expected = numpy_adam(
+            start[name], gradients[name], rates, decayed.get(name, 0.0), bias_correction
+        )
+        np.testing.assert_allclose(value.detach().numpy(), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_the_first_original_update_is_larger_by_the_missing_corrections() -> None:
+    moved = []
+    for bias_correction in (True, False):
+        weight = nn.Linear(1, 1, bias=False)
+        before = weight.weight.item()
+        optimizer = build_optimizer(
+            weight, learning_rate=1e-3, weight_decay=0.0, bias_correction=bias_correction
+        )
+        weight.weight.grad = torch.full((1, 1), 7.0)
+        optimizer.step()
+        moved.append(before - weight.weight.item())
+    assert moved[0] == pytest.approx(1e-3, rel=1e-4)
+    assert moved[1] == pytest.approx(1e-3 * 0.1 / math.sqrt(0.001), rel=1e-4)
+
+
+def test_fused_adamw_equals_the_unfused_one() -> None:
+    traces = []
+    for fused in (True, False):
+        model = toy()
+        optimizer: torch.optim.Optimizer
+        if fused:
+            optimizer = build_optimizer(model, learning_rate=0.01, weight_decay=0.1)
+        else:
+            optimizer = torch.optim.AdamW(
+                parameter_groups(model, 0.1), lr=0.01, eps=1e-6, foreach=False, fused=False
+            )
+        for seed in range(5):
+            ids = torch.randint(11, (4, 3), generator=torch.Generator().manual_seed(seed))
+            loss = model(ids).logsumexp(-1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        traces.append({name: value.detach().clone() for name, value in model.named_parameters()})
+    for name, value in traces[0].items():
+        torch.testing.assert_close(value, traces[1][name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    model = toy()
+    optimizer = build_optimizer(model, learning_rate=0.1, bias_correction=False)
+    assert isinstance(optimizer, OriginalAdam)
+    before = model.dense.weight.detach().clone()
+    model.output_bias.grad = torch.ones(11)
+    optimizer.step()
+    assert torch.equal(model.dense.weight, before)
+    assert not torch.equal(model.output_bias, torch.zeros(11))
+
+
+def test_groups_of_the_toy() -> None:
+    decay, exempt = parameter_groups(toy(), 0.25)
+    assert decay["names"] == ["words.weight", "dense.weight"]
+    assert sorted(exempt["names"]) == ["dense.bias", "norm.bias", "norm.weight", "output_bias"]
+    assert (decay["weight_decay"], exempt["weight_decay"]) == (0.25, 0.0)
+
+
+def check_every_parameter_once(model: nn.Module) -> list[dict[str, Any]]:
+    groups = parameter_groups(model, 0.01)
+    by_name = dict(model.named_parameters())
+    names = [name for group in groups for name in group["names"]]
+    assert sorted(names) == sorted(by_name)
+    for group in groups:
+        assert [id(by_name[name]) for name in group["names"]] == [id(p) for p in group["params"]]
+    return groups
+
+
+def test_every_parameter_is_in_exactly_one_group() -> None:
+    check_every_parameter_once(toy())
+
+
+def test_groups_of_a_real_bert() -> None:
+    from bertkit.model.encoder import ModelConfig
+    from bertkit.model.heads import PretrainingModel
+
+    size = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = PretrainingModel(ModelConfig(vocab_size=31, intermediate_size=16, **size))
+    decay, exempt = check_every_parameter_once(model)
+    shapes = dict(model.named_parameters())
+    # in BERT the rule comes down to this: matrices decay, vectors do not
+    assert all(shapes[name].dim() == 2 for name in decay["names"])
+    assert all(shapes[name].dim() == 1 for name in exempt["names"])
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    model = toy()
+    model.dense.requires_grad_(False)
+    names = [name for group in parameter_groups(model, 0.01) for name in group["names"]]
+    assert not [name for name in names if name.startswith("dense")]
+    model.requires_grad_(False)
+    with pytest.raises(BertkitError, match="no parameter to train"):
+        build_optimizer(model, learning_rate=1.0)
+
+
+def test_linear_schedule_by_hand() -> None:
+    rates = [learning_rate(s, peak=1.0, warmup_steps=4, total_steps=8) for s in range(10)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+
+
+def test_original_schedule_by_hand_jumps_at_the_end_of_warm_up() -> None:
+    rates = [
+        learning_rate(s, peak=1.0, warmup_steps=4, total_steps=8, schedule="original")
+        for s in range(10)
+    ]
+    assert rates == [0.0, 0.25, 0.5, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
+    # the paper's: 1e-4, 10,000 of 1,000,000 steps; the jump is to 99 % of the peak
+    paper = {"peak": 1e-4, "warmup_steps": 10_000, "total_steps": 1_000_000}
+    assert learning_rate(9_999, **paper, schedule="original") == pytest.approx(0.9999e-4)
+    assert learning_rate(10_000, **paper, schedule="original") == pytest.approx(0.99e-4)
+
+
+def test_constant_schedule_and_no_warm_up() -> None:
+    constant = [
+        learning_rate(s, peak=2.0, warmup_steps=2, total_steps=4, schedule="constant")
+        for s in range(6)
+    ]
+    assert constant == [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert learning_rate(0, peak=2.0, warmup_steps=0, total_steps=4) == 2.0
+
+
+@given(
+    total=st.integers(2, 400),
+    share=st.floats(0, 0.99),
+    schedule=st.sampled_from(["linear", "original", "constant"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_schedules_rise_then_never_rise_and_stay_within_the_peak(
+    total: int, share: float, schedule: str
+) -> None:
+    warmup = int(share * total)
+    rates = [
+        learning_rate(s, peak=3.0, warmup_steps=warmup, total_steps=total, schedule=schedule)
+        for s in range(total)
+    ]
+    assert all(0 <= rate <= 3.0 for rate in rates)
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    assert rates[-1] > 0  # no update is wasted at the end
+
+
+def test_impossible_schedules_are_refused() -> None:
+    with pytest.raises(BertkitError, match="did you mean 'linear'"):
+        learning_rate(0, peak=1.0, warmup_steps=0, total_steps=4, schedule="liner")
+    with pytest.raises(BertkitError, match="warm-up of 4 steps must end before the 4 steps"):
+        learning_rate(0, peak=1.0, warmup_steps=4, total_steps=4)
+    with pytest.raises(ValueError, match="counts from 0"):
+        learning_rate(-1, peak=1.0, warmup_steps=0, total_steps=4)
+
+
+def test_clipping_scales_all_gradients_together() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.tensor([[3.0, 0.0]])
+    model.bias.grad = torch.tensor([4.0])
+    norm = clip_gradients(model, 1.0)
+    assert norm.item() == pytest.approx(5.0)
+    torch.testing.assert_close(model.weight.grad, torch.tensor([[0.6, 0.0]]))
+    torch.testing.assert_close(model.bias.grad, torch.tensor([0.8]))
+    assert clip_gradients(model, 100.0).item() == pytest.approx(1.0, rel=1e-5)
+    torch.testing.assert_close(model.bias.grad, torch.tensor([0.8]))  # below: unchanged
+
+
+def test_clipping_reports_a_gradient_that_is_not_finite() -> None:
+    model = nn.Linear(2, 1)
+    model.weight.grad = torch.tensor([[math.inf, 0.0]])
+    assert not math.isfinite(clip_gradients(model, 1.0).item())
