@@ -1,4 +1,4 @@
-"""The command line: `bertkit VERB`. Each verb is one function in `bertkit.verbs`, imported on use."""
+"""The command line, `bertkit VERB`: each verb is one function in `bertkit.verbs`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def application() -> App:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and exit: 0 when it did its work, 2 for a user's error, 128 + n after signal n."""
+    """Run one verb and exit: 0 if it did its work, 2 on a user's error, 128 + n after signal n."""
     try:
         status = parse(application(), arguments)
     except BertkitError as error:

@@ -60,7 +60,7 @@ def recipe_file(name: str) -> Toml:
 
 
 def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Fill in the fields of the recipe that the command's RECIPE argument names (a cyclopts config).
+    """Fill in the fields of the recipe that the RECIPE argument names (a cyclopts config).
 
     Flags given on the command line win over the file.
     """

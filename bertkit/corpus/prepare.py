@@ -70,18 +70,18 @@ class Block(NamedTuple):
 class Part(NamedTuple):
     """Sources that are read one after another into shards of their own."""
 
-    index: int
+    number: int
     sources: tuple[Source, ...]
 
 
 def is_held_out(document: str, share: float) -> bool:
-    """Whether a document belongs to the held-out split: a hash of its text, so copies go together."""
+    """Whether a document is held out: decided by a hash of its text, so copies go together."""
     digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
-    """Sentences, those of more than LONGEST_STRING characters cut, at white space where there is."""
+    """Sentences; those of more than LONGEST_STRING characters are cut, if possible at a space."""
     for sentence in sentences:
         rest = sentence
         while len(rest) > LONGEST_STRING:
@@ -201,15 +201,14 @@ class BlockPool:
                 future = self.executor.submit(_tokenize_in_worker, documents, *self.arguments)
                 waiting.append((documents, future))
                 if len(waiting) > 2 * self.processes:
-                    documents, future = waiting.popleft()
-                    yield documents, future.result()
-            while waiting:
-                documents, future = waiting.popleft()
-                yield documents, future.result()
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
         except BrokenProcessPool:
             raise BertkitError(
-                "a worker process of `prepare` died (killed, or out of memory); run the same command "
-                "again: finished shards are kept. Fewer --processes need less memory"
+                "a worker process of `prepare` died (killed, or out of memory); run the same "
+                "command again: finished shards are kept. Fewer --processes need less memory"
             ) from None
 
 
@@ -255,7 +254,7 @@ class PartWriter:
 
     def record_path(self, index: int) -> Path:
         """The file that says that shard `index` of this part is whole."""
-        return self.folder / "parts" / f"{self.part.index:05d}-{index:03d}.json"
+        return self.folder / "parts" / f"{self.part.number:05d}-{index:03d}.json"
 
     def resume(self) -> None:
         """Take over the whole shards of an earlier run; a damaged one is remade from there on."""
@@ -288,7 +287,7 @@ class PartWriter:
         for split in ("train", "held_out"):
             arrays = [block.splits[split] for block in self._blocks if split in block.splits]
             if arrays:
-                name = f"{split}-{self.part.index:05d}-{self.written:03d}"
+                name = f"{split}-{self.part.number:05d}-{self.written:03d}"
                 shards.append(write_shard(self.folder, name, split, arrays))
         counts: Counter[str] = sum((block.counts for block in self._blocks), Counter())
         self.shards += shards
@@ -354,8 +353,8 @@ def prepare(
         progress: called with the running counts after each block.
 
     Raises:
-        BertkitError: no text, unknown language, fewer than two documents (next-sentence pairs need a
-            second one to draw from), a store begun with other settings, a full disk.
+        BertkitError: no text, unknown language, fewer than two documents (next-sentence pairs need
+            a second one to draw from), a store begun with other settings, a full disk.
     """
     options = options or PrepareOptions()
     check_language(options.language)

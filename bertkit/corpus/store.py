@@ -4,10 +4,10 @@ A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
     tokenizer/                       the tokenizer whose ids these are
-    unigrams.npy                     (vocabulary,) int64: how often each id occurs in the training text
+    unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
-    train-00000-000.sentences.npy    (sentences + 1,) uint32: where in the tokens each sentence begins
-    train-00000-000.documents.npy    (documents + 1,) uint32: where in the sentences each document begins
+    train-00000-000.sentences.npy    (sentences + 1,) uint32: the first token of each sentence
+    train-00000-000.documents.npy    (documents + 1,) uint32: the first sentence of each document
 
 Documents of the `held_out` split lie in shards of their own. The arrays are plain `.npy` files, so
 any tool can read them. Checksums are verified when a shard is first opened.
@@ -138,15 +138,15 @@ class TokenStore:
         if not manifest.is_file():
             unfinished = (self.folder / "settings.json").is_file()
             raise BertkitError(
-                f"{self.folder} holds an unfinished token store; run the same `bertkit prepare` again"
+                f"{self.folder} holds an unfinished token store; run `bertkit prepare` again"
                 if unfinished
-                else f"{self.folder} is no token store (no manifest.json); make one: bertkit prepare"
+                else f"{self.folder} is no token store (no manifest.json); see `bertkit prepare`"
             )
         self.manifest: dict[str, Any] = read_json(manifest)
         if self.manifest.get("format") != FORMAT:
             raise BertkitError(
-                f"{manifest} has format {self.manifest.get('format')}, this version reads {FORMAT}; "
-                "prepare the store again"
+                f"{manifest} has format {self.manifest.get('format')}, this version reads "
+                f"{FORMAT}; prepare the store again"
             )
         if split not in SPLITS:
             raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: what is drawn depends on the key alone, never on what was drawn before.
+"""Counter-based random numbers: what is drawn depends on the key, not on what was drawn before.
 
-The generator is Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by
-(seed, purpose) and started at the counter (row, window, epoch). So the pairs of a window and the
+The generator is Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed
+by (seed, purpose) and started at the counter (row, window, epoch). So the pairs of a window and the
 masks of an example can be made by any process, in any order, any number of times (design law 2).
 """
 

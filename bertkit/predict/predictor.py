@@ -63,7 +63,7 @@ class Predictor:
             For each mask the most probable pieces, best first.
 
         Raises:
-            BertkitError: there is no mask in the text, or `top` is not between 1 and the vocabulary.
+            BertkitError: there is no mask in the text, or `top` is not within 1 to the vocabulary.
         """
         if not 1 <= top <= self.tokenizer.size:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")

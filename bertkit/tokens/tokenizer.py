@@ -173,9 +173,8 @@ class Tokenizer:
             BertkitError: files are missing, damaged, contradictory, or not those of a BERT.
         """
         path = Path(path)
-        vocabulary, settings = (
-            read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
-        )
+        found = read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
+        vocabulary, settings = found
         if compat is not None and compat != settings.get("compat"):
             settings |= {"compat": compat, "max_word_characters": None}
         if lowercase is not None and lowercase != settings.get("lowercase"):
@@ -192,7 +191,6 @@ class Tokenizer:
         Raises:
             BertkitError: the directory cannot be written.
         """
-        directory = Path(directory)
         strip_accents = None if self.strip_accents == self.lowercase else self.strip_accents
         names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
         config = {

@@ -1,8 +1,8 @@
 """Pre-training: a token store and a recipe → a run directory with a model (paper section 3.1, A.2).
 
 A run directory holds `recipe.json` (the resolved recipe), `environment.json`, `journal.jsonl`,
-`checkpoints/`, `model/` and `report.html`. Running the same command again goes on from the last good
-checkpoint, and the weights at the end are byte for byte those of an undisturbed run.
+`checkpoints/`, `model/` and `report.html`. Running the same command again goes on from the last
+good checkpoint, and the weights at the end are byte for byte those of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -394,8 +394,8 @@ class PretrainingRun:
             self.console.say(f"finished: the model is in {self.folder / 'model'}")
         else:
             self.console.say(
-                f"stopped by {signal.Signals(stop.signal).name}: saved after {self.done:,} updates; "
-                "run the same command to go on"
+                f"stopped by {signal.Signals(stop.signal).name}: saved after {self.done:,} "
+                "updates; run the same command to go on"
             )
 
 
@@ -404,6 +404,7 @@ def pretrain(
     store: TokenStore | Path | str,
     out: Path | str,
     *,
+    recipe_name: str = "recipe",
     workers: int = 0,
     device: str = "auto",
     console: Console | None = None,
@@ -414,6 +415,7 @@ def pretrain(
         recipe: a `PretrainRecipe`, or the path or name of one.
         store: a token store or its folder.
         out: the run directory; an unfinished run of the same recipe goes on.
+        recipe_name: for the report, where the recipe is not given by name.
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", ...
         console: shows progress; a new one where absent.
@@ -424,7 +426,7 @@ def pretrain(
     Raises:
         BertkitError: see `PretrainingRun`.
     """
-    name = recipe if isinstance(recipe, str) else "recipe"
+    name = recipe if isinstance(recipe, str) else recipe_name
     resolved = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     opened = store if isinstance(store, TokenStore) else TokenStore(store)
     run = PretrainingRun(

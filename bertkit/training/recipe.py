@@ -59,8 +59,9 @@ class Phases:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)
         if len({len(values) for values in lists}) != 1 or not self.lengths:
             raise BertkitError(
-                "phases.lengths, phases.steps, phases.batch_sizes and phases.max_predictions need one "
-                f"entry for each phase, got {', '.join(str(len(values)) for values in lists)} entries"
+                "phases.lengths, phases.steps, phases.batch_sizes and phases.max_predictions need "
+                "one entry for each phase, got "
+                f"{', '.join(str(len(values)) for values in lists)} entries"
             )
         if min(min(values) for values in lists) < 1:
             raise BertkitError("phases: every entry must be at least 1")

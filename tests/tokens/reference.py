@@ -28,14 +28,14 @@ def is_punctuation(character: str) -> bool:
 
 def is_cjk(character: str) -> bool:
     code = ord(character)
-    return (
-        0x4E00 <= code <= 0x9FFF
-        or 0x3400 <= code <= 0x4DBF
+    return code >= 0x3400 and (
+        code <= 0x4DBF
+        or 0x4E00 <= code <= 0x9FFF
+        or 0xF900 <= code <= 0xFAFF
         or 0x20000 <= code <= 0x2A6DF
         or 0x2A700 <= code <= 0x2B73F
         or 0x2B740 <= code <= 0x2B81F
         or 0x2B820 <= code <= 0x2CEAF
-        or 0xF900 <= code <= 0xFAFF
         or 0x2F800 <= code <= 0x2FA1F
     )
 

@@ -1,0 +1,23 @@
+"""`bertkit demo`: the whole story on text that every Python has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bertkit.demo import run_demo
+from bertkit.training.journal import Console
+
+
+def demo(*, out: Path = Path("runs/demo")) -> int:
+    """Pre-train and tune a small BERT on text that every Python has.
+
+    No download: the text is the documentation inside this Python. A few minutes on two cores.
+
+    Parameters
+    ----------
+    out
+        The run directory; the report is its report.html.
+    """
+    with Console() as console:
+        stopped = run_demo(out, console)
+    return 0 if stopped is None else 128 + stopped
