@@ -108,7 +108,7 @@ def summary(values: list[float]) -> dict[str, float]:
 def main() -> None:
     """Measure both vocabularies, print the rates, write results/tokenization.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=os.environ.get("BERTKIT_DATA"))
+    parser.add_argument("--data", type=Path, default=os.environ.get("BERTKIT_DATA") or None)
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()

@@ -288,7 +288,8 @@ def sections(
             "paragraphs": [
                 f"Which of {len(task.families)} packages ({', '.join(task.families)}) is a "
                 f"docstring from? {len(task.train)} labelled docstrings to learn from, "
-                f"{len(task.test)} to test on, of modules that training never saw; always the commonest label: {chance:.1%}."
+                f"{len(task.test)} to test on, of modules that training never saw; always the "
+                f"commonest label: {chance:.1%}."
             ],
             "table": {
                 "columns": ["weights at the start", "median accuracy", "range", "seeds"],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class Packed:
             start += length
         return runs
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:
         """The same batch on another device."""
         return replace(
             self,

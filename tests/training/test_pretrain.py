@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForPreTraining
+
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.model.directory import load_pretraining_model
+from bertkit.report import write_report
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training import pretrain as module
+from bertkit.training.journal import read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import (
+    ModelSize,
+    Phases,
+    PretrainRecipe,
+    Training,
+    Watching,
+)
+
+TOY = PretrainRecipe(
+    model=ModelSize(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64
+    ),
+    phases=Phases(lengths=(32, 64), steps=(30, 10), batch_sizes=(8, 4), max_predictions=(5, 9)),
+    training=Training(learning_rate=1e-3, warmup_steps=5, accumulate=2),
+    watching=Watching(log_every=4, evaluate_every=10, held_out_sequences=16, checkpoint_every=6),
+)
+
+TOY_TOML = """
+[model]
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+max_position_embeddings = 64
+[phases]
+lengths = [32, 64]
+steps = [300, 40]
+batch_sizes = [8, 4]
+max_predictions = [5, 9]
+[training]
+learning_rate = 1e-3
+warmup_steps = 5
+accumulate = 2
+[watching]
+log_every = 10
+evaluate_every = 100
+held_out_sequences = 16
+checkpoint_every = 15
+"""
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def finished(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "toy"
+    assert pretrain(TOY, store, run) is None
+    return run
+
+
+def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
+    for name in ("recipe.json", "environment.json", "journal.jsonl", "checkpoints", "model"):
+        assert (finished / name).exists(), name
+    records = read_journal(finished / "journal.jsonl")
+    kinds = [record["kind"] for record in records]
+    assert kinds[0] == "start"
+    assert kinds[-1] == "end"
+    assert records[-1]["reason"] == "finished"
+    steps = [record for record in records if record["kind"] == "step"]
+    assert steps[-1]["step"] == 40
+    assert sum(record["sequences"] for record in steps) == 30 * 8 + 10 * 4, "no update is unlogged"
+    assert {record["phase"] for record in steps} == {0, 1}
+    evaluations = [record for record in records if record["kind"] == "evaluation"]
+    assert [record["step"] for record in evaluations] == [10, 20, 30, 40]
+    assert evaluations[0]["targets"] == evaluations[1]["targets"]
+    assert [path.name for path in sorted((finished / "checkpoints").iterdir())] == [
+        "step-00000036",
+        "step-00000040",
+    ]
+    text = write_report(finished).read_text()
+    assert f"{evaluations[-1]['mlm_loss']:.2f}" in text
+
+
+def test_model_directory_loads_in_transformers(finished: Path) -> None:
+    theirs = AutoModelForPreTraining.from_pretrained(finished / "model").eval()
+    ours = load_pretraining_model(finished / "model")
+    tokenizer = Tokenizer.load(finished / "model")
+    ids = [tokenizer.cls_id, *tokenizer.encode("river stone bridge").ids, tokenizer.sep_id]
+    from bertkit.examples.packed import pack
+
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).prediction_logits[0]
+        found = ours(pack([ids]), torch.arange(len(ids))).mlm_logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_same_recipe_gives_the_same_weights(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    pretrain(TOY, store, tmp_path)
+    assert weights(tmp_path) == weights(finished)
+    other = replace(TOY, training=replace(TOY.training, seed=1))
+    pretrain(other, store, tmp_path / "other")
+    assert weights(tmp_path / "other") != weights(finished)
+
+
+def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
+    before = (finished / "journal.jsonl").read_bytes()
+    assert pretrain(TOY, store, finished) is None
+    assert (finished / "journal.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_signal_saves_and_the_run_goes_on_exactly(
+    finished: Path, store: TokenStore, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = signal.Signals[name]
+    real, calls = module.train_steps, []
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        for record in real(*arguments, **options):
+            calls.append(record)
+            if len(calls) == 17:
+                signal.raise_signal(number)
+            yield record
+
+    monkeypatch.setattr(module, "train_steps", interrupted)
+    assert pretrain(TOY, store, tmp_path) == number
+    records = read_journal(tmp_path / "journal.jsonl")
+    assert records[-1]["reason"] == "interrupted"
+    assert records[-1]["step"] == 17, "saved right after the update in which the signal came"
+    assert (tmp_path / "model" / "config.json").exists()
+    monkeypatch.undo()
+    assert pretrain(TOY, store, tmp_path) is None
+    assert weights(tmp_path) == weights(finished)
+
+
+@pytest.mark.slow
+def test_killed_run_ends_with_the_same_bytes(store: TokenStore, tmp_path: Path) -> None:
+    """kill -9 at random moments; the weights at the end equal an undisturbed run's."""
+    recipe = tmp_path / "toy.toml"
+    recipe.write_text(TOY_TOML)
+
+    def command(run: str) -> list[str]:
+        return [
+            sys.executable, "-m", "bertkit", "pretrain", str(recipe),
+            "--store", str(store.folder), "--out", str(tmp_path / run),
+        ]  # fmt: skip
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    rng = random.Random(4)
+    kills = 0
+    while kills < 3:
+        process = subprocess.Popen(
+            command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        started = tmp_path / "killed" / "checkpoints"
+        while process.poll() is None and not started.exists():
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 1.0) + (2.0 if kills else 0.0))
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert kills >= 1, "the run ended before it could be killed; make it longer"
+    subprocess.run(command("killed"), check=True, capture_output=True)
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    steps = [
+        record["step"]
+        for record in read_journal(tmp_path / "killed" / "journal.jsonl")
+        if record["kind"] == "step"
+    ]
+    assert steps == sorted(set(steps)), "no update is logged twice"
+
+
+def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    finished: Path, store: TokenStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "model")
+    damaged = run / "checkpoints" / "step-00000040" / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-5] ^= 4
+    damaged.write_bytes(content)
+    assert pretrain(TOY, store, run) is None
+    shown = capfd.readouterr()
+    assert "step-00000040" in shown.err
+    assert "going on from" in shown.err
+    assert weights(run) == weights(finished)
+
+
+def test_other_recipe_in_the_same_folder_is_refused(finished: Path, store: TokenStore) -> None:
+    other = replace(TOY, training=replace(TOY.training, learning_rate=5e-4))
+    with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.learning_rate"):
+        pretrain(other, store, finished)
+
+
+def test_other_store_in_the_same_folder_is_refused(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("river stone.\nbridge.\n\nlantern harvest.\nwinter.\n")
+    other = prepare(
+        [str(tmp_path / "text.txt")], store.tokenizer, tmp_path / "s", PrepareOptions(held_out=0)
+    )
+    with pytest.raises(BertkitError, match=r"other settings \(corpus"):
+        pretrain(TOY, other, finished)
+
+
+def test_corpus_without_held_out_documents_trains_with_a_note(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    text = str(store.folder.parent / "corpus.txt")
+    other = prepare([text], store.tokenizer, tmp_path / "s", PrepareOptions(held_out=0))
+    pretrain(TOY, other, tmp_path / "run")
+    records = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert not [record for record in records if record["kind"] == "evaluation"]
+    notes = [record["message"] for record in records if record["kind"] == "note"]
+    assert any("no evaluation is made" in note for note in notes)
+
+
+def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.pretraining_objective
+    calls = []
+
+    def broken(model: torch.nn.Module, batch: object) -> object:
+        sums = real(model, batch)
+        calls.append(1)
+        if model.training and len(calls) > 40:
+            loss = sums["mlm_loss"]
+            sums["mlm_loss"] = loss._replace(value=loss.value * float("nan"))
+        return sums
+
+    monkeypatch.setattr(module, "pretraining_objective", broken)
+    with pytest.raises(BertkitError, match="training has diverged"):
+        pretrain(TOY, store, tmp_path)
+    (kept, *_) = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
+    assert int(kept.name.removeprefix("step-")) <= 20
+    monkeypatch.undo()
+    assert pretrain(TOY, store, tmp_path) is None
+
+
+def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    copy = tmp_path / "store"
+    shutil.copytree(store.folder, copy)
+    (shard,) = copy.glob("train-*.tokens.npy")
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(BertkitError, match="is corrupt"):
+        pretrain(TOY, TokenStore(copy), tmp_path / "run")
+
+
+def test_full_disk_keeps_what_was_saved(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bertkit.training import checkpoint
+
+    real = checkpoint.save_file
+    calls = []
+
+    def full(*arguments: object, **options: object) -> None:
+        calls.append(1)
+        if len(calls) > 4:
+            raise OSError(28, "No space left on device")
+        real(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(BertkitError, match="the disk is full"):
+        pretrain(TOY, store, tmp_path)
+    monkeypatch.undo()
+    assert [path.name for path in sorted((tmp_path / "checkpoints").glob("step-*"))] == [
+        "step-00000006",
+        "step-00000012",
+    ]
+    assert pretrain(TOY, store, tmp_path) is None
