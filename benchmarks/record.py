@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -18,25 +19,43 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "torch", "tokenizers", "transformers")
 
 
-def write_result(name: str, rows: dict[str, Any]) -> Path:
+def write_result(name: str, rows: dict[str, Any], details: dict[str, Any] | None = None) -> Path:
     """Write `results/<name>.json`: when, with which versions and on what, then the rows.
 
     Args:
         name: the file's name without its ending.
-        rows: what was measured, with units in the keys, n and spread.
+        rows: what was measured, with units in the keys, n and spread; README shows these.
+        details: more that belongs to them, such as a curve.
 
     Returns: the file.
     """
     path = ROOT / "results" / f"{name}.json"
-    write_json(path, {"name": name, **circumstances(), "rows": rows})
+    write_json(path, {"name": name, **circumstances(), "rows": rows, **(details or {})})
     return path
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median and spread."""
+    return {
+        "median": round(statistics.median(values), 3),
+        "lowest": round(min(values), 3),
+        "highest": round(max(values), 3),
+    }
+
+
+def data_folder(given: Path | None) -> Path:
+    """The folder of data sets: the one given, or $BERTKIT_DATA; ends the program without it."""
+    folder = given or os.environ.get("BERTKIT_DATA")
+    if not folder or not Path(folder).is_dir():
+        sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
+    return Path(folder)
 
 
 def circumstances() -> dict[str, Any]:
     """The date, the commit, the versions and the machine that a number belongs to."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "script": Path(sys.argv[0]).name,
+        "script": f"python -m benchmarks.{Path(sys.argv[0]).stem}",
         "bertkit": __version__,
         "commit": commit(),
         "python": platform.python_version(),

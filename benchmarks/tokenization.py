@@ -4,7 +4,7 @@ Both give the ids without [CLS] and [SEP]. The bare pipeline is BertNormalizer, 
 WordPiece through `encode_batch_fast`, its quickest call. Repeats alternate between the two; each
 bertkit repeat starts with a fresh tokenizer, so that no remembered word is carried over.
 
-    python benchmarks/tokenization.py --data FOLDER
+    python -m benchmarks.tokenization --data FOLDER
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import argparse
 import lzma
 import os
 import re
-import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +20,7 @@ from typing import Any
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
-from record import write_result
-
+from benchmarks.record import data_folder, summary, write_result
 from bertkit.tokens.tokenizer import Tokenizer
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
@@ -96,29 +93,19 @@ def compare(vocabulary: Path, sentences: list[str], repeats: int) -> dict[str, A
     }
 
 
-def summary(values: list[float]) -> dict[str, float]:
-    """Median and spread."""
-    return {
-        "median": round(statistics.median(values), 3),
-        "lowest": round(min(values), 3),
-        "highest": round(max(values), 3),
-    }
-
-
 def main() -> None:
     """Measure both vocabularies, print the rates, write results/tokenization.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=os.environ.get("BERTKIT_DATA") or None)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--megabytes", type=float, default=20.0)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    if arguments.data is None:
-        sys.exit("error: give --data or set BERTKIT_DATA to the folder of data sets")
-    wikipedia = Path(arguments.data) / "wikipedia" / "wiki_AA.txt.xz"
+    data = data_folder(arguments.data)
+    wikipedia = data / "wikipedia" / "wiki_AA.txt.xz"
     sentences = read_sentences(wikipedia, arguments.megabytes)
     rows = {}
     for name in ("bert-base-uncased", "bert-base-cased"):
-        vocabulary = Path(arguments.data) / "vocab" / f"{name}-vocab.txt"
+        vocabulary = data / "vocab" / f"{name}-vocab.txt"
         rows[name] = row = compare(vocabulary, sentences, arguments.repeats)
         print(
             f"{name}: bare {row['bare_megabytes_per_second']['median']} MB/s,"

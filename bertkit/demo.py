@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bertkit.config import read_recipe
-from bertkit.corpus.prepare import prepare
+from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.generator import MASKS, generator
@@ -46,6 +46,7 @@ LIBRARIES = ("numpy", "torch", "matplotlib", "rich", "fsspec")
 LARGEST_SOURCE = 400_000
 """Bytes; larger source files are generated tables."""
 VOCABULARY = 6000
+HELD_OUT = 0.05
 FAMILIES = 8
 LABELLED = 400
 """Labelled docstrings that tuning sees: few, as in practice."""
@@ -346,7 +347,8 @@ def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenSt
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     tokenizer.save(out / "tokenizer")
     console.say(f"vocabulary: {tokenizer.size:,} pieces learnt")
-    return prepare([str(out / "text" / "docstrings.txt")], tokenizer, out / "store")
+    text = str(out / "text" / "docstrings.txt")
+    return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT))
 
 
 def summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:

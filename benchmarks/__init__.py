@@ -1,0 +1,1 @@
+"""Measurements, side by side in one run, as ratios; each writes results/NAME.json."""

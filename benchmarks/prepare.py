@@ -1,0 +1,114 @@
+"""Raw text → token store: MB/s against the bare tokenizer, and memory on one and on two parts.
+
+Each preparation runs in a process of its own; its peak memory is that of the largest process of the
+job as the operating system saw it. The bare rate is `tokenizers`' `encode_batch_fast` on sentences
+already split, on one thread, which is the part of the work that cannot be left out.
+
+    python -m benchmarks.prepare --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import data_folder, summary, write_result
+
+PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
+
+
+def prepare_once(arguments: list[str]) -> None:
+    """The child: prepare, then print what it took as one JSON line."""
+    from bertkit.corpus.prepare import PrepareOptions, prepare
+    from bertkit.tokens.tokenizer import Tokenizer
+
+    processes, out, vocabulary, *texts = arguments
+    started = time.perf_counter()
+    store = prepare(
+        texts, Tokenizer.load(vocabulary), Path(out), PrepareOptions(), processes=int(processes)
+    )
+    taken = time.perf_counter() - started
+    peak = max(
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
+    print(json.dumps({"seconds": taken, "peak_megabytes": peak / 1024, **counts}))
+
+
+def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -> dict[str, Any]:
+    """Median rates over some repeats."""
+    found = []
+    for _ in range(repeats):
+        folder = Path(tempfile.mkdtemp())
+        command = [sys.executable, "-m", "benchmarks.prepare", "--child", str(processes)]
+        command += [str(folder / "store"), str(vocabulary), *map(str, texts)]
+        result = subprocess.run(command, check=True, capture_output=True, text=True)
+        found.append(json.loads(result.stdout.strip().splitlines()[-1]))
+        shutil.rmtree(folder)
+    return {
+        "processes": processes,
+        "text_megabytes": round(found[0]["bytes"] / 1e6, 1),
+        "tokens": found[0]["tokens"],
+        "repeats": repeats,
+        "megabytes_per_second": summary([f["bytes"] / 1e6 / f["seconds"] for f in found]),
+        "largest_process_peak_megabytes": summary([f["peak_megabytes"] for f in found]),
+    }
+
+
+def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
+    """MB/s of the bare tokenizer on sentences, one thread."""
+    from benchmarks.tokenization import bare_pipeline, read_sentences
+    from bertkit.tokens.tokenizer import Tokenizer
+
+    sentences = read_sentences(text, 20)
+    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
+    pipeline = bare_pipeline(Tokenizer.load(vocabulary))
+    rates = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        pipeline.encode_batch_fast(sentences, add_special_tokens=False)
+        rates.append(megabytes / (time.perf_counter() - started))
+    return rates
+
+
+def main() -> None:
+    """Measure one and two parts on one and two processes, and the bare tokenizer beside them."""
+    if sys.argv[1:2] == ["--child"]:
+        prepare_once(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    data = data_folder(arguments.data)
+    vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
+    texts = [data / "wikipedia" / part for part in PARTS]
+    bare = bare_rate(vocabulary, texts[0], arguments.repeats)
+    rows: dict[str, Any] = {"bare tokenizers, one thread": {"megabytes_per_second": summary(bare)}}
+    for name, processes, chosen in (
+        ("prepare, one part, 1 process", 1, texts[:1]),
+        ("prepare, one part, 2 processes", 2, texts[:1]),
+        ("prepare, two parts, 2 processes", 2, texts),
+    ):
+        rows[name] = row = measure(processes, vocabulary, chosen, arguments.repeats)
+        own = row["megabytes_per_second"]["median"]
+        row["over_bare"] = round(
+            own / rows["bare tokenizers, one thread"]["megabytes_per_second"]["median"], 2
+        )
+        print(name, row)
+    print(write_result("prepare", rows))
+
+
+if __name__ == "__main__":
+    main()

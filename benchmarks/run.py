@@ -1,0 +1,30 @@
+"""`make bench`: every benchmark, one after the other, each in a process of its own.
+
+python -m benchmarks.run --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.record import data_folder
+
+BENCHMARKS = ("tokenization", "prepare", "stream", "pretraining")
+
+
+def main() -> None:
+    """Run all, then bring README's tables up to date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    data = data_folder(parser.parse_args().data)
+    for name in BENCHMARKS:
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--data", str(data)]
+        subprocess.run(command, check=True)
+    subprocess.run([sys.executable, "-m", "benchmarks.tables"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Results files to the tables of README and docs: no number is written there by hand (law 5).
+
+A document holds pairs of markers, `<!-- results:NAME -->` and `<!-- /results -->`. What stands
+between them is generated from results/NAME.json.
+
+    python -m benchmarks.tables            rewrite the tables
+    python -m benchmarks.tables --check    fail where a table and its results file differ
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+MISSING = "Not measured yet."
+LONGEST_TABLE = 12
+SPREAD = ("median", "lowest", "highest")
+PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|mfu)(?:$|_)")
+
+Row = dict[str, Any]
+
+
+def documents() -> list[Path]:
+    """The files that may hold result tables."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(text: str, results: Path) -> str:
+    """A document with every section made anew from the results files in a folder."""
+    return SECTION.sub(lambda found: f"{found[1]}{render(results, found[2])}\n{found[3]}", text)
+
+
+def render(results: Path, name: str) -> str:
+    """The table and caption of one results file as Markdown."""
+    path = results / f"{name}.json"
+    if not path.is_file():
+        return MISSING
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = [flat(row) for row in named(result["rows"])]
+    if not rows:
+        return MISSING
+    shown, constants = split_constants(thinned(rows))
+    lines = upright(rows[0]) if len(rows) == 1 else across(shown)
+    notes = [f"{heading(key)}: {value(key, content)}" for key, content in constants.items()]
+    if len(shown) < len(rows):
+        notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
+    return "\n".join([*lines, "", caption(result, notes)])
+
+
+def named(rows: Any) -> list[Row]:
+    """Rows as a list; a mapping from name to row becomes rows that begin with their name."""
+    if isinstance(rows, list):
+        return rows
+    if all(isinstance(row, dict) for row in rows.values()):
+        return [{"case": name, **row} for name, row in rows.items()]
+    return [rows]
+
+
+def flat(row: Row, prefix: str = "") -> Row:
+    """One level of columns; medians keep their spread, and lists (curves, samples) are left out."""
+    found: Row = {}
+    for key, content in row.items():
+        if isinstance(content, dict) and not is_spread(content):
+            found |= flat(content, f"{prefix}{key} ")
+        elif not isinstance(content, list):
+            found[f"{prefix}{key}"] = content
+    return found
+
+
+def is_spread(content: Any) -> bool:
+    """Whether a value is a median with its lowest and highest."""
+    return isinstance(content, dict) and set(SPREAD) <= set(content)
+
+
+def thinned(rows: Sequence[Row]) -> list[Row]:
+    """At most LONGEST_TABLE rows, evenly chosen, the first and the last among them."""
+    if len(rows) <= LONGEST_TABLE:
+        return list(rows)
+    step = (len(rows) - 1) / (LONGEST_TABLE - 1)
+    return [rows[round(place * step)] for place in range(LONGEST_TABLE)]
+
+
+def split_constants(rows: Sequence[Row]) -> tuple[list[Row], Row]:
+    """Columns that differ, and those that are the same in every row of several."""
+    if len(rows) < 2:
+        return list(rows), {}
+    first = rows[0]
+    constants = {
+        key: content
+        for key, content in first.items()
+        if all(key in row and row[key] == content for row in rows)
+    }
+    kept = [{key: row[key] for key in row if key not in constants} for row in rows]
+    return kept, constants
+
+
+def across(rows: Sequence[Row]) -> list[str]:
+    """A table with one line a row."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return table(
+        [heading(column) for column in columns],
+        [[value(column, row.get(column)) for column in columns] for row in rows],
+    )
+
+
+def upright(row: Row) -> list[str]:
+    """A single row as a table of two columns."""
+    return table(["what", "value"], [[heading(key), value(key, row[key])] for key in row])
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
+
+
+def heading(key: str) -> str:
+    """A key as words."""
+    return key.replace("_", " ").replace("|", "\\|")
+
+
+def value(key: str, content: Any) -> str:
+    """A value, rounded for reading; shares and accuracies in per cent."""
+    if is_spread(content):
+        median, lowest, highest = (value(key, content[name]) for name in SPREAD)
+        return f"{median} ({lowest} to {highest})"
+    if isinstance(content, bool | None):
+        return {True: "yes", False: "no", None: ""}[content]
+    if not isinstance(content, int | float):
+        return " ".join(str(content).split()).replace("|", "\\|")
+    is_share = bool(PERCENT.search(key.replace(" ", "_"))) and 0 <= content <= 1
+    return f"{content:.1%}" if is_share else rounded(content)
+
+
+def rounded(number: float) -> str:
+    """Integers whole, other numbers with about three digits."""
+    if isinstance(number, int):
+        return f"{number:,}"
+    forms = ((100, ",.0f"), (10, ".1f"), (1, ".2f"), (0, ".3g"))
+    return format(number, next(form for least, form in forms if abs(number) >= least))
+
+
+def caption(result: Row, notes: Sequence[str]) -> str:
+    """When, with what and on what the numbers were measured."""
+    details = {**result, **(result.get("machine") or {})}
+    parts = [str(details.get("date", ""))[:10], f"bertkit {details.get('bertkit', '?')}"]
+    if commit := details.get("commit"):
+        hash_, _, changes = str(commit).partition("+")
+        parts[-1] += f" at {hash_[:10]}" + (" with changes" if changes else "")
+    if torch := (details.get("versions") or {}).get("torch"):
+        parts.append(f"torch {torch}")
+    parts += list(machine(details))
+    text = ", ".join(part for part in parts if part)
+    return f"*{'; '.join([text, *notes])}.*"
+
+
+def machine(details: Row) -> Iterator[str]:
+    """The hardware, in words."""
+    if cpu := details.get("cpu"):
+        yield " ".join(str(cpu).split())
+    for key, unit in (("cores", "core"), ("threads", "thread")):
+        if count := details.get(key):
+            yield f"{count} {unit}{'' if count == 1 else 's'}"
+    if memory := details.get("memory_gib"):
+        yield f"{memory:g} GiB"
+    yield from map(str, details.get("devices") or ())
+
+
+def stale(paths: Sequence[Path], results: Path) -> list[Path]:
+    """The documents whose tables are not those of the results files."""
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    return [path for path, text in texts.items() if filled(text, results) != text]
+
+
+def main() -> None:
+    """Rewrite the tables, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing, fail on differences")
+    arguments = parser.parse_args()
+    results = ROOT / "results"
+    differing = stale(documents(), results)
+    names = ", ".join(str(path.relative_to(ROOT)) for path in differing)
+    if arguments.check:
+        if differing:
+            sys.exit(f"error: {names}: not what results/ says; run python -m benchmarks.tables")
+        return
+    for path in differing:
+        path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
+    print(f"rewritten: {names}" if differing else "every table is up to date")
+
+
+if __name__ == "__main__":
+    main()

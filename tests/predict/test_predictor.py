@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForPreTraining
+
+from bertkit import load
+from bertkit.errors import BertkitError
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.predict.predictor import Predictor, window_around
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def directory(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=24,
+        initializer_range=0.3,
+    )
+    folder = tmp_path_factory.mktemp("models") / "model"
+    save_model(folder, PretrainingModel(config), tokenizer, {"task": "pretraining"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bert(directory: Path) -> Predictor:
+    return load(directory, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def oracle(directory: Path) -> BertForPreTraining:
+    return BertForPreTraining.from_pretrained(directory).eval()
+
+
+def test_fill_mask_equals_transformers(bert: Predictor, oracle: BertForPreTraining) -> None:
+    tokenizer = bert.tokenizer
+    found = bert.fill_mask("river [MASK] stone [MASK].", top=7)
+    ids = [
+        tokenizer.cls_id,
+        *tokenizer.encode("river").ids,
+        tokenizer.mask_id,
+        *tokenizer.encode("stone").ids,
+        tokenizer.mask_id,
+        *tokenizer.encode(".").ids,
+        tokenizer.sep_id,
+    ]
+    with torch.no_grad():
+        logits = oracle(torch.tensor([ids])).prediction_logits[0]
+    places = [i for i, token in enumerate(ids) if token == tokenizer.mask_id]
+    assert len(found) == 2
+    for place, candidates in zip(places, found, strict=True):
+        probabilities = logits[place].softmax(-1)
+        best = probabilities.topk(7)
+        assert [c.piece for c in candidates] == [tokenizer.vocabulary[i] for i in best.indices]
+        expected = pytest.approx(best.values.tolist(), rel=1e-4)
+        assert [c.probability for c in candidates] == expected
+
+
+def test_next_sentence_equals_transformers(bert: Predictor, oracle: BertForPreTraining) -> None:
+    encoded = bert.tokenizer.encode_pair("river stone.", "bridge lantern.")
+    with torch.no_grad():
+        logits = oracle(
+            torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segment_ids])
+        ).seq_relationship_logits
+    expected = logits.softmax(-1)[0, 0].item()
+    found = bert.next_sentence("river stone.", "bridge lantern.")
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_long_texts_are_read_through_windows(bert: Predictor) -> None:
+    """The model has 24 positions: what lies far from a mask changes nothing, what is near does."""
+    near = "river " * 12 + "[MASK]" + " stone" * 12
+    far = "lantern " * 30 + near + " copper" * 30
+    other = "candle " * 30 + near + " winter" * 30
+    assert bert.fill_mask(far) == bert.fill_mask(other)
+    assert bert.fill_mask(far) != bert.fill_mask("garden " * 40 + "[MASK]" + " stone" * 40)
+    both = bert.next_sentence("river " * 50 + "stone.", "bridge " * 50)
+    assert both == bert.next_sentence("candle " * 50 + "river " * 20 + "stone.", "bridge " * 50)
+    assert 0 < both < 1
+
+
+def test_long_first_text_leaves_room_for_a_short_second(bert: Predictor) -> None:
+    one = bert.next_sentence("river " * 50, "bridge.")
+    assert one == bert.next_sentence("candle " * 9 + "river " * 50, "bridge.")
+    assert one != bert.next_sentence("river " * 50, "stone.")
+
+
+@pytest.mark.parametrize(
+    ("ids", "place", "size", "expected"),
+    [
+        (10, 0, 4, ([0, 1, 2, 3], 0)),
+        (10, 9, 4, ([6, 7, 8, 9], 3)),
+        (10, 5, 4, ([3, 4, 5, 6], 2)),
+        (3, 1, 9, ([0, 1, 2], 1)),
+    ],
+)
+def test_window_around(ids: int, place: int, size: int, expected: tuple[list[int], int]) -> None:
+    assert window_around(list(range(ids)), place, size) == expected
+
+
+def test_hidden_states(bert: Predictor, oracle: BertForPreTraining) -> None:
+    texts = ["river stone bridge.", "winter"]
+    for text, states in zip(texts, bert.hidden(texts), strict=True):
+        ids = bert.tokenizer.encode_pair(text).ids
+        with torch.no_grad():
+            expected = oracle.bert(torch.tensor([ids])).last_hidden_state[0]
+        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(BertkitError, match="only 24 positions"):
+        bert.hidden(["river " * 100])
+
+
+def test_bad_requests(bert: Predictor) -> None:
+    with pytest.raises(BertkitError, match=r"there is no \[MASK\] in the text"):
+        bert.fill_mask("river stone")
+    with pytest.raises(BertkitError, match="top must be between"):
+        bert.fill_mask("[MASK]", top=0)
+    with pytest.raises(BertkitError, match="one of them has no token"):
+        bert.next_sentence("river", "  ")
+
+
+def test_vocabulary_larger_than_the_embedding_is_refused(
+    directory: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    import shutil
+
+    folder = tmp_path / "model"
+    shutil.copytree(directory, folder)
+    larger = Tokenizer.from_vocabulary([*tokenizer.vocabulary, "more"], lowercase=True)
+    larger.save(folder)
+    with pytest.raises(BertkitError, match="vocab"):
+        load(folder)
+
+
+def test_encoder_without_heads_is_refused_for_filling_masks(tmp_path: Path, tokenizer) -> None:
+    from transformers import BertModel
+
+    config = BertConfig(
+        vocab_size=tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    with pytest.raises(BertkitError, match="cls"):
+        load(tmp_path)

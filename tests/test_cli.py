@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertkit.cli import PREDICTIONS, VERBS, main
+from bertkit.corpus.store import SPLITS, TokenStore
+from bertkit.tokens.tokenizer import Tokenizer
+
+TOY = """
+[model]
+hidden_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 64
+[phases]
+lengths = [48]
+steps = [4]
+batch_sizes = [4]
+max_predictions = [7]
+[training]
+warmup_steps = 1
+[watching]
+held_out_sequences = 8
+"""
+
+
+def run(*arguments: str, status: int = 0) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == status
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "toy.toml"
+    path.write_text(TOY)
+    return str(path)
+
+
+@pytest.fixture
+def text(tmp_path: Path, corpus_text: str) -> str:
+    path = tmp_path / "corpus.txt"
+    path.write_text(corpus_text)
+    return str(path)
+
+
+def test_the_whole_story_verb_by_verb(
+    text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Raw text to a filled mask: learn, prepare, pretrain, report, predict."""
+    run("learn", text, "--out", str(tmp_path / "tokenizer"), "--size", "150")
+    shown = capsys.readouterr().err
+    assert "150 pieces" in shown
+    assert "pieces a word" in shown
+    report = json.loads((tmp_path / "tokenizer" / "vocabulary.json").read_text())
+    assert report["unknown_share"] == 0
+    run(
+        "prepare", text, "--tokenizer", str(tmp_path / "tokenizer"), "--out",
+        str(tmp_path / "store"), "--held-out", "0.2", "--processes", "1",
+    )  # fmt: skip
+    splits = [TokenStore(tmp_path / "store", split).documents for split in SPLITS]
+    assert sum(splits) == 60
+    shown = capsys.readouterr().err
+    assert f"{splits[0]} documents" in shown
+    assert f"{splits[1]} documents" in shown
+    out = str(tmp_path / "run")
+    run(
+        "pretrain", recipe, "--store", str(tmp_path / "store"), "--out", out,
+        "--phases.steps", "6", "--training.learning-rate", "2e-3",
+    )  # fmt: skip
+    resolved = json.loads((tmp_path / "run" / "recipe.json").read_text())["recipe"]
+    assert resolved["phases"]["steps"] == [6]
+    assert resolved["training"]["learning_rate"] == 2e-3
+    assert (tmp_path / "run" / "report.html").is_file()
+    run("report", out)
+    capsys.readouterr()
+    run("predict", "fill-mask", f"{out}/model", "river [MASK] stone", "--top", "3")
+    assert "mask 1" in capsys.readouterr().out
+    run("predict", "next-sentence", f"{out}/model", "river.", "stone.")
+    assert "follows with probability 0." in capsys.readouterr().out
+
+
+def test_one_command_from_text_to_model(
+    text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "pretrain", recipe, "--text", text, "--vocabulary-size", "150", "--processes", "1",
+        "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
+    run(*arguments)
+    for name in ("tokenizer/vocab.txt", "store/manifest.json", "model/model.safetensors"):
+        assert (tmp_path / "run" / name).is_file()
+    capsys.readouterr()
+    run(*arguments)
+    assert "is finished" in capsys.readouterr().err
+
+
+def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, store) -> None:
+    run(
+        "pretrain", recipe, "--text", text, "--tokenizer", str(store.folder / "tokenizer"),
+        "--processes", "1", "--out", str(tmp_path / "run"),
+    )  # fmt: skip
+    assert Tokenizer.load(tmp_path / "run" / "model").content_hash == store.tokenizer_hash
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrian"], "pretrian"),
+        (["pretrain", "toy", "--out", "x", "--store", "nowhere"], "no recipe 'toy'"),
+        (["pretrain", "mini", "--out", "x"], "either --store STORE or --text"),
+        (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is no token store"),
+        (["pretrain", "mini", "--store", "x"], "--out"),
+        (
+            ["pretrain", "mini", "--out", "x", "--store", "x", "--training.lerning-rate", "1"],
+            "learning-rate",
+        ),
+        (
+            ["pretrain", "mini", "--out", "x", "--store", "x", "--training.seed", "one"],
+            "--training.seed",
+        ),
+        (["prepare", "nowhere.txt", "--tokenizer", "x", "--out", "y"], "x"),
+        (["learn", "nowhere.txt", "--out", "y"], "nowhere.txt"),
+        (["learn", "--out", "y"], "no input was named"),
+        (["report", "nowhere"], "nowhere"),
+        (["predict", "fill-mask", "nowhere", "[MASK]"], "nowhere"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run(*arguments, status=2)
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.tmp*"))
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *(f"predict {name}" for name in PREDICTIONS)])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*verb.split(), "--help")
+    shown = capsys.readouterr().out
+    assert shown.startswith("Usage:")
+    assert "--" in shown
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    run("--help")
+    shown = capsys.readouterr().out
+    for verb in [*VERBS, "predict"]:
+        assert verb in shown
+    run("--version")
+    assert capsys.readouterr().out.strip() == "0.1.0"
+
+
+@pytest.mark.slow
+def test_exit_status_of_the_real_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bertkit", "report", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bertkit import demo
+from bertkit.config import read_recipe
+from bertkit.errors import BertkitError
+from bertkit.training.journal import Console, read_journal
+from bertkit.training.recipe import PretrainRecipe, Training, Watching
+
+FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multiprocessing")
+
+
+@pytest.fixture
+def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some packages of the standard library instead of everything."""
+    real = demo.source_files
+    monkeypatch.setattr(demo, "LIBRARIES", ())
+    monkeypatch.setattr(
+        demo,
+        "source_files",
+        lambda: (item for item in real() if item[0].partition(".")[0] in FEW),
+    )
+    monkeypatch.setattr(demo, "LABELLED", 60)
+    monkeypatch.setattr(demo, "TESTED", 120)
+    monkeypatch.setattr(demo, "EPOCHS", 2)
+    monkeypatch.setattr(demo, "SEEDS", (1,))
+    monkeypatch.setattr(demo, "VOCABULARY", 800)
+
+
+def test_clean_keeps_prose_only() -> None:
+    docstring = """Return the sum of two numbers.
+
+    >>> add(1, 2)
+    3
+
+    Short one.
+
+    The second paragraph has
+    two lines of text.
+    """
+    assert demo.clean(docstring) == (
+        "Return the sum of two numbers.\nThe second paragraph has two lines of text."
+    )
+
+
+def test_docstrings_are_read_without_importing(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(
+        '"""What this module does, in words."""\nraise SystemExit\n'
+        'class A:\n    """A class that is described."""\n'
+        '    async def b(self):\n        """A method that is described too."""\n'
+    )
+    found = demo.read_docstrings("package.module", path)
+    assert [d.family for d in found] == ["package"] * 3
+    assert found[2].text == "A method that is described too."
+    path.write_text("def broken(:\n")
+    assert demo.read_docstrings("package.module", path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_sources")
+def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = read_recipe(PretrainRecipe, "demo")
+    small = replace(
+        recipe,
+        model=replace(recipe.model, hidden_size=32, num_hidden_layers=1),
+        phases=replace(recipe.phases, steps=(20,), batch_sizes=(16,)),
+        training=Training(learning_rate=1e-3, warmup_steps=2),
+        watching=Watching(log_every=5, evaluate_every=20, held_out_sequences=32),
+    )
+    assert demo.run_demo(tmp_path, Console(), small) is None
+    shown = capfd.readouterr().err
+    assert "Does pre-training help?" in shown
+    assert "report.html" in shown
+    written = json.loads((tmp_path / "demo.json").read_text())
+    assert set(written["accuracies"]) == {"pre-trained", "random"}
+    page = (tmp_path / "report.html").read_text()
+    assert "Does pre-training help?" in page
+    assert "Filling masks" in page
+    assert read_journal(tmp_path / "journal.jsonl")[-1]["reason"] == "finished"
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_labelled_task_is_tested_on_modules_set_apart(tokenizer) -> None:
+    documents, docstrings = demo.gather(Console())
+    task = demo.labelled_task(docstrings, tokenizer, 200)
+    assert len(task.families) >= 2
+    trained = {line for document in documents for line in document.splitlines()}
+    apart = [d.text for d in docstrings if demo.is_apart(d.module) and len(d.text) > 80]
+    assert apart
+    assert sum(text.splitlines()[0] not in trained for text in apart) > 0.9 * len(apart)
+    known = {tuple(ids) for ids, _ in task.train}
+    assert known.isdisjoint(tuple(ids) for ids, _ in task.test)
+    assert {label for _, label in task.train} == set(range(len(task.families)))
+    with pytest.raises(BertkitError, match="too few docstrings"):
+        demo.labelled_task(docstrings[:3], tokenizer, 200)

@@ -1,0 +1,120 @@
+"""The pages of docs/ are true: names, tests and code blocks."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs import fields
+from tests.markdown import DOCUMENTS, ROOT, SPAN, blocks, section, table_rows
+
+PAPER = (ROOT / "docs/paper.md").read_text()
+PACKAGE = sorted((ROOT / "bertkit").rglob("*.py"))
+
+
+@cache
+def names_of(path: Path) -> frozenset[str]:
+    """Functions, classes, constants, and members of classes of a module ("Class.member")."""
+
+    def collect(body: list[ast.stmt], prefix: str) -> set[str]:
+        found = set()
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            elif isinstance(node, ast.AnnAssign | ast.Assign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {prefix + name.id for name in targets if isinstance(name, ast.Name)}
+            if isinstance(node, ast.ClassDef):
+                found |= collect(node.body, f"{prefix}{node.name}.")
+        return found
+
+    return frozenset(collect(ast.parse(path.read_text()).body, ""))
+
+
+@pytest.mark.parametrize(
+    "row", table_rows(section(PAPER, "From the paper to the code")), ids=lambda row: row[1]
+)
+def test_names_of_the_paper_page_exist(row: list[str]) -> None:
+    _, _, file, names = row
+    known = names_of(ROOT / file.strip("`"))
+    assert SPAN.findall(names), row
+    for name in SPAN.findall(names):
+        assert name in known, f"{file} has no {name}"
+
+
+def test_both_tables_of_the_paper_page_say_the_same() -> None:
+    forth = {
+        (file.strip("`"), part)
+        for part, _, file, _ in table_rows(section(PAPER, "From the paper to the code"))
+    }
+    back = {
+        (file.strip("`"), part)
+        for file, parts in table_rows(section(PAPER, "From the code to the paper"))
+        for part in parts.split(", ")
+    }
+    assert forth == back
+
+
+@pytest.mark.parametrize("path", PACKAGE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_files_named_in_documents_exist() -> None:
+    for path in DOCUMENTS:
+        for span in SPAN.findall(path.read_text()):
+            file = span.partition("::")[0]
+            if file.startswith(("bertkit/", "tests/", "benchmarks/", "docs/", "results/")):
+                assert "*" in file or "NAME" in file or (ROOT / file).exists(), (path.name, span)
+
+
+def test_tests_named_in_documents_exist() -> None:
+    named = [
+        (path.name, *span.split("::"))
+        for path in DOCUMENTS
+        for span in SPAN.findall(path.read_text())
+        if "::" in span
+    ]
+    assert len(named) > 40
+    for page, file, test in named:
+        assert test in names_of(ROOT / file), f"{page}: {file} has no {test}"
+
+
+def test_tables_of_recipes_are_those_of_the_code() -> None:
+    """If this fails: python -m docs.fields."""
+    page = fields.PAGE.read_text()
+    assert fields.filled(page) == page
+
+
+def test_the_glossary_is_in_order() -> None:
+    lines = (ROOT / "docs/glossary.md").read_text().splitlines()
+    terms = [line.split("**")[1].lower() for line in lines if line.startswith("**")]
+    assert terms == sorted(terms)
+    assert len(terms) == len(set(terms))
+
+
+def test_documents_name_no_machine() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for place in ("/work", "/home/", "/root/", "/tmp/"):
+            assert place not in text, (path.name, place)
+
+
+def test_the_tour_runs(
+    corpus_text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "corpus.txt").write_text(corpus_text)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, block in enumerate(blocks((ROOT / "docs/tour.md").read_text(), "python"), start=1):
+        exec(compile(block, f"docs/tour.md block {number}", "exec"), names)
+    shown = capsys.readouterr().out
+    assert "60 documents; skipped: {}" in shown
+    assert "['checkpoints', 'environment.json', 'journal.jsonl', 'model', 'recipe.json'" in shown
+    assert len(shown.splitlines()) == 11
