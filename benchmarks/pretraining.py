@@ -31,8 +31,8 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast, matmul_peak, training_flops
 from bertkit.training.loop import LoopSettings, train_steps
+from bertkit.training.objective import pretraining_objective
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.pretrain import pretraining_objective
 
 CPU = torch.device("cpu")
 BATCH = 32

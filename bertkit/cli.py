@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BertkitError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line prints
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped; run the same command to go on", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -1,17 +1,18 @@
 """Recipes: TOML files whose every field is also a flag.
 
-A recipe is read by the same library that reads the command line, so a wrong key or type in the file
-gets the same one-line error, with the nearest valid name, as a wrong flag.
+A recipe is read by the same library that reads the command line, into the same dataclasses. Keys
+and types of the file are checked first: the library would round 32.5 to 32.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.config import Toml
@@ -45,18 +46,58 @@ def find_recipe(name: str) -> Path:
     return recipes[name]
 
 
-def recipe_file(name: str) -> Toml:
-    """The fields of a recipe as a cyclopts config.
+def recipe_fields(path: Path) -> dict[str, Any]:
+    """The values of a recipe by dotted name.
 
     Raises:
-        BertkitError: there is no such recipe, or it is not TOML.
+        BertkitError: the file is not TOML.
     """
-    path = find_recipe(name)
     try:
-        tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BertkitError(f"{path} is not valid TOML: {error}") from None
-    return Toml(path, use_commands_as_keys=False)
+    fields: dict[str, Any] = {}
+    for table, values in tables.items():
+        inside = values.items() if isinstance(values, dict) else [("", values)]
+        fields |= {f"{table}.{key}".rstrip("."): value for key, value in inside}
+    return fields
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a TOML value is of a field's type; an integer will do for a float."""
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and all(fits(item, get_args(kind)[0]) for item in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
+
+
+def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
+    """Refuse keys that no field has, and values of another type than the field's.
+
+    Raises:
+        BertkitError: names file and key.
+    """
+    known = {
+        argument.name.removeprefix("--").replace("-", "_"): argument.hint
+        for argument in arguments
+        if "." in argument.name
+    }
+    for name, value in recipe_fields(path).items():
+        if name not in known:
+            raise BertkitError(f"{path}: there is no field '{name}'{nearest(name, known)}")
+        if not fits(value, known[name]):
+            kind = getattr(known[name], "__name__", str(known[name]))
+            raise BertkitError(f"{path}: {name} must be of type {kind}, not {value!r}")
+
+
+def check_numbers(arguments: ArgumentCollection) -> None:
+    """Refuse fractions for whole-number flags, which the library would round."""
+    for argument in arguments:
+        kind = get_args(argument.hint)[:1] or (argument.hint,)
+        for token in argument.tokens:
+            if kind[0] is int and not re.fullmatch(r"[+-]?\d[\d_]*", token.value):
+                raise BertkitError(f"{argument.name} takes a whole number, not '{token.value}'")
 
 
 def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -64,9 +105,18 @@ def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
 
     Flags given on the command line win over the file.
     """
+    check_numbers(arguments)
     for argument in arguments:
         if argument.name == "--recipe" and argument.tokens:
-            recipe_file(argument.tokens[0].value)(app, commands, arguments)
+            fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)
+
+
+def fill_from(
+    path: Path, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
+) -> None:
+    """Take the fields of a recipe file for the arguments that were not given."""
+    check_recipe(path, arguments)
+    Toml(path, use_commands_as_keys=False)(app, commands, arguments)
 
 
 def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Recipe:
@@ -84,9 +134,10 @@ def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Rec
     def take(*, settings: Annotated[Any, FLATTEN] = kind()) -> Any:  # noqa: B008
         return settings
 
+    path = find_recipe(name)
     take.__annotations__ = {"settings": Annotated[kind, FLATTEN], "return": Any}
     app = App(
-        config=recipe_file(name),
+        config=lambda *call: fill_from(path, *call),
         result_action="return_value",
         default_parameter=Parameter(consume_multiple=True),
     )

@@ -30,7 +30,7 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or a forbidden folder into one clear line that names `path`."""
+    """Turn a full disk or an impossible folder into one clear line that names `path`."""
     try:
         yield
     except OSError as error:
@@ -40,9 +40,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
         }
-        if error.errno in reasons:
-            raise BertkitError(f"cannot write {path}: {reasons[error.errno]}") from error
-        raise
+        reason = reasons.get(error.errno or 0, f"{error.strerror}; choose another folder")
+        raise BertkitError(f"cannot write {path}: {reason}") from error
 
 
 def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
@@ -107,6 +106,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BertkitError(f"{path} does not exist") from None
+    except OSError as error:
+        raise BertkitError(f"cannot read {path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
 
@@ -121,7 +122,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
     with disk_errors(path):
-        shutil.rmtree(temporary, ignore_errors=True)
+        for leftover in path.parent.glob(f".{path.name}.tmp-*"):  # of a killed process
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             yield temporary
@@ -139,3 +141,27 @@ def new_folder(path: Path) -> Iterator[Path]:
             if aside.exists() and not path.exists():
                 aside.replace(path)
             shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Hold a folder against a second process for the length of a block; freed even by a kill.
+
+    Raises:
+        BertkitError: another process holds it.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    with file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # Windows: no lock
+            pass
+        except OSError:
+            raise BertkitError(
+                f"another process is working in {folder}; wait for it or choose another folder"
+            ) from None
+        yield

@@ -168,3 +168,61 @@ def test_exit_status_of_the_real_command(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.stderr
+
+
+def test_changed_text_in_the_same_folder_is_refused(
+    text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--vocabulary-size", "150", "--processes", "1", "--out", str(tmp_path / "run")]
+    run("pretrain", recipe, "--text", text, *out)
+    capsys.readouterr()
+    run("pretrain", recipe, "--text", text, "--cased", *out, status=2)
+    assert "a corpus with other settings (cased" in capsys.readouterr().err
+
+
+def test_store_and_text_flags_exclude_each_other(
+    recipe: str, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
+    run(*arguments, "--language", "de", status=2)
+    assert "leave out the other flags" in capsys.readouterr().err
+
+
+def test_fractions_for_whole_numbers_are_refused(
+    recipe: str, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
+    run(*arguments, "--model.hidden-size", "32.5", status=2)
+    assert "--model.hidden-size takes a whole number" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_pieces_are_shown_as_they_are(
+    store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[unused1] and the like are no markup."""
+    from bertkit.model.directory import save_model
+    from bertkit.model.encoder import ModelConfig
+    from bertkit.model.heads import PretrainingModel
+
+    vocabulary = [*store.tokenizer.vocabulary, "[unused1]", "[/b]"]
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    config = ModelConfig(
+        vocab_size=tokenizer.size, hidden_size=16, num_hidden_layers=1, num_attention_heads=1
+    )
+    save_model(tmp_path / "model", PretrainingModel(config), tokenizer, {})
+    run("predict", "fill-mask", str(tmp_path / "model"), "[MASK]", "--top", str(tokenizer.size))
+    shown = capsys.readouterr().out
+    assert "[unused1]" in shown
+    assert "[/b]" in shown
+
+
+def test_counted_losses_are_told_by_learn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "latin.txt"
+    text.write_bytes(b"river stone river stone\n\n" * 40 + b"caf\xe9 river\n")
+    run("learn", str(text), "--out", str(tmp_path / "t"), "--size", "40")
+    assert "counted: invalid UTF-8 replaced, kept: 1" in capsys.readouterr().err
+    run("learn", str(text), "--out", str(tmp_path / "t"), "--size", "99999999999", status=2)
+    assert "a vocabulary needs a size" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bertkit import demo
 from bertkit.config import read_recipe
+from bertkit.demo import docstrings, run, task
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.recipe import PretrainRecipe, Training, Watching
@@ -18,18 +18,18 @@ FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multip
 @pytest.fixture
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some packages of the standard library instead of everything."""
-    real = demo.source_files
-    monkeypatch.setattr(demo, "LIBRARIES", ())
+    real = docstrings.source_files
+    monkeypatch.setattr(docstrings, "LIBRARIES", ())
     monkeypatch.setattr(
-        demo,
+        docstrings,
         "source_files",
         lambda: (item for item in real() if item[0].partition(".")[0] in FEW),
     )
-    monkeypatch.setattr(demo, "LABELLED", 60)
-    monkeypatch.setattr(demo, "TESTED", 120)
-    monkeypatch.setattr(demo, "EPOCHS", 2)
-    monkeypatch.setattr(demo, "SEEDS", (1,))
-    monkeypatch.setattr(demo, "VOCABULARY", 800)
+    monkeypatch.setattr(task, "LABELLED", 60)
+    monkeypatch.setattr(task, "TESTED", 120)
+    monkeypatch.setattr(task, "EPOCHS", 2)
+    monkeypatch.setattr(run, "SEEDS", (1,))
+    monkeypatch.setattr(run, "VOCABULARY", 800)
 
 
 def test_clean_keeps_prose_only() -> None:
@@ -43,7 +43,7 @@ def test_clean_keeps_prose_only() -> None:
     The second paragraph has
     two lines of text.
     """
-    assert demo.clean(docstring) == (
+    assert docstrings.clean(docstring) == (
         "Return the sum of two numbers.\nThe second paragraph has two lines of text."
     )
 
@@ -55,11 +55,11 @@ def test_docstrings_are_read_without_importing(tmp_path: Path) -> None:
         'class A:\n    """A class that is described."""\n'
         '    async def b(self):\n        """A method that is described too."""\n'
     )
-    found = demo.read_docstrings("package.module", path)
+    found = docstrings.read_docstrings("package.module", path)
     assert [d.family for d in found] == ["package"] * 3
     assert found[2].text == "A method that is described too."
     path.write_text("def broken(:\n")
-    assert demo.read_docstrings("package.module", path) == []
+    assert docstrings.read_docstrings("package.module", path) == []
 
 
 @pytest.mark.slow
@@ -73,7 +73,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
         training=Training(learning_rate=1e-3, warmup_steps=2),
         watching=Watching(log_every=5, evaluate_every=20, held_out_sequences=32),
     )
-    assert demo.run_demo(tmp_path, Console(), small) is None
+    assert run.run_demo(tmp_path, Console(), small) is None
     shown = capfd.readouterr().err
     assert "Does pre-training help?" in shown
     assert "report.html" in shown
@@ -87,15 +87,15 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("few_sources")
 def test_labelled_task_is_tested_on_modules_set_apart(tokenizer) -> None:
-    documents, docstrings = demo.gather(Console())
-    task = demo.labelled_task(docstrings, tokenizer, 200)
-    assert len(task.families) >= 2
+    documents, found = docstrings.gather(Console())
+    labelled = task.labelled_task(found, tokenizer, 200)
+    assert len(labelled.families) >= 2
     trained = {line for document in documents for line in document.splitlines()}
-    apart = [d.text for d in docstrings if demo.is_apart(d.module) and len(d.text) > 80]
+    apart = [d.text for d in found if docstrings.is_apart(d.module) and len(d.text) > 80]
     assert apart
     assert sum(text.splitlines()[0] not in trained for text in apart) > 0.9 * len(apart)
-    known = {tuple(ids) for ids, _ in task.train}
-    assert known.isdisjoint(tuple(ids) for ids, _ in task.test)
-    assert {label for _, label in task.train} == set(range(len(task.families)))
+    known = {tuple(ids) for ids, _ in labelled.train}
+    assert known.isdisjoint(tuple(ids) for ids, _ in labelled.test)
+    assert {label for _, label in labelled.train} == set(range(len(labelled.families)))
     with pytest.raises(BertkitError, match="too few docstrings"):
-        demo.labelled_task(docstrings[:3], tokenizer, 200)
+        task.labelled_task(found[:3], tokenizer, 200)

@@ -23,7 +23,6 @@ STORY = [
     ("model",),
     ("objectives",),
     ("training",),
-    ("tasks",),
     ("predict",),
     ("plots", "report"),
     ("demo",),

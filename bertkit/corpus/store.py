@@ -67,7 +67,9 @@ class DocumentArrays(NamedTuple):
 
 
 def offsets(lengths: np.ndarray) -> np.ndarray:
-    """(n,) lengths → (n + 1,) uint32 offsets that begin with 0."""
+    """(n,) lengths → (n + 1,) uint32 offsets that begin with 0; the sum must be below 2^32."""
+    if int(lengths.sum()) >= 1 << 32:
+        raise BertkitError("a shard would hold 2^32 tokens or more; lower shard_megabytes")
     result = np.zeros(len(lengths) + 1, dtype=np.uint32)
     np.cumsum(lengths, out=result[1:])
     return result
@@ -106,7 +108,7 @@ def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> No
     Raises:
         BertkitError: a file is missing, of another size (torn), or of another checksum (corrupt).
     """
-    repair = "delete it and run `bertkit prepare` again: only this shard is remade"
+    repair = "run the same `bertkit prepare` again: it remakes what is damaged"
     for kind in ARRAYS:
         path = folder / f"{shard.name}.{kind}.npy"
         if not path.is_file():
@@ -143,26 +145,28 @@ class TokenStore:
                 else f"{self.folder} is no token store (no manifest.json); see `bertkit prepare`"
             )
         self.manifest: dict[str, Any] = read_json(manifest)
-        if self.manifest.get("format") != FORMAT:
+        if not isinstance(self.manifest, dict) or "format" not in self.manifest:
+            raise BertkitError(f"{manifest} is damaged; run the same `bertkit prepare` again")
+        if self.manifest["format"] != FORMAT:
             raise BertkitError(
-                f"{manifest} has format {self.manifest.get('format')}, this version reads "
+                f"{manifest} has format {self.manifest['format']}, this version reads "
                 f"{FORMAT}; prepare the store again"
             )
         if split not in SPLITS:
             raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")
-        everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
+        try:
+            everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
+            self.vocabulary_size = int(self.manifest["vocabulary_size"])
+            """Number of pieces of the tokenizer that made the store."""
+            self.tokenizer_hash = str(self.manifest["tokenizer_hash"])
+            """`Tokenizer.content_hash` of the tokenizer that made the store."""
+        except (KeyError, TypeError, ValueError) as error:
+            raise BertkitError(
+                f"{manifest} is damaged ({type(error).__name__}: {error}); "
+                "run the same `bertkit prepare` again"
+            ) from None
         self.shards = [shard for shard in everything if shard.split == split]
         self._arrays: dict[int, ShardArrays] = {}
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of pieces of the tokenizer that made the store."""
-        return int(self.manifest["vocabulary_size"])
-
-    @property
-    def tokenizer_hash(self) -> str:
-        """`Tokenizer.content_hash` of the tokenizer that made the store."""
-        return str(self.manifest["tokenizer_hash"])
 
     @property
     def documents(self) -> int:
@@ -193,7 +197,12 @@ class TokenStore:
     @cached_property
     def unigrams(self) -> np.ndarray:
         """(vocabulary,) int64 count of each id in the training text."""
-        return np.load(self.folder / "unigrams.npy", allow_pickle=False)
+        path = self.folder / "unigrams.npy"
+        if not path.is_file() or sha256_file(path) != self.manifest.get("unigrams_sha256"):
+            raise BertkitError(
+                f"{path} is missing or corrupt; run the same `bertkit prepare` again"
+            )
+        return np.load(path, allow_pickle=False)
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
         """Refuse a tokenizer other than the one whose ids the store holds.
@@ -259,6 +268,7 @@ def write_manifest(
             "format": FORMAT,
             "vocabulary_size": tokenizer.size,
             "tokenizer_hash": tokenizer.content_hash,
+            "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
             **details,
             "shards": [asdict(shard) for shard in shards],
         },

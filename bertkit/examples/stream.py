@@ -10,7 +10,10 @@ batch.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -191,7 +194,8 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         self, example: np.ndarray, row: np.void, middle: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """Mask an example in place; returns the target positions and their true ids."""
-        rng = generator(self.seed, MASKS, epoch=row["epoch"], window=row["window"], row=row["row"])
+        epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
+        rng = generator(self.seed, MASKS, epoch=epoch, window=window, row=number)
         count = count_targets(len(example), self.masking.probability, self.max_predictions)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
         if self.masking.whole_words:
@@ -260,8 +264,10 @@ def stream_steps(
         workers: loader processes; 0 builds the batches in this process.
 
     Raises:
-        BertkitError: the batch cannot be shared out.
+        BertkitError: the batch cannot be shared out, or `workers` is negative.
     """
+    if workers < 0:
+        raise BertkitError(f"workers must be 0 or more, got {workers}")
     if batch_size < accumulate * world:
         raise BertkitError(
             f"a batch of {batch_size} sequences cannot be shared by {world} process(es) x "
@@ -277,13 +283,29 @@ def stream_steps(
     dataset = _Steps(builder, accumulate, rank, world)
     if workers == 0:
         return (dataset[request] for request in requests())
-    return iter(
-        DataLoader(
-            dataset,
-            sampler=requests(),
-            batch_size=None,
-            num_workers=workers,
-            multiprocessing_context="spawn",
-            prefetch_factor=4,
-        )
+    loader = DataLoader(
+        dataset,
+        sampler=requests(),
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="spawn",
+        prefetch_factor=4,
     )
+    with ignored_interrupts():
+        return iter(loader)
+
+
+@contextmanager
+def ignored_interrupts() -> Iterator[None]:
+    """Processes started inside the block ignore Ctrl-C, which reaches every process of a terminal.
+
+    Only the trainer knows how to stop.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -28,8 +28,9 @@ from bertkit.tokens.normalize import is_cjk, is_punctuation, split_words
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.tokens.vocabulary import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS
 
-PROGRESS_TEXTS = 10_000
+PROGRESS_TEXTS = 1_000
 BLOCK_WORDS = 10_000
+LARGEST = 10_000_000  # pieces; the trainer takes memory for all of them at once
 
 
 def learn_vocabulary(
@@ -54,12 +55,17 @@ def learn_vocabulary(
         minimum_frequency: a pair is joined only if it occurs this often.
         alphabet_limit: the most characters kept; words with rarer ones are left out, and will be
             [UNK].
-        progress: called with the number of texts read so far, every 10,000 texts and at the end.
+        progress: called with the number of texts read so far, every 1,000 texts and at the end.
 
     Raises:
         BertkitError: the texts hold no words, or `size` has no room for the alphabet; the message
             states the minimum.
     """
+    if not 1 <= size <= LARGEST or alphabet_limit < 1 or minimum_frequency < 1:
+        raise BertkitError(
+            f"a vocabulary needs a size of 1 to {LARGEST:,} pieces, and alphabet_limit and "
+            f"minimum_frequency of at least 1; got {size:,}, {alphabet_limit}, {minimum_frequency}"
+        )
     counts = count_words(texts, lowercase=lowercase, progress=progress)
     alphabet = find_alphabet(counts, alphabet_limit)
     continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]

@@ -120,15 +120,15 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        raise BertkitError(f"{path} does not exist; name the folder of a run") from None
+    except OSError as error:
+        raise BertkitError(f"{path}: {error.strerror}; name the folder of a run") from None
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line.decode()) if line.strip() else None
         except ValueError:
             record = line
-        if isinstance(record, dict):
+        if isinstance(record, dict) and isinstance(record.get("step", 0), int):
             records.append(record)
         elif record is not None and number < len(lines):
             raise BertkitError(f"{path} line {number} is not a JSON object; remove that line")

@@ -7,34 +7,24 @@ good checkpoint, and the weights at the end are byte for byte those of an undist
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from bertkit.config import as_json, differences, read_recipe
+from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions, measure_pairs
-from bertkit.examples.stream import (
-    START,
-    BatchBuilder,
-    ExampleTable,
-    Place,
-    PretrainingBatch,
-    stream_steps,
-)
-from bertkit.files import read_json, write_json
+from bertkit.examples.pairs import measure_pairs
+from bertkit.examples.stream import START, Place, stream_steps
+from bertkit.files import only_process, read_json
 from bertkit.model.directory import save_model
+from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.objectives import pretraining_sums
+from bertkit.training.batches import has_held_out, held_out_batches, training_examples
 from bertkit.training.checkpoint import (
     load_latest,
     model_tensors,
@@ -43,53 +33,15 @@ from bertkit.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from bertkit.training.devices import check_precision, choose_device, environment, matmul_peak
+from bertkit.training.devices import check_precision, choose_device, matmul_peak
 from bertkit.training.interval import Interval
 from bertkit.training.journal import Console, Journal
-from bertkit.training.loop import LoopSettings, Sum, Sums, evaluate, train_steps
+from bertkit.training.loop import LoopSettings, evaluate, train_steps
+from bertkit.training.objective import baselines, pretraining_objective
 from bertkit.training.optimizer import build_optimizer, learning_rate
 from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.run_folder import claim_folder
 from bertkit.training.stopping import StopRequest
-
-HELD_OUT_BATCH = 64
-"""Sequences in a batch of the evaluation."""
-
-
-def pretraining_objective(model: PretrainingModel, batch: PretrainingBatch) -> Sums:
-    """MLM and NSP losses and right answers of a batch (paper, tasks 1 and 2)."""
-    output = model(batch.packed, batch.target_positions)
-    sums = pretraining_sums(output, batch.target_ids, batch.next_labels)
-    return {
-        "mlm_loss": Sum(sums.mlm_loss_sum, "targets"),
-        "mlm_accuracy": Sum(sums.mlm_correct, "targets"),
-        "nsp_loss": Sum(sums.nsp_loss_sum, "sequences"),
-        "nsp_accuracy": Sum(sums.nsp_correct, "sequences"),
-    }
-
-
-def baselines(store: TokenStore, random_share: float) -> dict[str, float]:
-    """What a model that looks at nothing reaches.
-
-    Args:
-        store: gives the unigram counts.
-        random_share: measured share of NSP examples with a random second sentence.
-
-    Returns:
-        unigram_entropy in nats: MLM loss of predicting the frequency of each piece.
-        most_frequent_accuracy: MLM accuracy of always the commonest piece.
-        nsp_majority: NSP accuracy of always the commoner label.
-    """
-    shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
-    return {
-        "unigram_entropy": float(-(shares * np.log(shares)).sum()),
-        "most_frequent_accuracy": float(shares.max()),
-        "nsp_majority": max(random_share, 1 - random_share),
-    }
-
-
-def phase_seed(seed: int, phase: int) -> int:
-    """Each phase draws examples and masks of its own."""
-    return seed + (phase << 32)
 
 
 class PretrainingRun:
@@ -125,7 +77,6 @@ class PretrainingRun:
         training = recipe.training
         self.device = choose_device(device)
         check_precision(training.precision, self.device)
-        self._check_folder()
         self.settings = LoopSettings(
             device=self.device,
             precision=training.precision,
@@ -135,13 +86,14 @@ class PretrainingRun:
         )
         torch.manual_seed(training.seed)
         self.config = recipe.model.config(self.tokenizer.size)
-        self.model = PretrainingModel(self.config).to(self.device)
+        self.model = build_model(self.config).to(self.device)
         self.optimizer = build_optimizer(
             self.model,
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
             bias_correction=training.bias_correction,
         )
+        self.changes = claim_folder(folder, as_json(recipe), recipe_name, store)
         self.done, self.place = self._resume()
         self.matmul_peak = matmul_peak(self.device, training.precision, seconds=0.3)
 
@@ -156,41 +108,6 @@ class PretrainingRun:
             schedule=training.schedule,
         )
 
-    def _check_folder(self) -> None:
-        """Begin the folder, or make sure that it holds this very run."""
-        path = self.folder / "recipe.json"
-        settings = {
-            "recipe": as_json(self.recipe),
-            "recipe_name": self.recipe_name,
-            "store": str(self.store.folder),
-            "tokenizer_hash": self.store.tokenizer_hash,
-            "corpus": self.corpus_hash(),
-        }
-        if path.is_file():
-            begun = read_json(path)
-            ignored = {"store", "recipe_name"}  # a store may move, a recipe may be renamed
-            changed = differences(
-                {key: value for key, value in begun.items() if key not in ignored},
-                {key: value for key, value in settings.items() if key not in ignored},
-            )
-            if changed:
-                raise BertkitError(
-                    f"{self.folder} holds a run with other settings ({'; '.join(changed[:3])}); "
-                    "choose another --out, or restore the settings to go on"
-                )
-            return
-        if self.folder.is_dir() and (self.folder / "journal.jsonl").exists():
-            raise BertkitError(
-                f"{self.folder} has a journal but no recipe.json; choose another --out"
-            )
-        write_json(path, settings)
-        write_json(self.folder / "environment.json", environment())
-
-    def corpus_hash(self) -> str:
-        """Names the content of the store by its shards' checksums."""
-        sums = "".join(shard.sha256["tokens"] for shard in self.store.shards)
-        return hashlib.sha256(sums.encode()).hexdigest()
-
     def _resume(self) -> tuple[int, Place]:
         checkpoint = load_latest(self.folder / "checkpoints", self.console.say)
         if checkpoint is None:
@@ -200,35 +117,10 @@ class PretrainingRun:
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
         return checkpoint.step, Place(*checkpoint.progress["place"])
 
-    def table_and_builder(self, phase: int, split: str) -> tuple[ExampleTable, BatchBuilder]:
-        """Examples of a phase; held-out ones do not depend on the run's seed."""
-        phases = self.recipe.phases
-        store = self.store if split == "train" else TokenStore(self.store.folder, split)
-        seed = phase_seed(self.recipe.training.seed if split == "train" else 0, phase)
-        table = ExampleTable(store, PairOptions(max_length=phases.lengths[phase]), seed)
-        masking = self.recipe.masking if split == "train" else MaskingOptions()
-        return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed)
-
-    def held_out_batches(self, phase: int) -> Iterator[PretrainingBatch]:
-        """The same examples with the same masks at every evaluation of a phase.
-
-        Their masks are always 15 %, 80/10/10, so that runs with other masks can be compared.
-        """
-        table, builder = self.table_and_builder(phase, "held_out")
-        count = min(self.recipe.watching.held_out_sequences, len(table.rows_of(0, 0)))
-        rows, _ = table.take(START, count)
-        for start in range(0, count, HELD_OUT_BATCH):
-            yield builder[rows[start : start + HELD_OUT_BATCH]]
-
-    @property
-    def has_held_out(self) -> bool:
-        """Whether the store has the two held-out documents that an evaluation needs."""
-        return TokenStore(self.store.folder, "held_out").documents > 1
-
     def start_record(self) -> dict[str, Any]:
         """What is known before the first update: baselines, sizes, the real label balance."""
         phases = self.recipe.phases
-        table, _ = self.table_and_builder(0, "train")
+        table, _ = training_examples(self.recipe, self.store, 0)
         pairs = measure_pairs(table.rows_of(0, 0), phases.lengths[0])
         return {
             "kind": "start",
@@ -255,26 +147,35 @@ class PretrainingRun:
             None at the end of the recipe, else the number of the signal that stopped the run.
 
         Raises:
-            BertkitError: training diverged, a shard is damaged, or the disk is full.
+            BertkitError: training diverged, a shard is damaged, the disk is full, or another
+                process works in the folder.
         """
-        total = self.recipe.phases.total_steps
-        if self.done >= total and (self.folder / "model").is_dir():
-            self.console.say(f"{self.folder} is finished ({self.done:,} updates); nothing to do")
-            return None
-        self.journal = Journal(self.folder, resume_step=self.done)
-        started = time.perf_counter()
-        try:
-            with StopRequest().listening() as stop:
-                self._announce()
-                self.console.start(total, self.done, title="training")
-                self.model.train()
-                while self.done < total and stop.signal is None:
-                    self._run_phase(self.recipe.phases.locate(self.done)[0], stop)
-                self._finish(stop, time.perf_counter() - started)
-                return stop.signal
-        finally:
-            self.journal.close()
-            self.console.close()
+        with only_process(self.folder):
+            total = self.recipe.phases.total_steps
+            if self.done == total and self.model_is_current():
+                message = f"{self.folder} is finished ({self.done:,} updates); nothing to do"
+                self.console.say(message)
+                return None
+            self.journal = Journal(self.folder, resume_step=self.done)
+            started = time.perf_counter()
+            try:
+                with StopRequest().listening() as stop:
+                    self._announce()
+                    self.console.start(total, self.done, title="training")
+                    self.model.train()
+                    while self.done < total and stop.signal is None:
+                        self._run_phase(self.recipe.phases.locate(self.done)[0], stop)
+                    return self._finish(stop, time.perf_counter() - started)
+            finally:
+                self.journal.close()
+                self.console.close()
+
+    def model_is_current(self) -> bool:
+        """Whether `model/` holds the weights after `done` updates."""
+        details = self.folder / "model" / "bertkit.json"
+        if not details.is_file() or not (self.folder / "model" / "model.safetensors").is_file():
+            return False
+        return bool(read_json(details).get("steps") == self.done)
 
     def _announce(self) -> None:
         start = self.start_record()
@@ -291,7 +192,9 @@ class PretrainingRun:
             f"{known['most_frequent_accuracy']:.1%}, commoner next-sentence label "
             f"{known['nsp_majority']:.1%}"
         )
-        if not self.has_held_out:
+        if self.changes:
+            self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
+        if not has_held_out(self.store):
             self._note("the store has fewer than two held-out documents: no evaluation is made")
 
     def _note(self, message: str) -> None:
@@ -304,7 +207,7 @@ class PretrainingRun:
         _, made = phases.locate(self.done)
         if made == 0:
             self.place = START
-        table, builder = self.table_and_builder(phase, "train")
+        table, builder = training_examples(self.recipe, self.store, phase)
         steps = stream_steps(
             table,
             builder,
@@ -321,33 +224,42 @@ class PretrainingRun:
         for record in records:
             self.done, self.place = record.step, record.after
             interval.add(record)
-            self._watch(interval, phase, stop)
+            saved = self._watch(interval, phase)
             if stop.signal is not None:
+                if not saved:
+                    self._log(interval)
+                    self.save()
                 return
 
-    def _watch(self, interval: Interval, phase: int, stop: StopRequest) -> None:
-        """Log, evaluate and save where the recipe says so; always before stopping."""
-        watching = self.recipe.watching
-        last = self.done == self.recipe.phases.total_steps
-        saving = last or stop.signal is not None or self.done % watching.checkpoint_every == 0
+    def _watch(self, interval: Interval, phase: int) -> bool:
+        """Log, evaluate and save where the recipe says so; returns whether it saved."""
+        watching, phases = self.recipe.watching, self.recipe.phases
+        last = self.done == phases.total_steps
+        ends_phase = phases.locate(self.done)[0] != phase
+        saving = last or self.done % watching.checkpoint_every == 0
         evaluating = last or self.done % watching.evaluate_every == 0
-        if saving or evaluating or self.done % watching.log_every == 0:
+        if saving or evaluating or ends_phase or self.done % watching.log_every == 0:
+            self._log(interval)
+        if evaluating:
+            self._evaluate(phase)
+        if saving:
+            self.save()
+        if evaluating or saving:
+            interval.restart()
+        return saving
+
+    def _log(self, interval: Interval) -> None:
+        """Write the interval down, which refuses a loss that is not a number."""
+        if interval.updates:
             record = interval.close()
             self.journal.write(record)
             self.console.update(record)
-        if evaluating:
-            self._evaluate(phase)
-            interval.restart()
-        if saving:
-            self.save()
-            interval.restart()
 
     def _evaluate(self, phase: int) -> None:
-        if not self.has_held_out:
+        if not has_held_out(self.store):
             return
-        means, counts = evaluate(
-            self.model, pretraining_objective, self.held_out_batches(phase), self.settings
-        )
+        batches = held_out_batches(self.recipe, self.store, phase)
+        means, counts = evaluate(self.model, pretraining_objective, batches, self.settings)
         record = {
             "kind": "evaluation",
             "step": self.done,
@@ -378,25 +290,44 @@ class PretrainingRun:
         )
         return path
 
-    def _finish(self, stop: StopRequest, seconds: float) -> None:
-        """Write the model directory and the end of the journal."""
-        details = {
-            "task": "pretraining",
-            "made_by": "bertkit pretrain",
-            "recipe": as_json(self.recipe),
-            "steps": self.done,
-            "store": str(self.store.folder),
-        }
-        save_model(self.folder / "model", self.model, self.tokenizer, details)
-        reason = "finished" if stop.signal is None else "interrupted"
+    def _finish(self, stop: StopRequest, seconds: float) -> int | None:
+        """Write the model and the end of the journal; returns the signal, if one ended the run."""
+        finished = self.done == self.recipe.phases.total_steps
+        if self.done:
+            details = {
+                "task": "pretraining",
+                "made_by": "bertkit pretrain",
+                "recipe": as_json(self.recipe),
+                "steps": self.done,
+                "store": str(self.store.folder),
+            }
+            save_model(self.folder / "model", self.model, self.tokenizer, details)
+        reason = "finished" if finished else "interrupted"
         self.journal.write({"kind": "end", "step": self.done, "reason": reason, "seconds": seconds})
-        if stop.signal is None:
+        if finished:
             self.console.say(f"finished: the model is in {self.folder / 'model'}")
-        else:
-            self.console.say(
-                f"stopped by {signal.Signals(stop.signal).name}: saved after {self.done:,} "
-                "updates; run the same command to go on"
-            )
+            return None
+        assert stop.signal is not None
+        self.console.say(
+            f"stopped by {signal.Signals(stop.signal).name}: saved after {self.done:,} "
+            "updates; run the same command to go on"
+        )
+        return stop.signal
+
+
+def build_model(config: ModelConfig) -> PretrainingModel:
+    """The network with new weights.
+
+    Raises:
+        BertkitError: it does not fit into memory.
+    """
+    try:
+        return PretrainingModel(config)
+    except RuntimeError as error:
+        raise BertkitError(
+            f"a network of {count_parameters(config, heads=True):,} parameters cannot be made here "
+            f"({str(error).splitlines()[0]}); choose a smaller one"
+        ) from None
 
 
 def pretrain(
@@ -409,7 +340,7 @@ def pretrain(
     device: str = "auto",
     console: Console | None = None,
 ) -> int | None:
-    """Pre-train a model and write its run directory, with the report.
+    """Pre-train a model and write its run directory; `bertkit report` draws it.
 
     Args:
         recipe: a `PretrainRecipe`, or the path or name of one.

@@ -5,10 +5,12 @@ The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from bertkit.errors import BertkitError
 from bertkit.examples.masking import MaskingOptions
+from bertkit.examples.pairs import PairOptions
 from bertkit.model.encoder import ModelConfig
 from bertkit.training.optimizer import learning_rate
 
@@ -103,6 +105,18 @@ class Training:
     seed: int = 0
     """Decides weights, examples, masks and dropout."""
 
+    def __post_init__(self) -> None:
+        limits = {
+            "learning_rate": 0 < self.learning_rate < math.inf,
+            "max_gradient_norm": self.max_gradient_norm > 0,
+            "weight_decay": 0 <= self.weight_decay < 1,
+            "accumulate": self.accumulate >= 1,
+            "seed": 0 <= self.seed < 1 << 31,
+        }
+        for name, good in limits.items():
+            if not good:
+                raise BertkitError(f"training.{name} cannot be {getattr(self, name)}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Watching:
@@ -135,6 +149,14 @@ class PretrainRecipe:
                 f"phases.lengths has {longest}, but model.max_position_embeddings is only "
                 f"{self.model.max_position_embeddings}; raise it or shorten the examples"
             )
+        for length in self.phases.lengths:
+            PairOptions(max_length=length)
+        if min(self.phases.batch_sizes) < self.training.accumulate:
+            raise BertkitError(
+                f"phases.batch_sizes has {min(self.phases.batch_sizes)} sequences, too few for "
+                f"training.accumulate = {self.training.accumulate} micro-batches"
+            )
+        self.model.config(vocabulary_size=1)
         learning_rate(  # refuses an impossible schedule before anything is made
             0,
             peak=self.training.learning_rate,
@@ -142,7 +164,5 @@ class PretrainRecipe:
             total_steps=self.phases.total_steps,
             schedule=self.training.schedule,
         )
-        if self.training.accumulate < 1 or min(vars(self.watching).values()) < 1:
-            raise BertkitError("training.accumulate and the watching fields must be at least 1")
-        if not 0 <= self.training.seed < 1 << 31:
-            raise BertkitError(f"training.seed must be in [0, 2^31), got {self.training.seed}")
+        if min(vars(self.watching).values()) < 1:
+            raise BertkitError("the watching fields must be at least 1")

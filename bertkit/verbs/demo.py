@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bertkit.demo import run_demo
+from bertkit.demo.run import run_demo
 from bertkit.training.journal import Console
 
 

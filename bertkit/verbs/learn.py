@@ -12,6 +12,7 @@ from bertkit.text.sources import find_sources
 from bertkit.tokens.learn import learn_vocabulary, measure_vocabulary
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
+from bertkit.verbs.prepare import describe_skipped
 
 MEASURED_DOCUMENTS = 1000
 
@@ -112,6 +113,8 @@ def learn_tokenizer(
         progress=show,
     )
     console.close()
+    for line in describe_skipped(counts.skipped, counts.examples):
+        console.say(line)
     if len(vocabulary) < size:
         console.say(
             f"the text yields only {len(vocabulary):,} of the {size:,} pieces asked for; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bertkit.predict.predictor import load
@@ -27,7 +28,7 @@ def fill_mask(model: Path, text: str, *, top: int = 5, device: str = "auto") -> 
     for number, candidates in enumerate(load(model, device=device).fill_mask(text, top), start=1):
         table = Table("piece", "probability", title=f"mask {number}")
         for piece, probability in candidates:
-            table.add_row(piece, f"{probability:.4f}")
+            table.add_row(escape(piece), f"{probability:.4f}")
         Console().print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from bertkit.config import FLATTEN
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.prepare import prepare as prepare_store
 from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
@@ -38,6 +40,8 @@ def prepare(
     processes
         Worker processes; 0 takes one for each core. The store is the same for any number.
     """
+    if processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {processes}")
     with Console() as console:
         make_store(list(paths), Tokenizer.load(tokenizer), out, options, processes, console)
 
@@ -76,8 +80,13 @@ def describe(store: TokenStore) -> list[str]:
     ]
     text = store.manifest["text"]
     skipped = {**text["skipped"], **store.manifest["tokenization"]}
-    examples = text.get("examples", {})
-    for reason, count in sorted(skipped.items()):
-        where = f" (first: {examples[reason]})" if reason in examples else ""
-        lines.append(f"counted: {reason}: {count:,}{where}")
-    return lines
+    return [*lines, *describe_skipped(skipped, text.get("examples", {}))]
+
+
+def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
+    """What was left out or changed, how often, and where first."""
+    return [
+        f"counted: {reason}: {count:,}"
+        + (f" (first: {examples[reason]})" if reason in examples else "")
+        for reason, count in sorted(skipped.items())
+    ]

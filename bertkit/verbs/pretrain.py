@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.config import FLATTEN
+from bertkit.config import FLATTEN, as_json
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import check_precision, choose_device
 from bertkit.training.journal import Console
-from bertkit.training.pretrain import PretrainingRun
+from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
+from bertkit.training.run_folder import claim_settings
 from bertkit.verbs.learn import learn_tokenizer
 from bertkit.verbs.prepare import make_store
 
@@ -63,8 +65,8 @@ def pretrain(
     Parameters
     ----------
     recipe
-        A shipped recipe (base, large, medium, small, mini, tiny, demo) or a .toml file; its fields
-        are the flags in dotted form below.
+        A shipped recipe (base, large, medium, mini, original, small, tiny, two-cores, whole-words)
+        or a .toml file; its fields are the flags in dotted form below.
     out
         The run directory.
     store
@@ -76,24 +78,33 @@ def pretrain(
     """
     if (store is None) == (not corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
+    if store is not None and corpus != NO_TEXT:
+        raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
+    check_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
-        opened = TokenStore(store) if store else store_from_text(corpus, out, console)
-        run = PretrainingRun(
+        stopped_by = pretrain_store(
             settings,
-            opened,
+            TokenStore(store) if store else store_from_text(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
             workers=workers,
             device=device,
             console=console,
         )
-        stopped_by = run.run()
-        console.say(f"report: {write_report(out)}")
+        if (out / "journal.jsonl").is_file():
+            console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
 
 
 def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
-    """Learn a vocabulary and prepare a store inside the run directory, unless already done."""
+    """Learn a vocabulary and prepare a store inside the run directory, unless already done.
+
+    Raises:
+        BertkitError: the directory was begun with other text or flags.
+    """
+    flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
+    flags["tokenizer"] = str(corpus.tokenizer) if corpus.tokenizer else None
+    claim_settings(out / "corpus.json", flags, "a corpus")
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
     elif (out / "tokenizer" / "tokenizer_config.json").is_file():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from bertkit.report import write_report
 
 
@@ -17,4 +15,4 @@ def report(run: Path) -> None:
     run
         A run directory, finished or still running.
     """
-    Console().print(f"report: {write_report(run)}")
+    print(f"report: {write_report(run)}")  # noqa: T201

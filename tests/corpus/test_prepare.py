@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.corpus import prepare as module
-from bertkit.corpus.prepare import PrepareOptions, cut_strings, is_held_out, prepare
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus import blocks as module
+from bertkit.corpus.blocks import cut_strings, is_held_out
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore, offsets
 from bertkit.errors import BertkitError
 from bertkit.text.sentences import split_sentences
 from bertkit.tokens.tokenizer import Tokenizer
@@ -229,3 +230,60 @@ def test_not_a_store(tmp_path: Path) -> None:
         TokenStore(tmp_path)
     with pytest.raises(BertkitError, match="held_out must be"):
         prepare(["x"], None, tmp_path, PrepareOptions(held_out=1.5))  # type: ignore[arg-type]
+
+
+def test_edited_text_of_the_same_size_is_noticed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("river.\n\nstone.\n")
+    prepare([str(text)], tokenizer, tmp_path / "store")
+    os.utime(text, ns=(1, 1))
+    with pytest.raises(BertkitError, match="begun with other sources"):
+        prepare([str(text)], tokenizer, tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("manifest.json", "[]"),
+        ("manifest.json", '{"format": 1}'),
+        ("manifest.json", '{"format": 1, "shards": [{"nam": 1}]}'),
+        ("manifest.json", "{"),
+        ("manifest.json", '{"format": 99}'),
+        ("unigrams.npy", "torn"),
+    ],
+)
+def test_damaged_store_files_are_named(
+    store: TokenStore, tmp_path: Path, name: str, content: str
+) -> None:
+    import shutil
+
+    folder = tmp_path / "store"
+    shutil.copytree(store.folder, folder)
+    (folder / name).write_text(content)
+    with pytest.raises(BertkitError, match=name):
+        _ = TokenStore(folder).unigrams
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '{"shards": [{}]}'])
+def test_damaged_part_record_is_remade(
+    corpus_text: str, tokenizer: Tokenizer, tmp_path: Path, content: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(corpus_text)
+    folder = tmp_path / "store"
+    prepare([str(text)], tokenizer, folder)
+    before = digests(folder)
+    (folder / "parts" / "00000-000.json").write_text(content)
+    prepare([str(text)], tokenizer, folder)
+    assert digests(folder) == before
+
+
+def test_impossible_numbers_are_refused(store: TokenStore, tmp_path: Path) -> None:
+    text = [str(store.folder.parent / "corpus.txt")]
+    for options in (PrepareOptions(shard_megabytes=0), PrepareOptions(shard_megabytes=10**9)):
+        with pytest.raises(BertkitError, match="shard_megabytes must be 1 to 1000"):
+            prepare(text, store.tokenizer, tmp_path, options)
+    with pytest.raises(BertkitError, match="processes must be at least 1"):
+        prepare(text, store.tokenizer, tmp_path, processes=0)
+    with pytest.raises(BertkitError, match=r"2\^32 tokens"):
+        offsets(np.array([2**31, 2**31]))

@@ -24,8 +24,8 @@ from bertkit.training.loop import (
     total_loss,
     train_steps,
 )
+from bertkit.training.objective import baselines, pretraining_objective
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.pretrain import baselines, pretraining_objective
 
 SETTINGS = LoopSettings(
     device=torch.device("cpu"),

@@ -17,6 +17,7 @@ from transformers import AutoModelForPreTraining
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.files import only_process
 from bertkit.model.directory import load_pretraining_model
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
@@ -295,3 +296,127 @@ def test_full_disk_keeps_what_was_saved(
         "step-00000012",
     ]
     assert pretrain(TOY, store, tmp_path) is None
+
+
+def journal_steps(run: Path) -> list[dict[str, object]]:
+    return [r for r in read_journal(run / "journal.jsonl") if r["kind"] == "step"]
+
+
+def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_path: Path) -> None:
+    odd = replace(TOY, watching=replace(TOY.watching, evaluate_every=7, checkpoint_every=11))
+    pretrain(odd, store, tmp_path)
+    steps = journal_steps(tmp_path)
+    assert sum(record["sequences"] for record in steps) == 30 * 8 + 10 * 4
+    assert 30 in [record["step"] for record in steps]
+
+
+@pytest.mark.parametrize("part", ["directory", "objective"])
+def test_death_between_checkpoint_and_model_is_mended(
+    finished: Path, store: TokenStore, tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale or missing model/ is not taken for the finished one."""
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    if part == "directory":
+        monkeypatch.setattr(module, "save_model", die)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(TOY, store, tmp_path)
+        monkeypatch.undo()
+    else:
+        shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+        details = tmp_path / "model" / "bertkit.json"
+        details.write_text(details.read_text().replace('"steps": 40', '"steps": 17'))
+        (tmp_path / "model" / "model.safetensors").write_bytes(b"stale")
+    assert pretrain(TOY, store, tmp_path) is None
+    assert weights(tmp_path) == weights(finished)
+
+
+def test_signal_during_evaluation_still_saves(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.evaluate
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        signal.raise_signal(signal.SIGTERM)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "evaluate", interrupted)
+    assert pretrain(TOY, store, tmp_path) == signal.SIGTERM
+    (*_, latest) = sorted((tmp_path / "checkpoints").iterdir())
+    assert latest.name == "step-00000010"
+
+
+def test_signal_before_the_first_update_leaves_no_model(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = module.PretrainingRun.start_record
+
+    def interrupted(self: object) -> object:
+        signal.raise_signal(signal.SIGINT)
+        return real(self)
+
+    monkeypatch.setattr(module.PretrainingRun, "start_record", interrupted)
+    assert pretrain(TOY, store, tmp_path) == signal.SIGINT
+    assert not (tmp_path / "model").exists()
+
+
+def test_two_processes_cannot_share_a_folder(store: TokenStore, tmp_path: Path) -> None:
+    with only_process(tmp_path), pytest.raises(BertkitError, match="another process is working"):
+        pretrain(TOY, store, tmp_path)
+
+
+def test_mistake_does_not_claim_the_folder(store: TokenStore, tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match="hidden_size 33"):
+        replace(TOY, model=replace(TOY.model, hidden_size=33))
+    huge = replace(TOY, model=replace(TOY.model, hidden_size=40_000_000))
+    with pytest.raises(BertkitError, match="choose a smaller one"):
+        pretrain(huge, store, tmp_path)
+    assert not (tmp_path / "recipe.json").exists()
+
+
+@pytest.mark.parametrize("workers", [-1])
+def test_negative_workers_are_refused(store: TokenStore, tmp_path: Path, workers: int) -> None:
+    with pytest.raises(BertkitError, match="workers must be 0 or more"):
+        pretrain(TOY, store, tmp_path, workers=workers)
+
+
+@pytest.mark.slow
+def test_loader_processes_give_the_same_weights(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    pretrain(TOY, store, tmp_path, workers=1)
+    assert weights(tmp_path) == weights(finished)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("learning_rate", -1.0),
+        ("learning_rate", float("nan")),
+        ("max_gradient_norm", -1.0),
+        ("weight_decay", -0.1),
+        ("accumulate", 0),
+        ("seed", -1),
+    ],
+)
+def test_impossible_training_fields_are_refused(field: str, value: float) -> None:
+    with pytest.raises(BertkitError, match=rf"training\.{field} cannot be"):
+        Training(**{field: value})
+
+
+def test_late_failures_are_found_before_the_first_update() -> None:
+    with pytest.raises(BertkitError, match=r"too few for training\.accumulate"):
+        replace(TOY, training=replace(TOY.training, accumulate=5))
+    with pytest.raises(BertkitError, match="maximum length of at least 5"):
+        replace(TOY, phases=replace(TOY.phases, lengths=(32, 4)))
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "environment.json"])
+def test_damaged_run_files_are_named(finished: Path, store: TokenStore, tmp_path: Path, name: str):
+    run = tmp_path / "copy"
+    shutil.copytree(finished, run)
+    (run / name).write_text("[]" if name == "recipe.json" else "{")
+    with pytest.raises(BertkitError, match=name):
+        pretrain(TOY, store, run)

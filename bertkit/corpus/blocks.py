@@ -1,0 +1,191 @@
+"""Blocks of documents → token ids: the pure step of preparation, and the processes that run it.
+
+`tokenize_block` depends on nothing but its arguments, so any executor may run it anywhere, in any
+order, again after a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import signal
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bertkit.corpus.store import DocumentArrays, token_type
+from bertkit.errors import BertkitError
+from bertkit.text.sentences import split_sentences
+from bertkit.tokens.tokenizer import Tokenizer
+
+BLOCK_CHARACTERS = 250_000
+LONGEST_SENTENCE = 512
+"""Tokens; a longer sentence is cut in pieces, counted, and no token is lost."""
+LONGEST_STRING = 50_000
+"""Characters given to the tokenizer at once, which bounds its memory."""
+
+
+class Block(NamedTuple):
+    """Tokenised documents of both splits."""
+
+    splits: dict[str, DocumentArrays]
+    text_bytes: int
+    counts: Counter[str]
+
+
+def cut_blocks(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in lists of about BLOCK_CHARACTERS characters."""
+    block: list[str] = []
+    characters = 0
+    for document in documents:
+        block.append(document)
+        characters += len(document)
+        if characters >= BLOCK_CHARACTERS:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
+def is_held_out(document: str, share: float) -> bool:
+    """Whether a document is held out: decided by a hash of its text, so copies go together."""
+    digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences; those of more than LONGEST_STRING characters are cut, if possible at a space."""
+    for sentence in sentences:
+        rest = sentence
+        while len(rest) > LONGEST_STRING:
+            space = rest.rfind(" ", LONGEST_STRING // 2, LONGEST_STRING)
+            end = space if space > 0 else LONGEST_STRING
+            yield rest[:end]
+            rest = rest[end:].lstrip()
+        yield rest
+
+
+def tokenize_block(
+    documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
+) -> Block:
+    """Sentences and ids of some documents: the pure step that every executor runs.
+
+    Args:
+        documents: texts; a newline always ends a sentence.
+        tokenizer: text → ids.
+        language: see `split_sentences`.
+        held_out: share of documents for evaluation.
+    """
+    counts: Counter[str] = Counter()
+    sentences: list[str] = []
+    owners: list[int] = []
+    for index, document in enumerate(documents):
+        pieces = list(cut_strings(split_sentences(document, language)))
+        sentences.extend(pieces)
+        owners.extend([index] * len(pieces))
+    ids: dict[str, list[list[int]]] = {"train": [], "held_out": []}
+    document_lengths: dict[str, list[int]] = {"train": [], "held_out": []}
+    split_of = ["held_out" if is_held_out(text, held_out) else "train" for text in documents]
+    last_owner = -1
+    with_tokens = 0
+    for owner, sentence in zip(owners, tokenizer.encode_batch(sentences), strict=True):
+        if not sentence:
+            counts["sentence without any token"] += 1
+            continue
+        split = split_of[owner]
+        if owner != last_owner:
+            document_lengths[split].append(0)
+            last_owner = owner
+            with_tokens += 1
+        if len(sentence) > LONGEST_SENTENCE:
+            counts["sentence cut in pieces (nothing lost)"] += 1
+        for start in range(0, len(sentence), LONGEST_SENTENCE):
+            ids[split].append(sentence[start : start + LONGEST_SENTENCE])
+            document_lengths[split][-1] += 1
+    if with_tokens < len(documents):
+        counts["document without any token"] += len(documents) - with_tokens
+    splits = {
+        split: to_arrays(ids[split], document_lengths[split], tokenizer.size)
+        for split in ids
+        if document_lengths[split]
+    }
+    text_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in documents)
+    return Block(splits, text_bytes, counts)
+
+
+def to_arrays(
+    ids: Sequence[Sequence[int]], document_lengths: Sequence[int], vocabulary_size: int
+) -> DocumentArrays:
+    """Lists of ids by sentence → flat arrays."""
+    lengths = np.fromiter((len(sentence) for sentence in ids), dtype=np.int64, count=len(ids))
+    tokens = np.fromiter(
+        (token for sentence in ids for token in sentence),
+        dtype=token_type(vocabulary_size),
+        count=int(lengths.sum()),
+    )
+    return DocumentArrays(tokens, lengths, np.asarray(document_lengths, dtype=np.int64))
+
+
+class BlockPool:
+    """Runs `tokenize_block` on worker processes (or here, for one), results in order."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, folder: Path, processes: int, language: str, held_out: float
+    ) -> None:
+        self.arguments = (language, held_out)
+        self.tokenizer = tokenizer
+        self.processes = processes
+        self.executor = None
+        if processes > 1:
+            self.executor = ProcessPoolExecutor(
+                processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(folder / "tokenizer",),
+            )
+
+    def __enter__(self) -> BlockPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+
+    def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], Block]]:
+        """Yield (documents, block) in the order of `blocks`; few are in flight at a time."""
+        if self.executor is None:
+            for documents in blocks:
+                yield documents, tokenize_block(documents, self.tokenizer, *self.arguments)
+            return
+        waiting: deque[tuple[list[str], Future[Block]]] = deque()
+        try:
+            for documents in blocks:
+                future = self.executor.submit(_tokenize_in_worker, documents, *self.arguments)
+                waiting.append((documents, future))
+                if len(waiting) > 2 * self.processes:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
+        except BrokenProcessPool:
+            raise BertkitError(
+                "a worker process of `prepare` died (killed, or out of memory); run the same "
+                "command again: finished shards are kept. Fewer --processes need less memory"
+            ) from None
+
+
+_worker_tokenizer: list[Tokenizer] = []
+
+
+def _start_worker(folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
+    _worker_tokenizer.append(Tokenizer.load(folder))
+
+
+def _tokenize_in_worker(documents: list[str], language: str, held_out: float) -> Block:
+    return tokenize_block(documents, _worker_tokenizer[0], language, held_out)

@@ -1,0 +1,151 @@
+"""`bertkit demo`: the whole story on text that every Python carries, without a download."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bertkit.config import read_recipe
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.demo.docstrings import gather
+from bertkit.demo.task import LabelledTask, labelled_task, tune
+from bertkit.files import write_json, write_text
+from bertkit.model.directory import load_pretraining_model
+from bertkit.model.heads import PretrainingModel
+from bertkit.predict.predictor import Predictor
+from bertkit.report import write_report
+from bertkit.tokens.learn import learn_vocabulary
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import choose_device
+from bertkit.training.journal import Console, read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import PretrainRecipe
+
+VOCABULARY = 6000
+HELD_OUT = 0.05
+SEEDS = (1, 2, 3)
+MASKED_SENTENCES = (
+    "Return a copy of the [MASK] with all leading whitespace removed.",
+    "Raise a ValueError if the [MASK] is not found.",
+    "If the file does not [MASK], an exception is raised.",
+)
+
+
+def compare(
+    model: PretrainingModel, task: LabelledTask, console: Console
+) -> dict[str, list[float]]:
+    """Test accuracies from pre-trained and from random weights, one a seed."""
+    found: dict[str, list[float]] = {"pre-trained": [], "random": []}
+    console.start(2 * len(SEEDS), title="tuning", unit="runs")
+    for seed in SEEDS:
+        for name, start in (("pre-trained", model), ("random", None)):
+            found[name].append(tune(start, model, task, seed))
+            console.update({"done": sum(map(len, found.values()))})
+    console.close()
+    return found
+
+
+def sections(
+    accuracies: dict[str, list[float]], task: LabelledTask, predictor: Predictor
+) -> list[dict[str, Any]]:
+    """The demo's part of the report."""
+    labels = Counter(label for _, label in task.test)
+    chance = max(labels.values()) / len(task.test)
+    guesses = [
+        [
+            sentence,
+            ", ".join(f"{c.piece} {c.probability:.0%}" for c in predictor.fill_mask(sentence)[0]),
+        ]
+        for sentence in MASKED_SENTENCES
+    ]
+    rows = [
+        [name, f"{median(values):.1%}", f"{min(values):.1%} to {max(values):.1%}", str(len(values))]
+        for name, values in accuracies.items()
+    ]
+    return [
+        {
+            "title": "Does pre-training help?",
+            "paragraphs": [
+                f"Which of {len(task.families)} packages ({', '.join(task.families)}) is a "
+                f"docstring from? {len(task.train)} labelled docstrings to learn from, "
+                f"{len(task.test)} to test on, of modules that training never saw; always the "
+                f"commonest label: {chance:.1%}."
+            ],
+            "table": {
+                "columns": ["weights at the start", "median accuracy", "range", "seeds"],
+                "rows": rows,
+            },
+        },
+        {
+            "title": "Filling masks",
+            "paragraphs": ["The model's best guesses for each [MASK]."],
+            "table": {"columns": ["text", "guesses"], "rows": guesses},
+        },
+    ]
+
+
+def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) -> int | None:
+    """The whole demo in the folder `out`; a stopped one goes on.
+
+    Returns:
+        None when all was done, else the number of the signal that stopped pre-training.
+    """
+    documents, docstrings = gather(console)
+    text = "\n\n".join(documents)
+    write_text(out / "text" / "docstrings.txt", text)
+    console.say(
+        f"text: {len(documents):,} documents, {len(text) / 1e6:.1f} MB from this Python itself"
+    )
+    store = demo_store(out, documents, console)
+    stopped = pretrain(
+        recipe or read_recipe(PretrainRecipe, "demo"),
+        store,
+        out,
+        recipe_name="demo",
+        console=console,
+    )
+    if stopped is not None:
+        return stopped
+    model = load_pretraining_model(out / "model")
+    tokenizer = store.tokenizer
+    task = labelled_task(docstrings, tokenizer, model.config.max_position_embeddings)
+    accuracies = compare(model, task, console)
+    parts = sections(accuracies, task, Predictor(model, tokenizer, choose_device("cpu")))
+    write_json(out / "demo.json", {"sections": parts, "accuracies": accuracies})
+    for line in summary(out, parts):
+        console.say(line)
+    console.say(f"report: {write_report(out)}")
+    return None
+
+
+def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenStore:
+    """Learn the vocabulary and prepare the store, unless an earlier demo did."""
+    if (out / "store" / "manifest.json").is_file():
+        return TokenStore(out / "store")
+    vocabulary = learn_vocabulary(documents, VOCABULARY)
+    tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    tokenizer.save(out / "tokenizer")
+    console.say(f"vocabulary: {tokenizer.size:,} pieces learnt")
+    text = str(out / "text" / "docstrings.txt")
+    return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT))
+
+
+def summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """What the demo found, in lines for the terminal."""
+    records = read_journal(out / "journal.jsonl")
+    start = next(record for record in records if record["kind"] == "start")
+    last = [record for record in records if record["kind"] == "evaluation"][-1]
+    yield (
+        f"held out: MLM loss {last['mlm_loss']:.2f} (unigram entropy "
+        f"{start['baselines']['unigram_entropy']:.2f}), MLM accuracy {last['mlm_accuracy']:.1%} "
+        f"(commonest piece {start['baselines']['most_frequent_accuracy']:.1%}), NSP accuracy "
+        f"{last['nsp_accuracy']:.1%}"
+    )
+    for part in parts:
+        yield f"{part['title']} {' '.join(part['paragraphs'])}"
+        for row in part["table"]["rows"]:
+            yield "  " + "   ".join(row)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import new_folder, only_process, read_json, write_array, write_json, write_text
+
+
+def test_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_json(path, {"old": 1})
+
+    def die(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(path, {"new": 2})
+    assert read_json(path) == {"old": 1}
+    assert [entry.name for entry in path.parent.iterdir()] == ["b.json"]
+
+
+def test_interrupted_folder_leaves_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with new_folder(target) as folder:
+        (folder / "file").write_text("old")
+    with pytest.raises(RuntimeError), new_folder(target) as folder:
+        (folder / "file").write_text("new")
+        raise RuntimeError
+    assert (target / "file").read_text() == "old"
+    with new_folder(target) as folder:
+        (folder / "other").write_text("new")
+    assert [entry.name for entry in target.iterdir()] == ["other"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    leftover = tmp_path / ".model.tmp-12345"
+    leftover.mkdir()
+    (leftover / "half").write_text("x")
+    with new_folder(tmp_path / "model"):
+        pass
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("path", ["file/below.txt", "/proc/nowhere/x.txt"])
+def test_impossible_places_are_one_clear_line(tmp_path: Path, path: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(BertkitError, match="cannot write .*choose another folder"):
+        write_text(tmp_path / path, "x")
+
+
+def test_json_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"a": 1,\n oops')
+    with pytest.raises(BertkitError, match=r"bad\.json is not valid JSON .*line 2"):
+        read_json(tmp_path / "bad.json")
+    with pytest.raises(BertkitError, match="does not exist"):
+        read_json(tmp_path / "none.json")
+    with pytest.raises(BertkitError, match="cannot read"):
+        read_json(tmp_path)
+
+
+def test_arrays_round_trip(tmp_path: Path) -> None:
+    array = np.arange(7, dtype=np.uint16)
+    write_array(tmp_path / "a.npy", array)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), array)
+
+
+def test_lock_is_freed(tmp_path: Path) -> None:
+    with (
+        only_process(tmp_path),
+        pytest.raises(BertkitError, match="another process"),
+        only_process(tmp_path),
+    ):
+        pass
+    with only_process(tmp_path):
+        pass
+
+
+def test_nearest() -> None:
+    assert nearest("lerning", ["learning", "seed"]) == "; did you mean 'learning'?"
+    assert nearest("zzz", ["b", "a"]) == "; known: a, b"
+    assert nearest("zzz", []) == ""
