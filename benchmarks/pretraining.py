@@ -28,10 +28,10 @@ from bertkit.examples.stream import BatchBuilder, ExampleTable, PretrainingBatch
 from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.objectives import pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast, matmul_peak, training_flops
 from bertkit.training.loop import LoopSettings, train_steps
-from bertkit.training.objective import pretraining_objective
 from bertkit.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")

@@ -18,8 +18,13 @@ from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from cyclopts.config import Toml
 
 from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
+IGNORED = {"store", "recipe_name"}
+"""Recorded settings that may change: a store may move and a recipe may be renamed."""
+LONGEST_DIFFERENCE = 120
+"""Characters of one difference in an error."""
 FLATTEN = Parameter(name="*")
 """Marks a dataclass parameter whose fields become flags of the command."""
 
@@ -177,3 +182,36 @@ def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "")
         ):
             found.append(f"{prefix}{key} {old!r} -> {new!r}")
     return found
+
+
+def claim_settings(path: Path, settings: dict[str, Any], what: str) -> bool:
+    """Write settings where there are none yet, or make sure that they are the same.
+
+    Args:
+        path: the JSON file.
+        settings: plain JSON values.
+        what: is named in the error, for example "a run".
+
+    Returns:
+        Whether the file was there.
+
+    Raises:
+        BertkitError: the file is damaged, or holds other settings.
+    """
+    if not path.is_file():
+        write_json(path, settings)
+        return False
+    begun = read_json(path)
+    if not isinstance(begun, dict):
+        raise BertkitError(f"{path} is damaged; choose another --out")
+    changed = differences(
+        {key: value for key, value in begun.items() if key not in IGNORED},
+        {key: value for key, value in settings.items() if key not in IGNORED},
+    )
+    if changed:
+        named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
+        raise BertkitError(
+            f"{path.parent} holds {what} with other settings ({named}); "
+            "choose another --out, or restore the settings to go on"
+        )
+    return True

@@ -10,11 +10,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BLOCK_BYTES = 1 << 20
 
@@ -88,6 +89,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write a `.npy` file atomically (`path` keeps its name)."""
+    import numpy as np
 
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:

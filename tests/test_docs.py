@@ -117,4 +117,4 @@ def test_the_tour_runs(
     shown = capsys.readouterr().out
     assert "60 documents; skipped: {}" in shown
     assert "['checkpoints', 'environment.json', 'journal.jsonl', 'model', 'recipe.json'" in shown
-    assert len(shown.splitlines()) == 11
+    assert len(shown.splitlines()) == 12

@@ -15,6 +15,7 @@ any tool can read them. Checksums are verified when a shard is first opened.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -182,6 +183,12 @@ class TokenStore:
     def tokens(self) -> int:
         """Tokens of this split."""
         return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def content_hash(self) -> str:
+        """Names the content of the split by its shards' checksums."""
+        sums = "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
+        return hashlib.sha256(sums.encode()).hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

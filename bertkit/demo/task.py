@@ -18,8 +18,9 @@ from bertkit.errors import BertkitError
 from bertkit.examples.generator import MASKS, generator
 from bertkit.examples.packed import Packed, pack
 from bertkit.model.heads import ClassificationModel, PretrainingModel
+from bertkit.objectives import Sum, Sums, right
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.loop import LoopSettings, Sum, Sums, evaluate, train_steps
+from bertkit.training.loop import LoopSettings, evaluate, train_steps
 from bertkit.training.optimizer import build_optimizer, learning_rate
 
 FAMILIES = 8
@@ -101,8 +102,10 @@ def classification_objective(model: ClassificationModel, batch: LabelledBatch) -
     """Cross entropy and right answers of a batch."""
     logits = model(batch.packed).float()
     loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
-    correct = (logits.argmax(-1) == batch.labels).sum().float()
-    return {"loss": Sum(loss, "sequences"), "accuracy": Sum(correct, "sequences")}
+    return {
+        "loss": Sum(loss, "sequences"),
+        "accuracy": Sum(right(logits, batch.labels), "sequences"),
+    }
 
 
 def labelled_batches(

@@ -1,8 +1,10 @@
-"""Which examples a run trains on, and which it is measured on."""
+"""Which examples a run trains on, which it is measured on, and what a blind guesser reaches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
@@ -54,3 +56,23 @@ def held_out_batches(
     rows, _ = table.take(START, count)
     for start in range(0, count, HELD_OUT_BATCH):
         yield builder[rows[start : start + HELD_OUT_BATCH]]
+
+
+def baselines(store: TokenStore, random_share: float) -> dict[str, float]:
+    """What a model that looks at nothing reaches.
+
+    Args:
+        store: gives the unigram counts.
+        random_share: measured share of NSP examples with a random second sentence.
+
+    Returns:
+        unigram_entropy in nats: MLM loss of predicting the frequency of each piece.
+        most_frequent_accuracy: MLM accuracy of always the commonest piece.
+        nsp_majority: NSP accuracy of always the commoner label.
+    """
+    shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
+    return {
+        "unigram_entropy": float(-(shares * np.log(shares)).sum()),
+        "most_frequent_accuracy": float(shares.max()),
+        "nsp_majority": max(random_share, 1 - random_share),
+    }

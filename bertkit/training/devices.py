@@ -205,8 +205,10 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def memory_gib() -> float | None:
-    """Physical memory in GiB, or None where the system does not tell."""
+def memory_gib(device: torch.device | None = None) -> float | None:
+    """Memory of a CUDA device, else of the machine, in GiB; None where the system does not tell."""
+    if device is not None and device.type == "cuda":
+        return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):

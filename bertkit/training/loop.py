@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed
+from bertkit.objectives import Sum, Sums, total_loss
 from bertkit.training.devices import autocast, step_seed
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
@@ -41,15 +42,6 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 AnyPlace = TypeVar("AnyPlace")
 
 
-class Sum(NamedTuple):
-    """A loss or a number of right answers, summed over a batch."""
-
-    value: Tensor
-    per: str
-    """The count it is divided by."""
-
-
-Sums = dict[str, Sum]
 Objective = Callable[[Any, AnyBatch], Sums]
 """(model, batch) → sums; those named `..._loss` are minimised, each divided by its count."""
 
@@ -91,12 +83,6 @@ def run_objective(
     """The objective of one batch, on the device and in the precision of the settings."""
     with autocast(settings.device, settings.precision):
         return objective(model, batch.to(settings.device, non_blocking=True))
-
-
-def total_loss(sums: Sums, counts: Mapping[str, int]) -> Tensor:
-    """Every loss divided by its count over the whole step, added up."""
-    losses = [s.value / max(1, counts[s.per]) for name, s in sums.items() if name.endswith("loss")]
-    return torch.stack(losses).sum()
 
 
 def merge(first: Sums | None, second: Sums) -> Sums:

@@ -24,7 +24,13 @@ from bertkit.files import only_process, read_json
 from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.training.batches import has_held_out, held_out_batches, training_examples
+from bertkit.objectives import pretraining_objective
+from bertkit.training.batches import (
+    baselines,
+    has_held_out,
+    held_out_batches,
+    training_examples,
+)
 from bertkit.training.checkpoint import (
     load_latest,
     model_tensors,
@@ -33,15 +39,17 @@ from bertkit.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from bertkit.training.devices import check_precision, choose_device, matmul_peak
-from bertkit.training.interval import Interval
+from bertkit.training.devices import (
+    check_precision,
+    choose_device,
+    matmul_peak,
+    memory_gib,
+)
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
-from bertkit.training.objective import baselines, pretraining_objective
 from bertkit.training.optimizer import build_optimizer, learning_rate
-from bertkit.training.recipe import PretrainRecipe
-from bertkit.training.run_folder import claim_folder
-from bertkit.training.stopping import StopRequest
+from bertkit.training.recipe import PretrainRecipe, claim_folder
+from bertkit.training.watching import Interval, StopRequest
 
 
 class PretrainingRun:
@@ -86,7 +94,8 @@ class PretrainingRun:
         )
         torch.manual_seed(training.seed)
         self.config = recipe.model.config(self.tokenizer.size)
-        self.model = build_model(self.config).to(self.device)
+        check_memory(self.config, self.device)
+        self.model = PretrainingModel(self.config).to(self.device)
         self.optimizer = build_optimizer(
             self.model,
             learning_rate=training.learning_rate,
@@ -315,19 +324,20 @@ class PretrainingRun:
         return stop.signal
 
 
-def build_model(config: ModelConfig) -> PretrainingModel:
-    """The network with new weights.
+def check_memory(config: ModelConfig, device: torch.device) -> None:
+    """Refuse a network whose weights, gradients and optimizer alone would not fit.
 
     Raises:
-        BertkitError: it does not fit into memory.
+        BertkitError: says how much is needed and how much there is.
     """
-    try:
-        return PretrainingModel(config)
-    except RuntimeError as error:
+    parameters = count_parameters(config, heads=True)
+    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
+    available = memory_gib(device)
+    if available is not None and needed > available:
         raise BertkitError(
-            f"a network of {count_parameters(config, heads=True):,} parameters cannot be made here "
-            f"({str(error).splitlines()[0]}); choose a smaller one"
-        ) from None
+            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
+            f"{device} has {available:,.0f} GiB; choose a smaller one"
+        )
 
 
 def pretrain(

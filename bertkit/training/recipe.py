@@ -1,4 +1,4 @@
-"""The pre-training recipe: every field of the TOML file, checked before anything is made.
+"""The pre-training recipe: every field of the TOML file, and the run directory that it claims.
 
 The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
 """
@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from bertkit.config import claim_settings, differences
+from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
+from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
+from bertkit.training.devices import environment
 from bertkit.training.optimizer import learning_rate
 
 
@@ -166,3 +172,41 @@ class PretrainRecipe:
         )
         if min(vars(self.watching).values()) < 1:
             raise BertkitError("the watching fields must be at least 1")
+
+
+def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenStore) -> list[str]:
+    """Begin a run directory, or make sure that it holds this very run.
+
+    Args:
+        folder: the run directory.
+        recipe: resolved, as JSON values.
+        name: of the recipe.
+        store: the corpus.
+
+    Returns:
+        What is different about this machine since the run was begun, in words.
+
+    Raises:
+        BertkitError: the folder holds a run of another recipe or corpus, or something else.
+    """
+    if (folder / "journal.jsonl").exists() and not (folder / "recipe.json").exists():
+        raise BertkitError(f"{folder} has a journal but no recipe.json; choose another --out")
+    now = environment()
+    here = folder / "environment.json"
+    if not here.is_file():
+        write_json(here, now)
+    settings = {
+        "recipe": recipe,
+        "recipe_name": name,
+        "store": str(store.folder),
+        "tokenizer_hash": store.tokenizer_hash,
+        "corpus": store.content_hash,
+    }
+    if not claim_settings(folder / "recipe.json", settings, "a run"):
+        return []
+    before = read_json(here)
+    ignored = {"command", "commit"}
+    return differences(
+        {key: value for key, value in before.items() if key not in ignored},
+        {key: value for key, value in now.items() if key not in ignored},
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.config import FLATTEN, as_json
+from bertkit.config import FLATTEN, as_json, claim_settings
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -16,7 +16,6 @@ from bertkit.training.devices import check_precision, choose_device
 from bertkit.training.journal import Console
 from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
-from bertkit.training.run_folder import claim_settings
 from bertkit.verbs.learn import learn_tokenizer
 from bertkit.verbs.prepare import make_store
 

@@ -14,17 +14,16 @@ from bertkit.examples.pairs import PairOptions
 from bertkit.examples.stream import START, BatchBuilder, ExampleTable, stream_steps
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.objectives import Sum, pretraining_objective, total_loss
+from bertkit.training.batches import baselines
 from bertkit.training.loop import (
     LoopSettings,
-    Sum,
     averages,
     check_finite,
     evaluate,
     merge,
-    total_loss,
     train_steps,
 )
-from bertkit.training.objective import baselines, pretraining_objective
 from bertkit.training.optimizer import build_optimizer
 
 SETTINGS = LoopSettings(

@@ -1,13 +1,17 @@
-"""What is written down between two journal lines: averaged losses, real tokens/s, MFU."""
+"""Watching a run: what is written down between two journal lines, and a request to stop."""
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bertkit.model.encoder import ModelConfig
+from bertkit.objectives import Sums
 from bertkit.training.devices import training_flops
-from bertkit.training.loop import StepRecord, Sums, averages, check_finite, merge
+from bertkit.training.loop import StepRecord, averages, check_finite, merge
 
 
 class Interval:
@@ -71,3 +75,30 @@ class Interval:
         }
         self.restart()
         return record
+
+
+class StopRequest:
+    """Set by Ctrl-C or SIGTERM: the run saves after the current update and ends."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Catch both signals inside the block; a second one acts as usual."""
+        before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
+
+        def remember(number: int, frame: Any) -> None:
+            self.signal = number
+            signal.signal(number, before[signal.Signals(number)])
+
+        try:
+            for name in before:
+                signal.signal(name, remember)
+        except ValueError:  # not the main thread: the caller handles signals
+            before = {}
+        try:
+            yield self
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
