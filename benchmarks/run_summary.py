@@ -1,4 +1,4 @@
-"""A finished pre-training run → results/NAME.json: held-out numbers, baselines, the loss curve.
+"""A pre-training run → results/NAME.json: held-out numbers, baselines, the loss curve.
 
 python -m benchmarks.run_summary runs/two-cores
 """
@@ -27,7 +27,10 @@ def summarize(run: Path) -> dict[str, Any]:
     evaluations = [record for record in records if record["kind"] == "evaluation"]
     rows: dict[str, Any] = {}
     for phase, described in enumerate(start["phases"]):
-        last = [record for record in evaluations if record["phase"] == phase][-1]
+        measured = [record for record in evaluations if record["phase"] == phase]
+        if not measured:  # the run was stopped before
+            continue
+        last = measured[-1]
         rows[f"phase {phase + 1}, length {described['length']}"] = {
             "updates": last["step"],
             "held_out_sequences": last["sequences"],
@@ -43,8 +46,8 @@ def summarize(run: Path) -> dict[str, Any]:
     return {
         "table": rows,
         "run": {
-            "recipe": read_json(run / "recipe.json"),
-            "environment": read_json(run / "environment.json"),
+            "recipe": without(read_json(run / "recipe.json"), "store"),
+            "environment": without(read_json(run / "environment.json"), "command"),
             "parameters": start["parameters"],
             "corpus_tokens": start["tokens_total"],
             "pairs": start["pairs"],
@@ -54,6 +57,11 @@ def summarize(run: Path) -> dict[str, Any]:
         "curve": [{name: record[name] for name in CURVE} for record in steps],
         "evaluations": evaluations,
     }
+
+
+def without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """All values but one: paths of a machine mean nothing elsewhere."""
+    return {key: value for key, value in values.items() if key != name}
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def application() -> App:
         help="BERT from raw text to answers.",
         version=bertkit.__version__,
         config=recipe_flags,
-        default_parameter=Parameter(consume_multiple=True),
+        default_parameter=Parameter(consume_multiple=True, negative_iterable=()),
         result_action="return_value",
     )
     for verb, text in VERBS.items():

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
@@ -29,7 +28,7 @@ from bertkit.files import new_folder, read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import ClassificationModel, PretrainingModel
 from bertkit.model.names import optional, parameter_names
-from bertkit.model.weights import load_state, some
+from bertkit.model.weights import load_state, some, write_tensors
 
 Savable = PretrainingModel | Encoder | ClassificationModel
 Model = TypeVar("Model", bound=nn.Module)
@@ -97,7 +96,7 @@ def save_model(
     labels = details.get("labels")
     with new_folder(directory) as folder:
         write_json(folder / "config.json", describe(model, labels))
-        save_file(foreign_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(folder / "model.safetensors", foreign_tensors(model), format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
 

@@ -5,11 +5,13 @@ The latter is a pickle; torch's restricted loader makes tensors of it and runs n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bertkit.errors import BertkitError
@@ -23,6 +25,22 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """In order of preference."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """Write one safetensors file, readable by all who may read files made here.
+
+    Raises:
+        OSError: the disk is full, as for any other file.
+    """
+    try:
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata or None)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), str(error), str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves them to the owner alone
 
 
 def load_state(directory: Path) -> dict[str, Tensor]:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
+from bertkit.model.weights import write_tensors
 from bertkit.training.optimizer import (
     PAST_BIAS_CORRECTION,
     OriginalAdam,
@@ -84,28 +84,14 @@ def save_checkpoint(
             files[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
         content = {"format": FORMAT_VERSION, "step": step, "files": files, "progress": progress}
         write_json(temporary / PROGRESS, {**content, "sha256": digest(content)})
-        for name in files:  # safetensors makes files that only their owner may read
-            shutil.copymode(temporary / PROGRESS, temporary / name)
     prune(folder, step, keep)
     return path
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write one safetensors file; a full disk is an OSError, as it is for any other file."""
-    try:
-        save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    except SafetensorError as error:
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), str(error), str(path)) from error
-
-
 def digest(content: dict[str, Any]) -> str:
     """The SHA-256 of a value as compact JSON with sorted keys, the same before and after a file."""
-    plain = json.loads(
-        json.dumps(content)
-    )  # keys that were numbers sort as the strings they become
+    # Keys that are numbers become strings in the file, and sort as strings.
+    plain = json.loads(json.dumps(content))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
+from bertkit.model import weights
 from bertkit.training import checkpoint
 from bertkit.training.checkpoint import (
     load_latest,
@@ -319,7 +320,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
             )
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, failing, fail)
+    monkeypatch.setattr(weights if failing == "save_file" else checkpoint, failing, fail)
     with pytest.raises(BertkitError, match=r"step-00000002: the disk is full") as caught:
         save(tmp_path, 2, keep=keep)
     assert "\n" not in str(caught.value)
@@ -336,7 +337,7 @@ def test_other_safetensors_errors_are_not_hidden(
     def fail(*arguments: Any) -> None:
         raise SafetensorError("something else")
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr(weights, "save_file", fail)
     with pytest.raises(SafetensorError, match="something else"):
         save(tmp_path, 1)
     assert list(tmp_path.iterdir()) == []

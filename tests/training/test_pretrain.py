@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import shutil
 import signal
@@ -276,9 +277,9 @@ def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
 def test_full_disk_keeps_what_was_saved(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertkit.training import checkpoint
+    from bertkit.model import weights as files
 
-    real = checkpoint.save_file
+    real = files.save_file
     calls = []
 
     def full(*arguments: object, **options: object) -> None:
@@ -287,7 +288,7 @@ def test_full_disk_keeps_what_was_saved(
             raise OSError(28, "No space left on device")
         real(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(BertkitError, match="the disk is full"):
         pretrain(TOY, store, tmp_path)
     monkeypatch.undo()
@@ -420,3 +421,28 @@ def test_damaged_run_files_are_named(finished: Path, store: TokenStore, tmp_path
     (run / name).write_text("[]" if name == "recipe.json" else "{")
     with pytest.raises(BertkitError, match=name):
         pretrain(TOY, store, run)
+
+
+@pytest.mark.slow
+def test_interrupt_reaches_only_the_trainer(store: TokenStore, tmp_path: Path) -> None:
+    """Ctrl-C goes to every process of a terminal; loader processes must not die of it."""
+    recipe = tmp_path / "toy.toml"
+    recipe.write_text(TOY_TOML.replace("steps = [300, 40]", "steps = [30000, 40]"))
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "bertkit", "pretrain", str(recipe), "--store", str(store.folder),
+            "--out", str(tmp_path / "run"), "--workers", "1",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "journal.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(1.0)  # the loader process is starting
+    os.killpg(process.pid, signal.SIGINT)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 130, shown
+    assert "Traceback" not in shown
+    assert read_journal(tmp_path / "run" / "journal.jsonl")[-1]["reason"] == "interrupted"
