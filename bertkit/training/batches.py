@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions
+from bertkit.examples.pairs import PairOptions, measure_pairs
 from bertkit.examples.stream import START, BatchBuilder, ExampleTable, PretrainingBatch
 from bertkit.training.recipe import PretrainRecipe
 
@@ -75,4 +77,32 @@ def baselines(store: TokenStore, random_share: float) -> dict[str, float]:
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         "most_frequent_accuracy": float(shares.max()),
         "nsp_majority": max(random_share, 1 - random_share),
+    }
+
+
+def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
+    """What the data say before the first update: baselines, and the real label balance.
+
+    Args:
+        recipe: what will be trained.
+        store: the training split.
+
+    Returns:
+        The journal's record of kind "start", but for what only the run knows.
+    """
+    phases = recipe.phases
+    table, _ = training_examples(recipe, store, 0)
+    pairs = measure_pairs(table.rows_of(0, 0), phases.lengths[0])
+    return {
+        "kind": "start",
+        "baselines": baselines(store, pairs.random_share),
+        "pairs": as_json(pairs),
+        "tokens_total": store.tokens,
+        "steps_total": phases.total_steps,
+        "phases": [
+            {"length": length, "steps": steps, "batch_size": size}
+            for length, steps, size in zip(
+                phases.lengths, phases.steps, phases.batch_sizes, strict=True
+            )
+        ],
     }

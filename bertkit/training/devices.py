@@ -215,6 +215,21 @@ def memory_gib(device: torch.device | None = None) -> float | None:
         return None
 
 
+def check_memory(parameters: int, device: torch.device) -> None:
+    """Refuse a network whose weights, gradients and optimizer alone would not fit.
+
+    Raises:
+        BertkitError: says how much is needed and how much there is.
+    """
+    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
+    available = memory_gib(device)
+    if available is not None and needed > available:
+        raise BertkitError(
+            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
+            f"{device} has {available:,.0f} GiB; choose a smaller one"
+        )
+
+
 def git_commit() -> str | None:
     """The commit of the repository that bertkit is run from; None for an installed bertkit."""
     source = Path(bertkit.__file__).resolve().parents[1]

@@ -11,24 +11,20 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
-from bertkit.examples.pairs import measure_pairs
 from bertkit.examples.stream import START, Place, stream_steps
 from bertkit.files import only_process, read_json
 from bertkit.model.directory import save_model
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
 from bertkit.training.batches import (
-    baselines,
     has_held_out,
     held_out_batches,
+    start_record,
     training_examples,
 )
 from bertkit.training.checkpoint import (
@@ -39,12 +35,7 @@ from bertkit.training.checkpoint import (
     restore_optimizer,
     save_checkpoint,
 )
-from bertkit.training.devices import (
-    check_precision,
-    choose_device,
-    matmul_peak,
-    memory_gib,
-)
+from bertkit.training.devices import check_memory, check_precision, choose_device, matmul_peak
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
 from bertkit.training.optimizer import build_optimizer, learning_rate
@@ -94,7 +85,7 @@ class PretrainingRun:
         )
         torch.manual_seed(training.seed)
         self.config = recipe.model.config(self.tokenizer.size)
-        check_memory(self.config, self.device)
+        check_memory(count_parameters(self.config, heads=True), self.device)
         self.model = PretrainingModel(self.config).to(self.device)
         self.optimizer = build_optimizer(
             self.model,
@@ -125,29 +116,6 @@ class PretrainingRun:
         restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
         return checkpoint.step, Place(*checkpoint.progress["place"])
-
-    def start_record(self) -> dict[str, Any]:
-        """What is known before the first update: baselines, sizes, the real label balance."""
-        phases = self.recipe.phases
-        table, _ = training_examples(self.recipe, self.store, 0)
-        pairs = measure_pairs(table.rows_of(0, 0), phases.lengths[0])
-        return {
-            "kind": "start",
-            "step": self.done,
-            "recipe_name": self.recipe_name,
-            "baselines": baselines(self.store, pairs.random_share),
-            "pairs": as_json(pairs),
-            "matmul_peak": self.matmul_peak,
-            "tokens_total": self.store.tokens,
-            "parameters": count_parameters(self.config, heads=True),
-            "steps_total": phases.total_steps,
-            "phases": [
-                {"length": length, "steps": steps, "batch_size": size}
-                for length, steps, size in zip(
-                    phases.lengths, phases.steps, phases.batch_sizes, strict=True
-                )
-            ],
-        }
 
     def run(self) -> int | None:
         """Train to the end of the recipe, or until a signal.
@@ -187,7 +155,13 @@ class PretrainingRun:
         return bool(read_json(details).get("steps") == self.done)
 
     def _announce(self) -> None:
-        start = self.start_record()
+        start = start_record(self.recipe, self.store)
+        start |= {
+            "step": self.done,
+            "recipe_name": self.recipe_name,
+            "matmul_peak": self.matmul_peak,
+            "parameters": count_parameters(self.config, heads=True),
+        }
         self.journal.write(start)
         known, pairs = start["baselines"], start["pairs"]
         self.console.say(
@@ -322,22 +296,6 @@ class PretrainingRun:
             "updates; run the same command to go on"
         )
         return stop.signal
-
-
-def check_memory(config: ModelConfig, device: torch.device) -> None:
-    """Refuse a network whose weights, gradients and optimizer alone would not fit.
-
-    Raises:
-        BertkitError: says how much is needed and how much there is.
-    """
-    parameters = count_parameters(config, heads=True)
-    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
-    available = memory_gib(device)
-    if available is not None and needed > available:
-        raise BertkitError(
-            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
-            f"{device} has {available:,.0f} GiB; choose a smaller one"
-        )
 
 
 def pretrain(

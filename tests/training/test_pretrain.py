@@ -352,13 +352,13 @@ def test_signal_during_evaluation_still_saves(
 def test_signal_before_the_first_update_leaves_no_model(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.PretrainingRun.start_record
+    real = module.start_record
 
-    def interrupted(self: object) -> object:
+    def interrupted(*arguments: object) -> object:
         signal.raise_signal(signal.SIGINT)
-        return real(self)
+        return real(*arguments)
 
-    monkeypatch.setattr(module.PretrainingRun, "start_record", interrupted)
+    monkeypatch.setattr(module, "start_record", interrupted)
     assert pretrain(TOY, store, tmp_path) == signal.SIGINT
     assert not (tmp_path / "model").exists()
 
