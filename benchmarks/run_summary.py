@@ -71,6 +71,7 @@ def main() -> None:
     arguments = parser.parse_args()
     found = summarize(arguments.run)
     details = {key: found[key] for key in ("run", "curve", "evaluations")}
+    details |= {key: found["run"]["environment"][key] for key in ("commit", "threads")}
     print(write_result(arguments.run.name, found["table"], details))
 
 
