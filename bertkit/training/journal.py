@@ -120,6 +120,8 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise BertkitError(f"{path} does not exist; name the folder of a run") from None
     except OSError as error:
         raise BertkitError(f"{path}: {error.strerror}; name the folder of a run") from None
     records = []
