@@ -291,9 +291,9 @@ class PretrainingRun:
             self.console.say(f"finished: the model is in {self.folder / 'model'}")
             return None
         assert stop.signal is not None
+        what = f"saved after {self.done:,} updates" if self.done else "before the first update"
         self.console.say(
-            f"stopped by {signal.Signals(stop.signal).name}: saved after {self.done:,} "
-            "updates; run the same command to go on"
+            f"stopped by {signal.Signals(stop.signal).name}, {what}; run the same command to go on"
         )
         return stop.signal
 
