@@ -53,6 +53,9 @@ def data_folder(given: Path | None) -> Path:
 
 def circumstances() -> dict[str, Any]:
     """The date, the commit, the versions and the machine that a number belongs to."""
+    used = threads()  # before torch is imported for the processor's name
+    from bertkit.training.devices import cpu_model
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "script": f"python -m benchmarks.{Path(sys.argv[0]).stem}",
@@ -62,7 +65,7 @@ def circumstances() -> dict[str, Any]:
         "versions": {package: installed(package) for package in PACKAGES},
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "threads": threads(),
+        "threads": used,
     }
 
 
@@ -87,16 +90,6 @@ def installed(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def threads() -> int:

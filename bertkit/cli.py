@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
 import bertkit
-from bertkit.config import parse, recipe_flags
+from bertkit.config import FLAGS, parse, recipe_flags
 from bertkit.errors import BertkitError
 
 VERBS = {
@@ -32,7 +32,7 @@ def application() -> App:
         help="BERT from raw text to answers.",
         version=bertkit.__version__,
         config=recipe_flags,
-        default_parameter=Parameter(consume_multiple=True, negative_iterable=()),
+        default_parameter=FLAGS,
         result_action="return_value",
     )
     for verb, text in VERBS.items():

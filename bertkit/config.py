@@ -7,9 +7,10 @@ and types of the file are checked first: the library would round 32.5 to 32.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -21,12 +22,12 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
-IGNORED = {"store", "recipe_name"}
-"""Recorded settings that may change: a store may move and a recipe may be renamed."""
 LONGEST_DIFFERENCE = 120
 """Characters of one difference in an error."""
 FLATTEN = Parameter(name="*")
 """Marks a dataclass parameter whose fields become flags of the command."""
+FLAGS = Parameter(consume_multiple=True, negative_iterable=())
+"""How every flag behaves: `--phases.steps 7 8` gives both numbers."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -144,7 +145,7 @@ def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Rec
     app = App(
         config=lambda *call: fill_from(path, *call),
         result_action="return_value",
-        default_parameter=Parameter(consume_multiple=True),
+        default_parameter=FLAGS,
     )
     app.default(take)
     return parse(app, list(flags))
@@ -163,34 +164,45 @@ def parse(app: App, tokens: Sequence[str] | None) -> Any:
 
 
 def as_json(settings: Any) -> dict[str, Any]:
-    """A dataclass as plain JSON values, to be recorded beside what it made."""
-    values = dataclasses.asdict(settings)
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-    }
+    """A dataclass as the JSON values that a file gives back: tuples are lists."""
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
-def differences(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the fields in which two recorded settings differ, with both values."""
+def differences(
+    before: dict[str, Any],
+    after: dict[str, Any],
+    prefix: str = "",
+    *,
+    ignored: Collection[str] = (),
+) -> list[str]:
+    """Dotted names of the fields in which two recorded settings differ, with both values.
+
+    Args:
+        before: JSON values.
+        after: JSON values.
+        prefix: of the names.
+        ignored: fields that may differ.
+    """
     found: list[str] = []
-    for key in sorted({*before, *after}):
+    for key in sorted({*before, *after} - {*ignored}):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += differences(old, new, f"{prefix}{key}.")
-        elif (list(old) if isinstance(old, tuple) else old) != (
-            list(new) if isinstance(new, tuple) else new
-        ):
+        elif old != new:
             found.append(f"{prefix}{key} {old!r} -> {new!r}")
     return found
 
 
-def claim_settings(path: Path, settings: dict[str, Any], what: str) -> bool:
+def claim_settings(
+    path: Path, settings: dict[str, Any], what: str, *, ignored: Collection[str] = ()
+) -> bool:
     """Write settings where there are none yet, or make sure that they are the same.
 
     Args:
         path: the JSON file.
         settings: plain JSON values.
         what: is named in the error, for example "a run".
+        ignored: settings that may differ.
 
     Returns:
         Whether the file was there.
@@ -204,10 +216,7 @@ def claim_settings(path: Path, settings: dict[str, Any], what: str) -> bool:
     begun = read_json(path)
     if not isinstance(begun, dict):
         raise BertkitError(f"{path} is damaged; choose another --out")
-    changed = differences(
-        {key: value for key, value in begun.items() if key not in IGNORED},
-        {key: value for key, value in settings.items() if key not in IGNORED},
-    )
+    changed = differences(begun, settings, ignored=ignored)
     if changed:
         named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
         raise BertkitError(

@@ -125,7 +125,10 @@ def new_folder(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
     with disk_errors(path):
         for leftover in path.parent.glob(f".{path.name}.tmp-*"):  # of a killed process
-            shutil.rmtree(leftover, ignore_errors=True)
+            if leftover.name.endswith("-old") and not path.exists():
+                leftover.replace(path)  # killed between the two renames below
+            else:
+                shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             yield temporary

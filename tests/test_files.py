@@ -86,3 +86,15 @@ def test_nearest() -> None:
     assert nearest("lerning", ["learning", "seed"]) == "; did you mean 'learning'?"
     assert nearest("zzz", ["b", "a"]) == "; known: a, b"
     assert nearest("zzz", []) == ""
+
+
+def test_kill_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    aside = tmp_path / ".model.tmp-12345-old"
+    aside.mkdir()
+    (aside / "file").write_text("old")
+    with (
+        pytest.raises(BertkitError, match="cannot write"),
+        new_folder(tmp_path / "model") as folder,
+    ):
+        (folder / "nowhere" / "file").write_text("new")
+    assert (tmp_path / "model" / "file").read_text() == "old"

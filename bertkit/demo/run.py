@@ -96,7 +96,9 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     """
     documents, docstrings = gather(console)
     text = "\n\n".join(documents)
-    write_text(out / "text" / "docstrings.txt", text)
+    path = out / "text" / "docstrings.txt"
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)  # a store that was begun wants its text untouched
     console.say(
         f"text: {len(documents):,} documents, {len(text) / 1e6:.1f} MB from this Python itself"
     )

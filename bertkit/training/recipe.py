@@ -202,11 +202,7 @@ def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenSt
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
-    if not claim_settings(folder / "recipe.json", settings, "a run"):
+    may_change = {"store", "recipe_name"}  # a store may move, a recipe may be renamed
+    if not claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change):
         return []
-    before = read_json(here)
-    ignored = {"command", "commit"}
-    return differences(
-        {key: value for key, value in before.items() if key not in ignored},
-        {key: value for key, value in now.items() if key not in ignored},
-    )
+    return differences(read_json(here), now, ignored={"command", "commit"})

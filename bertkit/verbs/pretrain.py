@@ -102,7 +102,6 @@ def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
         BertkitError: the directory was begun with other text or flags.
     """
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
-    flags["tokenizer"] = str(corpus.tokenizer) if corpus.tokenizer else None
     claim_settings(out / "corpus.json", flags, "a corpus")
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)
