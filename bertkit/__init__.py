@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertkit.examples.packed import Packed, pack
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
-    from bertkit.predict.predictor import load
+    from bertkit.predict.load import load
     from bertkit.tokens.learn import learn_vocabulary
     from bertkit.tokens.tokenizer import Tokenizer
     from bertkit.training.pretrain import pretrain
@@ -35,7 +35,7 @@ _HOMES = {
     "TokenStore": "bertkit.corpus.store",
     "Tokenizer": "bertkit.tokens.tokenizer",
     "learn_vocabulary": "bertkit.tokens.learn",
-    "load": "bertkit.predict.predictor",
+    "load": "bertkit.predict.load",
     "pack": "bertkit.examples.packed",
     "prepare": "bertkit.corpus.prepare",
     "pretrain": "bertkit.training.pretrain",

@@ -16,12 +16,12 @@ VERBS = {
     "learn": "Learn a WordPiece vocabulary from text.",
     "prepare": "Turn text into a token store.",
     "pretrain": "Pre-train a BERT from text or a token store.",
+    "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
+    "evaluate": "Score tuned models on a data set, or write its official file.",
+    "submit": "Collect GLUE predictions into the zip file of its server.",
+    "features": "Write a model's hidden states for the texts of a file.",
     "report": "Write a run's report as one HTML page.",
     "demo": "Pre-train and tune a small BERT on text that every Python has.",
-}
-PREDICTIONS = {
-    "fill-mask": "Guess what stands at each [MASK].",
-    "next-sentence": "How probable it is that one text follows another.",
 }
 
 
@@ -37,10 +37,7 @@ def application() -> App:
     )
     for verb, text in VERBS.items():
         app.command(f"bertkit.verbs.{verb}:{verb}", name=verb, help=text)
-    predict = App(name="predict", help="Use a trained model.")
-    for name, text in PREDICTIONS.items():
-        predict.command(f"bertkit.verbs.predict:{name.replace('-', '_')}", name=name, help=text)
-    app.command(predict)
+    app.command("bertkit.verbs.predict:application", name="predict", help="Use a trained model.")
     return app
 
 

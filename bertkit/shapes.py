@@ -31,6 +31,8 @@ if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
     """(sequences, 2)."""
     ClassLogits: TypeAlias = Tensor
     """(sequences, classes)."""
+    TokenLogits: TypeAlias = Tensor
+    """(tokens, classes)."""
     SequenceLabels: TypeAlias = Tensor
     """(sequences,) integers."""
     Scalar: TypeAlias = Tensor
@@ -47,5 +49,6 @@ else:
     VocabularyLogits = Float[Tensor, "targets vocabulary"]
     NextLogits = Float[Tensor, "sequences 2"]
     ClassLogits = Float[Tensor, "sequences classes"]
+    TokenLogits = Float[Tensor, "tokens classes"]
     SequenceLabels = Int[Tensor, "sequences"]
     Scalar = Float[Tensor, ""]

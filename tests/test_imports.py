@@ -23,6 +23,7 @@ STORY = [
     ("model",),
     ("objectives",),
     ("training",),
+    ("tasks",),
     ("predict",),
     ("plots", "report"),
     ("demo",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SHARD_ORDER, PAIRS, MASKS = range(3)
+SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, SPLIT = range(5)
 """Purposes; two purposes never share random numbers."""
 
 

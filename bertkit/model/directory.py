@@ -26,15 +26,25 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import ClassificationModel, PretrainingModel
+from bertkit.model.heads import PretrainingModel, SpanModel, TaskModel
 from bertkit.model.names import optional, parameter_names
 from bertkit.model.weights import load_state, some, write_tensors
 
-Savable = PretrainingModel | Encoder | ClassificationModel
+Savable = PretrainingModel | Encoder | TaskModel
 Model = TypeVar("Model", bound=nn.Module)
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 """transformers' names → ours."""
+
+ARCHITECTURES = {
+    "classify": ("BertForSequenceClassification", ""),
+    "multi-label": ("BertForSequenceClassification", "multi_label_classification"),
+    "regress": ("BertForSequenceClassification", "regression"),
+    "choose": ("BertForMultipleChoice", ""),
+    "tag": ("BertForTokenClassification", ""),
+    "answer": ("BertForQuestionAnswering", ""),
+}
+"""Task -> transformers' class and `problem_type`."""
 
 SUPPORTED = {
     "model_type": "bert",
@@ -93,30 +103,31 @@ def save_model(
         empty = directory.is_dir() and not any(directory.iterdir())
         if not empty:
             raise BertkitError(f"{directory} exists and is no model directory; choose another")
-    labels = details.get("labels")
     with new_folder(directory) as folder:
-        write_json(folder / "config.json", describe(model, labels))
+        write_json(folder / "config.json", describe(model, details))
         write_tensors(folder / "model.safetensors", foreign_tensors(model), format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
 
 
-def describe(model: Savable, labels: list[str] | None) -> dict[str, Any]:
-    """The content of `config.json` for a model; labels where it is a classifier."""
+def describe(model: Savable, details: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of `config.json` for a model and its `bertkit.json`."""
     fields = dataclasses.asdict(model.config)
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.config.hidden_act]
-    if isinstance(model, ClassificationModel):
-        architecture = "BertForSequenceClassification"
-        classes = model.classifier.out_features
-        labels = labels or [f"LABEL_{number}" for number in range(classes)]
-        if len(labels) != classes:
-            raise BertkitError(f"{len(labels)} label names for {classes} classes; name each class")
+    if isinstance(model, TaskModel):
+        architecture, problem = ARCHITECTURES[details.get("task", "classify")]
+        if problem:
+            fields["problem_type"] = problem
+        head = model.qa_outputs if isinstance(model, SpanModel) else model.classifier
+        labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
+        if len(labels) != head.out_features:
+            raise BertkitError(
+                f"{len(labels)} label names for {head.out_features} classes; name each class"
+            )
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
-    elif isinstance(model, PretrainingModel):
-        architecture = "BertForPreTraining"
     else:
-        architecture = "BertModel"
+        architecture = "BertForPreTraining" if isinstance(model, PretrainingModel) else "BertModel"
     return {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0, **fields}
 
 

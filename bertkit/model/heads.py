@@ -1,4 +1,7 @@
-"""What stands on the encoder: the two pre-training heads (paper section 3.1) and a classifier."""
+"""What stands on the encoder: heads of pre-training (paper section 3.1) and of the tasks (4).
+
+A task's head is one linear layer: the whole of what it adds to the network.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from bertkit.shapes import (
     NextLogits,
     Pooled,
     TargetIndices,
+    TokenLogits,
     VocabularyLogits,
 )
 
@@ -104,6 +108,40 @@ class ClassificationModel(nn.Module):
         """Logits (sequences, classes)."""
         pooled = self.encoder.pool(self.encoder(packed), packed)
         return self.classifier(self.dropout(pooled))
+
+
+class TokenClassificationModel(nn.Module):
+    """Encoder, dropout and one linear layer on every token (paper section 5.3)."""
+
+    def __init__(self, config: ModelConfig, classes: int) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, classes)
+        initialize(self.classifier, config)
+
+    def forward(self, packed: Packed) -> TokenLogits:
+        """Logits (tokens, classes)."""
+        return self.classifier(self.dropout(self.encoder(packed)))
+
+
+class SpanModel(nn.Module):
+    """Encoder and a start and an end vector (paper section 4.2); no dropout on top."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        initialize(self.qa_outputs, config)
+
+    def forward(self, packed: Packed) -> TokenLogits:
+        """Logits (tokens, 2) of being the answer's first and last token."""
+        return self.qa_outputs(self.encoder(packed))
+
+
+TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
 
 
 def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:

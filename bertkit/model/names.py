@@ -34,6 +34,7 @@ HUGGING_FACE = {
     "mlm": ("cls.predictions",),
     "nsp.dense": ("cls.seq_relationship",),
     "classifier": ("classifier",),
+    "qa_outputs": ("qa_outputs",),
 }
 """Our modules → Hugging Face's; each has a `weight` or a `bias` or both. N is a layer's number."""
 

@@ -23,6 +23,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_atomic, write_json
 from bertkit.model.crc32c import masked_crc32c
 from bertkit.model.directory import assemble, complete, foreign_tensors, read_config
+from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import from_google_name, google_name
 from bertkit.model.sstable import read_table, read_varint, varint, write_table
@@ -68,15 +69,25 @@ def load_google_checkpoint(path: Path, *, hidden_act: str | None = None) -> Pret
     Raises:
         BertkitError: a file is missing or damaged, or is not a BERT with both heads.
     """
-    prefix = find_prefix(path)
-    config = read_config(prefix.parent / "bert_config.json")
+    config, tensors = google_tensors(path)
     if hidden_act is not None:
         config = dataclasses.replace(config, hidden_act=hidden_act)
+    return complete(assemble(config, tensors, PretrainingModel, path), path)
+
+
+def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
+    """The sizes and the tensors, under Hugging Face's names, of a checkpoint of Google's.
+
+    Raises:
+        BertkitError: see `load_google_checkpoint`.
+    """
+    prefix = find_prefix(path)
+    config = read_config(prefix.parent / "bert_config.json")
     tensors = {}
     for variable, array in read_checkpoint(prefix, slots=False).items():
         plain = array.T if variable.endswith("/kernel") else array
         tensors[from_google_name(variable)] = torch.from_numpy(plain.astype(np.float32, order="C"))
-    return complete(assemble(config, tensors, PretrainingModel, prefix), prefix)
+    return config, tensors
 
 
 def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:

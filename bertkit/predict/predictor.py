@@ -1,7 +1,7 @@
 """Using a pre-trained model: fill in masks, judge next sentences, read hidden states.
 
-`load` takes any directory that `bertkit.model.directory` can read: a bertkit run's `model/`, or a
-Hugging Face BERT.
+`load_pretrained` takes any directory that `bertkit.model.directory` can read: a bertkit run's
+`model/`, or a Hugging Face BERT.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[i
     return ids[start : start + size], place - start
 
 
-def load(directory: Path | str, *, device: str = "auto") -> Predictor:
+def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor:
     """Load a pre-trained model directory for use.
 
     Raises:

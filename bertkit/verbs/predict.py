@@ -1,14 +1,116 @@
-"""`bertkit predict fill-mask` and `bertkit predict next-sentence`."""
+"""`bertkit predict`: a tuned model on a file, and a pre-trained one on a text."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
-from rich.console import Console
+import rich.console
+from cyclopts import App
 from rich.markup import escape
 from rich.table import Table
 
-from bertkit.predict.predictor import load
+from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.predict.predictor import load_pretrained
+from bertkit.predict.tasks import CHUNK, WORD, TaskPredictor
+from bertkit.tasks.inputs import TextInput, WordsInput
+from bertkit.tasks.own import Columns, read_unlabelled
+from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.sources import Source
+from bertkit.training.journal import Console
+from bertkit.verbs.prepare import describe_skipped
+
+COLUMNS = Columns()
+
+
+def predict(
+    model: Path,
+    file: str,
+    *,
+    ensemble: tuple[Path, ...] = (),
+    out: Path | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    columns: Annotated[Columns, FLATTEN] = COLUMNS,
+) -> None:
+    """Predict for every input of a file with a tuned model: a JSON object a line.
+
+    CSV, TSV, JSON lines, Parquet and hf:NAME by columns; plain text (.txt) has an input on each
+    line; a tagger also reads CoNLL columns, a model that answers SQuAD's JSON, or rows with the
+    columns "question" and "context".
+
+    Parameters
+    ----------
+    model
+        A tuned model's directory.
+    file
+        The inputs.
+    ensemble
+        More models of the same task; the outputs of all are averaged.
+    out
+        The file for the predictions; the terminal where not given.
+    precision
+        fp32, bf16, or auto.
+    device
+        auto, cpu or cuda.
+    """
+    counts = TextCounts()
+    predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
+    inputs = read_inputs(predictor.task.kind, file, columns, counts)
+    lines: list[str] = []
+    windowed, cut = 0, 0
+    with Console() as console:
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        for start in range(0, len(inputs), CHUNK):
+            chunk = inputs[start : start + CHUNK]
+            predictions, items = predictor.run(chunk, console)
+            windowed += items.windowed
+            cut += sum(items.cut.values())
+            for given, found in zip(chunk, predictions, strict=True):
+                row = predictor.task.row(given, found)
+                lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+        console.say(f"{len(inputs):,} inputs, {windowed:,} in several windows, {cut:,} cut")
+    if out is None:
+        sys.stdout.writelines(lines)
+    else:
+        write_text(out, "".join(lines))
+
+
+def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
+    """The inputs of a file for a kind of task, without labels.
+
+    Raises:
+        BertkitError: the file is absent, damaged or lacks a column.
+    """
+    plain = columns.format == "text" or (
+        columns.format == "auto" and kind != "tag" and file.endswith(".txt")
+    )
+    if not plain:
+        return read_unlabelled(kind, file, columns, counts)
+    if kind not in {"classify", "multi-label", "regress", "tag"}:
+        raise BertkitError(
+            f"{file}: a model tuned to {kind} needs columns, not plain text"
+        )
+    if columns.pair:
+        raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
+    found: list[Any] = []
+    for number, line in text_lines(Source(file, "text", 0), counts):
+        if not line.strip():
+            continue
+        place = f"{file}:{number}"
+        if kind == "tag":
+            found.append(WordsInput(str(number), tuple(WORD.findall(line)), None, 0, place))
+        else:
+            found.append(TextInput(str(number), line.strip(), None, None, place))
+    if not found:
+        raise BertkitError(f"{file} holds no text; give one input a line")
+    return found
 
 
 def fill_mask(model: Path, text: str, *, top: int = 5, device: str = "auto") -> None:
@@ -25,11 +127,12 @@ def fill_mask(model: Path, text: str, *, top: int = 5, device: str = "auto") -> 
     device
         auto, cpu or cuda.
     """
-    for number, candidates in enumerate(load(model, device=device).fill_mask(text, top), start=1):
+    guesses = load_pretrained(model, device=device).fill_mask(text, top)
+    for number, candidates in enumerate(guesses, start=1):
         table = Table("piece", "probability", title=f"mask {number}")
         for piece, probability in candidates:
             table.add_row(escape(piece), f"{probability:.4f}")
-        Console().print(table)
+        rich.console.Console().print(table)
 
 
 def next_sentence(model: Path, text: str, following: str, *, device: str = "auto") -> None:
@@ -46,5 +149,10 @@ def next_sentence(model: Path, text: str, following: str, *, device: str = "auto
     device
         auto, cpu or cuda.
     """
-    probability = load(model, device=device).next_sentence(text, following)
-    Console().print(f"follows with probability {probability:.4f}")
+    probability = load_pretrained(model, device=device).next_sentence(text, following)
+    rich.console.Console().print(f"follows with probability {probability:.4f}")
+
+
+application = App(name="predict", help="Use a trained model.", default_command=predict)
+for name, verb in (("fill-mask", fill_mask), ("next-sentence", next_sentence)):
+    application.command(verb, name=name)

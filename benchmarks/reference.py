@@ -1,0 +1,266 @@
+"""The reference of the quality benchmark: transformers' Trainer, on the same data and settings.
+
+It reads the files by code of its own and shares nothing with bertkit but the slices. A run's result
+is `WORK/reference/TASK-SEED.json`; runs that exist are skipped, and several processes may work
+through the list together. SQuAD's tuned models are saved and scored by `benchmarks.quality` with
+the same windows and decoding as bertkit's own, so that only the training differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bertkit.files import write_json
+from benchmarks.record import data_folder
+from benchmarks.settings import SETTINGS, Setting, start_model
+from benchmarks.slices import make_slices
+
+Examples = list[dict[str, Any]]
+
+
+class Task(NamedTuple):
+    """What the Trainer needs besides the settings."""
+
+    model: Any
+    train: Examples
+    dev: Examples
+    collate: Callable[[Examples], dict[str, Any]]
+    metrics: Callable[[np.ndarray, np.ndarray], dict[str, float]]
+
+
+def tsv(path: Path) -> list[list[str]]:
+    """The rows of a TSV without quoting."""
+    return [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines()]
+
+
+def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
+    """One of five GLUE tasks."""
+    from sklearn.metrics import f1_score, matthews_corrcoef
+    from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
+
+    layout = {
+        "cola": (0, lambda r: (r[3], None, int(r[1]))),
+        "mrpc": (1, lambda r: (r[3], r[4], int(r[0]))),
+        "rte": (1, lambda r: (r[1], r[2], int(r[3] == "not_entailment"))),
+        "sst-2": (1, lambda r: (r[0], None, int(r[1]))),
+        "sts-b": (1, lambda r: (r[-3], r[-2], float(r[-1]))),
+    }
+    skip, columns = layout[kind]
+
+    def read(split: str) -> Examples:
+        rows = [columns(row) for row in tsv(folder / f"{split}.tsv")[skip:]]
+        return [
+            {**tokenizer(a, b, truncation=True, max_length=512), "labels": y} for a, b, y in rows
+        ]
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        if kind == "sts-b":
+            from scipy.stats import pearsonr, spearmanr
+
+            found = outputs.reshape(-1)
+            return {"pearson": float(pearsonr(found, labels)[0]),
+                    "spearman": float(spearmanr(found, labels)[0])}  # fmt: skip
+        found = outputs.argmax(-1)
+        return {"accuracy": float((found == labels).mean()), "f1": float(f1_score(labels, found)),
+                "matthews": float(matthews_corrcoef(labels, found))}  # fmt: skip
+
+    model = AutoModelForSequenceClassification.from_pretrained(
+        start_model(), num_labels=1 if kind == "sts-b" else 2
+    )
+    return Task(model, read("train"), read("dev"), DataCollatorWithPadding(tokenizer), metrics)
+
+
+def arc(folder: Path, tokenizer: Any) -> Task:
+    """ARC-easy as multiple choice: question and option."""
+    import torch
+    from transformers import AutoModelForMultipleChoice
+
+    def read(path: Path) -> Examples:
+        found = []
+        with path.open(encoding="utf-8", newline="") as file:
+            for question, *options, key in csv.reader(file):
+                if key not in set("ABCD") or not all(options):  # as bertkit: no such choice
+                    continue
+                choices = tokenizer([question] * 4, options, truncation=True, max_length=512)
+                found.append({**choices, "labels": "ABCD".index(key)})
+        return found
+
+    def collate(examples: Examples) -> dict[str, Any]:
+        flat = [
+            {k: e[k][i] for k in ("input_ids", "token_type_ids", "attention_mask")}
+            for e in examples
+            for i in range(4)
+        ]
+        batch = tokenizer.pad(flat, return_tensors="pt")
+        shaped = {k: v.view(len(examples), 4, -1) for k, v in batch.items()}
+        return {**shaped, "labels": torch.tensor([e["labels"] for e in examples])}
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        return {"accuracy": float((outputs.argmax(-1) == labels).mean())}
+
+    model = AutoModelForMultipleChoice.from_pretrained(start_model())
+    train, dev = folder / "arc_easy_train2251.csv", folder / "arc_easy_dev570.csv"
+    return Task(model, read(train), read(dev), collate, metrics)
+
+
+def conll(folder: Path, tokenizer: Any) -> Task:
+    """CoNLL-2003 by sentence, the first piece of each word labelled."""
+    from seqeval.metrics import f1_score
+    from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
+
+    def sentences(path: Path) -> list[tuple[list[str], list[str]]]:
+        found = []
+        for block in path.read_text(encoding="utf-8").split("\n\n"):
+            rows = [line.split() for line in block.splitlines() if line.strip()]
+            if rows and rows[0][0] != "-DOCSTART-":
+                found.append(([r[0] for r in rows], [r[-1] for r in rows]))
+        return found
+
+    names = sorted({tag for _, tags in sentences(folder / "train.txt") for tag in tags})
+
+    def read(path: Path) -> Examples:
+        found = []
+        for words, tags in sentences(path):
+            encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=512)
+            labels, before = [], None
+            for word in encoded.word_ids():
+                first = word is not None and word != before
+                labels.append(names.index(tags[word]) if first else -100)
+                before = word
+            found.append({**encoded, "labels": labels})
+        return found
+
+    def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        found = outputs.argmax(-1)
+        gold = [[names[y] for y in row if y != -100] for row in labels]
+        tags = [[names[p] for p, y in zip(*pair, strict=True) if y != -100]
+                for pair in zip(found, labels, strict=True)]  # fmt: skip
+        return {"f1": float(f1_score(gold, tags))}
+
+    model = AutoModelForTokenClassification.from_pretrained(start_model(), num_labels=len(names))
+    collate = DataCollatorForTokenClassification(tokenizer)
+    return Task(model, read(folder / "train.txt"), read(folder / "valid.txt"), collate, metrics)
+
+
+def squad(path: Path, tokenizer: Any) -> Task:
+    """SQuAD training windows of 384 tokens; an answer outside of a window is [CLS]."""
+    from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
+
+    found: Examples = []
+    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                answer = qa["answers"][0] if qa["answers"] else {"text": "", "answer_start": 0}
+                begin = answer["answer_start"]
+                found += squad_windows(
+                    tokenizer, qa["question"], paragraph["context"],
+                    (begin, begin + len(answer["text"])),
+                )  # fmt: skip
+    model = AutoModelForQuestionAnswering.from_pretrained(start_model())
+    return Task(model, found, [], DataCollatorWithPadding(tokenizer), lambda o, y: {})
+
+
+def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, int]) -> Examples:
+    """The windows of one question with start and end positions."""
+    encoded = tokenizer(
+        question.strip(), context, truncation="only_second", max_length=384, stride=128,
+        return_overflowing_tokens=True, return_offsets_mapping=True,
+    )  # fmt: skip
+    windows = []
+    for i, offsets in enumerate(encoded["offset_mapping"]):
+        inside = [j for j, part in enumerate(encoded.sequence_ids(i)) if part == 1]
+        start = end = 0
+        covers = offsets[inside[0]][0] <= span[0] and span[1] <= offsets[inside[-1]][1]
+        if span[1] > span[0] and covers:
+            start = max(j for j in inside if offsets[j][0] <= span[0])
+            end = min(j for j in inside if offsets[j][1] >= span[1])
+        keys = ("input_ids", "token_type_ids", "attention_mask")
+        windows.append(
+            {**{k: encoded[k][i] for k in keys}, "start_positions": start, "end_positions": end}
+        )
+    return windows
+
+
+def build(task: str, data: Path, slices: Path, tokenizer: Any) -> Task:
+    """The task by name."""
+    folders = {"cola": data / "glue/CoLA", "mrpc": data / "glue/MRPC", "rte": data / "glue/RTE",
+               "sts-b": data / "glue/STS-B", "sst-2": slices / "SST-2"}  # fmt: skip
+    if task in folders:
+        return glue(task, folders[task], tokenizer)
+    if task == "arc-easy":
+        return arc(data / "arc-easy", tokenizer)
+    if task == "conll-2003":
+        return conll(data / "conll2003", tokenizer)
+    return squad(
+        slices / {"squad-1.1": "squad", "squad-2.0": "squad2"}[task] / "train.json", tokenizer
+    )
+
+
+def run(task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path) -> None:
+    """Train, evaluate and write one run's result."""
+    from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(start_model(), use_fast=True)
+    tokenizer.model_max_length = 512
+    set_seed(seed)
+    parts = build(task, data, work / "slices", tokenizer)
+    arguments = TrainingArguments(
+        output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, bf16=True, report_to=[],
+        learning_rate=setting.learning_rate, per_device_train_batch_size=setting.batch,
+        num_train_epochs=setting.epochs, weight_decay=0.01, warmup_steps=0.1, adam_epsilon=1e-6,
+        max_grad_norm=1.0, lr_scheduler_type="linear", per_device_eval_batch_size=32,
+        save_strategy="no", disable_tqdm=True, logging_strategy="no",
+        train_sampling_strategy=setting.sampling,
+        remove_unused_columns=False,
+    )  # fmt: skip
+    trainer = Trainer(
+        model=parts.model, args=arguments, train_dataset=parts.train, data_collator=parts.collate
+    )
+    started = time.perf_counter()
+    trainer.train()
+    seconds = time.perf_counter() - started
+    scores: dict[str, float] = {}
+    if parts.dev:
+        found = trainer.predict(parts.dev)
+        scores = parts.metrics(found.predictions, found.label_ids)
+    else:
+        parts.model.save_pretrained(out.with_suffix(""))
+        tokenizer.save_pretrained(out.with_suffix(""))
+    write_json(out, {"task": task, "seed": seed, "scores": scores, "seconds": seconds})
+    print(task, seed, scores, f"{seconds:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Work through tasks and seeds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/quality"))
+    parser.add_argument("--tasks", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    arguments = parser.parse_args()
+    data = data_folder(arguments.data)
+    make_slices(data, arguments.work / "slices")
+    folder = arguments.work / "reference"
+    folder.mkdir(parents=True, exist_ok=True)
+    for task in arguments.tasks:
+        for seed in arguments.seeds:
+            out = folder / f"{task}-{seed}.json"
+            try:
+                out.with_suffix(".claimed").touch(exist_ok=False)
+            except FileExistsError:  # another process has it
+                continue
+            run(task, SETTINGS[task], seed, data, arguments.work, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Where fine-tuning begins: the weights of any BERT, a new head on top.
+
+A start is a Hugging Face directory, a run directory of bertkit (its `model/`), or a checkpoint as
+Google publishes them. It is read once; every run of a grid builds its own model from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from bertkit.errors import BertkitError
+from bertkit.files import read_json
+from bertkit.model.directory import (
+    Loaded,
+    Model,
+    assemble,
+    check_vocabulary,
+    load_config,
+)
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.names import optional
+from bertkit.model.tensorflow import google_tensors
+from bertkit.model.weights import load_state
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Start:
+    """Weights, sizes and tokenizer of a model, in memory."""
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    """Under Hugging Face's names."""
+    tokenizer: Tokenizer
+    details: Mapping[str, Any]
+    """The content of `bertkit.json`; empty for other people's models."""
+
+    def build(self, make: Callable[[ModelConfig], Model], *, keep_head: bool) -> Loaded[Model]:
+        """A model with a copy of the weights; what they lack is drawn from torch's generator.
+
+        Args:
+            make: builds the network from its sizes.
+            keep_head: also take the weights of the head; they must fit.
+
+        Raises:
+            BertkitError: weights are missing or do not fit; the message names them.
+        """
+        kept = {
+            name: tensor.clone()
+            for name, tensor in self.tensors.items()
+            if keep_head or not optional(name) or name.startswith("bert.pooler.")
+        }
+        return assemble(self.config, kept, make, self.path)
+
+
+def read_start(path: Path) -> Start:
+    """Read a Hugging Face directory, a bertkit run or a Google checkpoint (folder or prefix).
+
+    Raises:
+        BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
+            not fit the weights.
+    """
+    folder = model_folder(path)
+    if (folder / "config.json").is_file():
+        config, tensors = load_config(folder), load_state(folder)
+        home = folder
+    else:
+        config, tensors = google_tensors(folder)
+        home = folder if folder.is_dir() else folder.parent
+    tokenizer = Tokenizer.load(home)
+    check_vocabulary(config, tokenizer.size)
+    return Start(path, config, tensors, tokenizer, read_details(home))
+
+
+def model_folder(path: Path) -> Path:
+    """The model directory that a path means: itself, or `model/` inside a run directory.
+
+    Raises:
+        BertkitError: there is no model.
+    """
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
+            return folder
+    if path.with_name(f"{path.name}.index").is_file():  # the prefix of a Google checkpoint
+        return path
+    if path.is_dir():
+        raise BertkitError(
+            f"{path} holds no model: neither config.json nor bert_config.json; check the path"
+        )
+    raise BertkitError(f"no model directory {path}; check the path")
+
+
+def read_details(folder: Path) -> dict[str, Any]:
+    """The content of a model's `bertkit.json`, or {} where it has none.
+
+    Raises:
+        BertkitError: the file is damaged.
+    """
+    path = folder / "bertkit.json"
+    if not path.is_file():
+        return {}
+    details = read_json(path)
+    if not isinstance(details, dict):
+        raise BertkitError(f"{path} does not hold a JSON object; restore or remake the model")
+    return details

@@ -1,0 +1,49 @@
+"""`load`: any trained model, ready to be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertkit.files import read_json
+from bertkit.model.directory import ARCHITECTURES
+from bertkit.model.start import model_folder, read_details
+from bertkit.predict.predictor import Predictor, load_pretrained
+from bertkit.predict.tasks import PREDICTORS, TaskPredictor
+from bertkit.tasks.load import TASKS, load_task_model
+from bertkit.training.devices import choose_device
+
+
+def load(
+    path: Path | str | Sequence[Path | str], *, device: str = "auto", precision: str = "auto"
+) -> Predictor | TaskPredictor:
+    """Load a trained model for use.
+
+    Args:
+        path: a model directory or a run directory; several tuned models make an ensemble.
+        device: "auto", "cpu", "cuda", ...
+        precision: of a tuned model: "fp32", "bf16", or "auto".
+
+    Returns:
+        A `Predictor` for a pre-trained model, else what the model was tuned for: a
+        `TextPredictor`, `ChoicePredictor`, `TagPredictor` or `AnswerPredictor`.
+
+    Raises:
+        BertkitError: there is no model, it is damaged, or the models do not go together.
+    """
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    folder = model_folder(paths[0])
+    if len(paths) == 1 and not is_tuned(folder):
+        return load_pretrained(folder, device=device)
+    where = choose_device(device)
+    loaded = [load_task_model(one, where) for one in paths]
+    return PREDICTORS[loaded[0].task.kind](loaded, where, precision)
+
+
+def is_tuned(folder: Path) -> bool:
+    """Whether a model directory holds a tuned model."""
+    if read_details(folder).get("task") in TASKS:
+        return True
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    names = {name for name, _ in ARCHITECTURES.values()}
+    return bool(names & set(config.get("architectures") or ()))

@@ -1,0 +1,212 @@
+"""Using a tuned model from Python: `load(folder)` gives one of these, ready to be called.
+
+    classify = load("runs/mrpc/model")
+    classify("He sold it.", "It was sold.").label
+
+Several folders make an ensemble: the mean of the models' outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.answer import Answer, FoundAnswer
+from bertkit.tasks.choose import Choice
+from bertkit.tasks.classify import Label, LabelSet
+from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
+from bertkit.tasks.load import LoadedTask, load_task_model
+from bertkit.tasks.regress import Value
+from bertkit.tasks.task import Items, mean_outputs, run_model
+from bertkit.training.devices import choose_device, choose_precision
+from bertkit.training.journal import Console
+
+WORD = re.compile(r"\w+(?:[.,'’&/-]\w+)*|[^\w\s]")
+"""Words of running text: inner points, commas, hyphens and the like belong to the word."""
+CHUNK = 2048
+"""Inputs that are tokenised and run together."""
+
+
+class Entity(NamedTuple):
+    """A tagged stretch of a text; `text[start:end]`."""
+
+    type: str
+    start: int
+    end: int
+    text: str
+
+
+class WordTag(NamedTuple):
+    """A word of a text and its tag."""
+
+    word: str
+    tag: str
+    probability: float
+    start: int
+    end: int
+
+
+class Tagging(NamedTuple):
+    """The tags of a text's words, and the entities that they make."""
+
+    words: tuple[WordTag, ...]
+    entities: tuple[Entity, ...]
+
+
+class GivenAnswer(NamedTuple):
+    """The answer to a question, `context[start:end]`; "" and None where there is none."""
+
+    answer: str
+    start: int | None
+    end: int | None
+    probability: float
+    no_answer_probability: float
+
+
+class TaskPredictor:
+    """A tuned model, or several of the same task, on a device.
+
+    Args:
+        loaded: the models; task and tokenizer are the first one's.
+        device: where to compute.
+        precision: "fp32", "bf16" or "auto".
+
+    Raises:
+        BertkitError: the models are of different tasks, or the precision is unknown.
+    """
+
+    def __init__(
+        self, loaded: Sequence[LoadedTask], device: torch.device, precision: str = "auto"
+    ) -> None:
+        self.loaded, self.device = list(loaded), device
+        self.precision = choose_precision(precision, device)
+        self.task, self.tokenizer = loaded[0].task, loaded[0].tokenizer
+        for other in loaded[1:]:
+            same = (other.task.kind, other.task.labels) == (self.task.kind, self.task.labels)
+            if not same or other.tokenizer.content_hash != self.tokenizer.content_hash:
+                raise BertkitError(
+                    "the models of an ensemble must have the same task, labels and tokenizer"
+                )
+
+    @classmethod
+    def load(
+        cls,
+        paths: Sequence[Path | str] | Path | str,
+        *,
+        device: str = "auto",
+        precision: str = "auto",
+    ) -> Self:
+        """Load one tuned model, or several for an ensemble.
+
+        Raises:
+            BertkitError: see `load_task_model`.
+        """
+        where = choose_device(device)
+        many = [paths] if isinstance(paths, str | Path) else list(paths)
+        return cls([load_task_model(Path(path), where) for path in many], where, precision)
+
+    def run(self, inputs: Sequence[Any], console: Console | None = None) -> tuple[list[Any], Items]:
+        """Predictions for many inputs, in order, and their sequences."""
+        items = self.task.items(inputs, self.tokenizer)
+        parts = sum(len(item.parts) for item in items.items)
+        if console is not None:
+            console.start(parts * len(self.loaded), title="predicting", unit="windows")
+        many = []
+        for number, loaded in enumerate(self.loaded):
+
+            def show(done: int, before: int = number * parts) -> None:
+                if console is not None:
+                    console.update({"done": before + done})
+
+            many.append(
+                run_model(loaded.model, items, self.device, precision=self.precision, progress=show)
+            )
+        if console is not None:
+            console.close()
+        outputs = many[0] if len(many) == 1 else mean_outputs(many)
+        return self.task.decode(inputs, items, outputs), items
+
+    def many(self, inputs: Sequence[Any]) -> list[Any]:
+        """Predictions for inputs of `bertkit.tasks.inputs`, in order."""
+        found: list[Any] = []
+        for start in range(0, len(inputs), CHUNK):
+            found += self.run(inputs[start : start + CHUNK])[0]
+        return found
+
+
+class TextPredictor(TaskPredictor):
+    """Classification, multi-label classification and regression."""
+
+    def __call__(self, text: str, pair: str | None = None) -> Label | LabelSet | Value:
+        """The prediction for a text or a pair of texts."""
+        return self.many([TextInput("0", text, pair, None, "text")])[0]
+
+
+class ChoicePredictor(TaskPredictor):
+    """Multiple choice."""
+
+    def __call__(self, text: str, choices: Sequence[str]) -> Choice:
+        """The most probable choice."""
+        if not choices:
+            raise BertkitError("there is no choice to choose from")
+        return self.many([ChoiceInput("0", text, tuple(choices), None, "text")])[0]
+
+
+class TagPredictor(TaskPredictor):
+    """Tags and entities."""
+
+    def __call__(self, text: str | Sequence[str]) -> Tagging:
+        """The tags of running text, which is split into words here, or of given words.
+
+        Offsets are of the text; of given words, of the words joined by spaces.
+        """
+        if isinstance(text, str):
+            spans = [match.span() for match in WORD.finditer(text)]
+            words = tuple(text[start:end] for start, end in spans)
+        else:
+            words, spans, at = tuple(text), [], 0
+            for word in words:
+                spans.append((at, at + len(word)))
+                at += len(word) + 1
+            text = " ".join(words)
+        if not words:
+            return Tagging((), ())
+        found = self.many([WordsInput("0", words, None, 0, "text")])[0]
+        tagged = zip(words, found.tags, found.probabilities, spans, strict=True)
+        entities = [
+            Entity(kind, spans[a][0], spans[b - 1][1], text[spans[a][0] : spans[b - 1][1]])
+            for kind, a, b in found.entities
+        ]
+        return Tagging(
+            tuple(WordTag(word, tag, p, *span) for word, tag, p, span in tagged), tuple(entities)
+        )
+
+
+class AnswerPredictor(TaskPredictor):
+    """Answers in a context."""
+
+    def __call__(self, question: str, context: str) -> GivenAnswer:
+        """The best span of the context, or none where the model was trained to say so."""
+        if not question.strip() or not context.strip():
+            raise BertkitError("an answer needs a question and a context, and one of them is empty")
+        found: FoundAnswer = self.many([QuestionInput("0", question, context, None, "text")])[0]
+        assert isinstance(self.task, Answer)
+        text = self.task.text_of(found)
+        start, end = (found.start, found.end) if text else (None, None)
+        return GivenAnswer(text, start, end, found.probability, found.no_answer_probability)
+
+
+PREDICTORS: dict[str, type[TaskPredictor]] = {
+    "classify": TextPredictor,
+    "multi-label": TextPredictor,
+    "regress": TextPredictor,
+    "choose": ChoicePredictor,
+    "tag": TagPredictor,
+    "answer": AnswerPredictor,
+}
+"""Kind → what `load` gives."""

@@ -1,0 +1,236 @@
+"""Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
+
+A start vector and an end vector score every token; training maximises the probability of the right
+start and end among the tokens of the window, and [CLS] stands for "no answer here". Windows, the
+place of an answer in them and the way back are in `spans.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import SpanModel
+from bertkit.objectives import Sum, Sums
+from bertkit.tasks.inputs import QuestionInput
+from bertkit.tasks.spans import Span, Window, align, decode, make_windows
+from bertkit.tasks.squad import best_threshold, squad_scores
+from bertkit.tasks.task import Encoded, Item, Items, Part, TaskBatch
+from bertkit.tokens.tokenizer import Tokenizer
+
+NO_ANSWER = (0, 0)
+"""Where start and end of a window without the answer point: [CLS]."""
+
+
+class FoundAnswer(NamedTuple):
+    """The best span of a context, and how probable it is that there is no answer."""
+
+    text: str
+    """The best span, whatever the odds of no answer are."""
+    start: int
+    """Its first character in the context."""
+    end: int
+    """One after its last character."""
+    probability: float
+    """Among the n-best list."""
+    no_answer_probability: float
+    """0 where the model was not trained on questions without an answer."""
+    null_odds: float
+    """Score of no answer minus score of the span: above the threshold there is no answer."""
+    nbest: tuple[Span, ...]
+
+
+class Target(NamedTuple):
+    """What a window is trained on, and the window for decoding."""
+
+    start: int
+    end: int
+    window: Window
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of each context, or none."""
+
+    null: bool = False
+    """Whether questions may have no answer (SQuAD 2.0)."""
+    threshold: float = 0.0
+    """There is no answer where the null odds are above it."""
+    longest: int = 384
+    stride: int = 128
+    question_length: int = 64
+    nbest: int = 20
+    longest_answer: int = 30
+    kind = "answer"
+    labels = ("start", "end")
+    metric = "f1"
+
+    def build(self, config: ModelConfig) -> SpanModel:
+        """See `Task`."""
+        return SpanModel(config)
+
+    def items(self, inputs: Sequence[QuestionInput], tokenizer: Tokenizer) -> Items:
+        """Every window is an item of its own, as in the published code.
+
+        Windows are made before the shuffle; one without the answer is trained to point at [CLS].
+        """
+        if self.longest < self.question_length + 8:
+            raise BertkitError(
+                f"windows of {self.longest} tokens leave no room for text after questions of up to "
+                f"{self.question_length}; lower question_length"
+            )
+        items, windowed, cut, unaligned = [], 0, 0, 0
+        for i, given in enumerate(inputs):
+            made = make_windows(
+                given.question,
+                given.context,
+                tokenizer,
+                max_length=self.longest,
+                stride=self.stride,
+                question_length=self.question_length,
+            )
+            windowed += len(made.windows) > 1
+            cut += made.question_cut > 0
+            answer = given.answers[0] if given.answers else None
+            spans = [align(answer, window) if answer else None for window in made.windows]
+            unaligned += answer is not None and not any(spans)
+            for window, span in zip(made.windows, spans, strict=True):
+                target = Target(*(span or NO_ANSWER), window)
+                items.append(Item(i, [Part((Encoded(window.ids, window.first),), target)]))
+        lost = {
+            f"questions cut at {self.question_length} tokens": cut,
+            "answers in no window whole": unaligned,
+        }
+        return Items(items, len(inputs), windowed, lost)
+
+    def targets(
+        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Start and end of each packed window, (sequences, 2), counted from its [CLS]."""
+        spans = np.empty((len(parts), 2), dtype=np.int64)
+        spans[place] = [part.target[:2] for part in parts]
+        return {"spans": torch.from_numpy(spans)}, {"windows": len(parts)}
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """The mean of the cross entropies of start and end over the tokens of each window."""
+        logits = model(batch.packed).float()
+        packed = batch.packed
+        rows = torch.repeat_interleave(
+            torch.arange(len(packed.cu_seqlens) - 1, device=logits.device),
+            packed.cu_seqlens.diff(),
+            output_size=len(logits),
+        )
+        table = logits.new_full((len(packed.cu_seqlens) - 1, packed.max_seqlen, 2), -torch.inf)
+        table = table.index_put((rows, packed.position_ids), logits)
+        losses = F.cross_entropy(table, batch.tensors["spans"], reduction="sum") / 2
+        return {"loss": Sum(losses, "windows")}
+
+    def decode(
+        self, inputs: Sequence[QuestionInput], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[FoundAnswer]:
+        """See `Task`; the threshold is not applied yet."""
+        windows: list[list[Window]] = [[] for _ in inputs]
+        logits: list[list[np.ndarray]] = [[] for _ in inputs]
+        for item, [output] in zip(items.items, outputs, strict=True):
+            windows[item.input].append(item.parts[0].target.window)
+            logits[item.input].append(output)
+        found = []
+        for given, own, rows in zip(inputs, windows, logits, strict=True):
+            best = decode(
+                own,
+                [row[:, 0] for row in rows],
+                [row[:, 1] for row in rows],
+                given.context,
+                nbest=self.nbest,
+                max_answer_length=self.longest_answer,
+                null=self.null,
+            )
+            probability = next((s.probability for s in best.nbest if s.text == best.text), 0.0)
+            found.append(
+                FoundAnswer(
+                    best.text,
+                    best.start,
+                    best.end,
+                    probability,
+                    best.no_answer_probability if self.null else 0.0,
+                    best.null_odds,
+                    best.nbest,
+                )
+            )
+        return found
+
+    def text_of(self, prediction: FoundAnswer) -> str:
+        """The answer after the threshold: "" for none."""
+        none = self.null and prediction.null_odds > self.threshold
+        return "" if none else prediction.text
+
+    def score(
+        self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
+    ) -> dict[str, float]:
+        """Exact match and F1 by the official rules, with the parts of 2.0."""
+        texts = {i.id: self.text_of(p) for i, p in zip(inputs, predictions, strict=True)}
+        found = squad_scores(inputs, texts)
+        names = {"exact": "exact_match", "f1": "f1", "HasAns_exact": "answerable_exact_match",
+                 "HasAns_f1": "answerable_f1", "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
+        order = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_exact")
+        return {names[key]: found[key] / 100 for key in order if key in found}
+
+    def baseline(self, inputs: Sequence[QuestionInput]) -> dict[str, float]:
+        """Never an answer in 2.0; in 1.1 the whole context."""
+        texts = {given.id: "" if self.null else given.context for given in inputs}
+        found = squad_scores(inputs, texts)
+        return {"f1": found["f1"] / 100, "exact_match": found["exact"] / 100}
+
+    def calibrated(
+        self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
+    ) -> Self:
+        """With the threshold that gives the best F1 on these questions (paper section 4.3)."""
+        if not self.null:
+            return self
+        pairs = list(zip(inputs, predictions, strict=True))
+        best = best_threshold(
+            inputs, {i.id: p.text for i, p in pairs}, {i.id: p.null_odds for i, p in pairs}
+        )
+        return replace(self, threshold=float(best["best_f1_threshold"]))
+
+    def degenerate(self, predictions: Sequence[FoundAnswer]) -> str:
+        """No answer anywhere, or the same first token everywhere."""
+        texts = {self.text_of(prediction) for prediction in predictions}
+        if texts == {""}:
+            return "finds no answer to any question"
+        starts = {prediction.start for prediction in predictions}
+        return "answers with the same place in every context" if len(starts) == 1 else ""
+
+    def row(self, given: QuestionInput, prediction: FoundAnswer) -> dict[str, Any]:
+        """See `Task`."""
+        text = self.text_of(prediction)
+        span = (prediction.start, prediction.end) if text else (None, None)
+        return {
+            "id": given.id,
+            "answer": text,
+            "start": span[0],
+            "end": span[1],
+            "probability": prediction.probability,
+            "no_answer_probability": prediction.no_answer_probability,
+            "null_odds": prediction.null_odds,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`."""
+        return {
+            "null": self.null,
+            "threshold": self.threshold,
+            "longest": self.longest,
+            "stride": self.stride,
+            "question_length": self.question_length,
+            "nbest": self.nbest,
+            "longest_answer": self.longest_answer,
+        }

@@ -1,0 +1,277 @@
+"""Classification of a text or a pair of texts (paper section 4.1).
+
+[CLS] text [SEP] pair [SEP]; the pooled [CLS] goes through one linear layer. Softmax over the
+classes, or a sigmoid for each where an input may have several labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import ClassificationModel
+from bertkit.objectives import Sum, Sums
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.metrics import CLASSIFICATION, multi_label
+from bertkit.tasks.task import Item, Items, Part, TaskBatch
+from bertkit.tasks.windows import text_windows
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+class Label(NamedTuple):
+    """The most probable class."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    """Of every class."""
+
+
+class LabelSet(NamedTuple):
+    """The classes with a probability of more than a half, most probable first."""
+
+    labels: tuple[str, ...]
+    probabilities: dict[str, float]
+    """Of every class; they do not add up to 1."""
+
+
+def text_items(
+    inputs: Sequence[TextInput],
+    targets: Sequence[Any],
+    tokenizer: Tokenizer,
+    longest: int,
+    stride: int,
+) -> Items:
+    """One item for each input; its windows share its target."""
+    texts = tokenizer.encode_batch([given.text for given in inputs])
+    pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
+    items = []
+    for i, given in enumerate(inputs):
+        pair = None if given.pair is None else pairs[i]
+        windows = text_windows(texts[i], pair, tokenizer, longest, stride)
+        parts = [
+            Part((window,), targets[i], 1 / len(windows), leads=number == 0)
+            for number, window in enumerate(windows)
+        ]
+        items.append(Item(i, parts))
+    windowed = sum(len(item.parts) > 1 for item in items)
+    return Items(items, len(inputs), windowed, {})
+
+
+def mean_logits(outputs: Sequence[list[np.ndarray]]) -> np.ndarray:
+    """(inputs, classes): the mean over the windows of each input."""
+    return np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs])
+
+
+def weights_of(parts: Sequence[Part], place: np.ndarray) -> Tensor:
+    """(sequences,) the weight of each packed sequence."""
+    weights = np.empty(len(parts), dtype=np.float32)
+    weights[place] = [part.weight for part in parts]
+    return torch.from_numpy(weights)
+
+
+def leading(parts: Sequence[Part]) -> dict[str, int]:
+    """How many items begin among the parts: what a mean loss is divided by."""
+    return {"examples": sum(part.leads for part in parts)}
+
+
+@dataclass(frozen=True)
+class Classify:
+    """One label for each input."""
+
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...] = ("accuracy", "macro_f1")
+    """Names of `metrics.CLASSIFICATION`; the first one decides between runs."""
+    longest: int = 512
+    stride: int = 0
+    kind = "classify"
+
+    @property
+    def metric(self) -> str:
+        """See `Task`."""
+        return self.metrics[0]
+
+    @property
+    def positive(self) -> str:
+        """The class whose F1 is meant: the second of two, GLUE's 1; a yes where named so."""
+        return self.labels[-1]
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[TextInput], tokenizer: Tokenizer) -> Items:
+        """See `Task`."""
+        number = {label: i for i, label in enumerate(self.labels)}
+        targets = []
+        for given in inputs:
+            if given.label is not None and given.label not in number:
+                raise unknown_label(str(given.label), given.place, self.labels)
+            targets.append(None if given.label is None else number[str(given.label)])
+        return text_items(inputs, targets, tokenizer, self.longest, self.stride)
+
+    def targets(
+        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """See `Task`."""
+        labels = np.empty(len(parts), dtype=np.int64)
+        labels[place] = [part.target for part in parts]
+        tensors = {"labels": torch.from_numpy(labels), "weights": weights_of(parts, place)}
+        return tensors, leading(parts)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Cross entropy."""
+        logits = model(batch.packed).float()
+        losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
+        return {"loss": Sum((losses * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextInput], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Label]:
+        """See `Task`."""
+        if not inputs:
+            return []
+        chances = softmax(mean_logits(outputs))
+        return [
+            Label(
+                self.labels[int(row.argmax())],
+                float(row.max()),
+                dict(zip(self.labels, row.tolist(), strict=True)),
+            )
+            for row in chances
+        ]
+
+    def score(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> dict[str, float]:
+        """See `Task`."""
+        gold = [str(given.label) for given in inputs]
+        found = [prediction.label for prediction in predictions]
+        return {name: CLASSIFICATION[name](gold, found, self.positive) for name in self.metrics}
+
+    def baseline(self, inputs: Sequence[TextInput]) -> dict[str, float]:
+        """Always the commonest label."""
+        [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
+        return self.score(inputs, [Label(common, 1.0, {})] * len(inputs))
+
+    def calibrated(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> Self:
+        """See `Task`: there is no threshold."""
+        return self
+
+    def degenerate(self, predictions: Sequence[Label]) -> str:
+        """One label for every input."""
+        found = {prediction.label for prediction in predictions}
+        return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
+
+    def row(self, given: TextInput, prediction: Label) -> dict[str, Any]:
+        """See `Task`."""
+        return {"id": given.id, **prediction._asdict()}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`."""
+        return {"metrics": list(self.metrics), "longest": self.longest, "stride": self.stride}
+
+
+@dataclass(frozen=True)
+class ClassifyMany:
+    """Any number of labels for each input."""
+
+    labels: tuple[str, ...]
+    longest: int = 512
+    stride: int = 0
+    kind = "multi-label"
+    metric = "micro_f1"
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[TextInput], tokenizer: Tokenizer) -> Items:
+        """See `Task`."""
+        targets = []
+        for given in inputs:
+            wanted = given.label if isinstance(given.label, tuple) else ()
+            for label in wanted:
+                if label not in self.labels:
+                    raise unknown_label(label, given.place, self.labels)
+            targets.append([float(label in wanted) for label in self.labels])
+        return text_items(inputs, targets, tokenizer, self.longest, self.stride)
+
+    def targets(
+        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """See `Task`."""
+        labels = np.empty((len(parts), len(self.labels)), dtype=np.float32)
+        labels[place] = [part.target for part in parts]
+        tensors = {"labels": torch.from_numpy(labels), "weights": weights_of(parts, place)}
+        return tensors, leading(parts)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Binary cross entropy, the mean over the classes."""
+        logits = model(batch.packed).float()
+        losses = F.binary_cross_entropy_with_logits(
+            logits, batch.tensors["labels"], reduction="none"
+        )
+        return {"loss": Sum((losses.mean(-1) * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextInput], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[LabelSet]:
+        """See `Task`."""
+        if not inputs:
+            return []
+        found = []
+        for row in 1 / (1 + np.exp(-mean_logits(outputs).astype(np.float64))):
+            chances = dict(zip(self.labels, row.tolist(), strict=True))
+            above = [label for label in self.labels if chances[label] > 0.5]
+            found.append(LabelSet(tuple(sorted(above, key=lambda name: -chances[name])), chances))
+        return found
+
+    def score(
+        self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]
+    ) -> dict[str, float]:
+        """See `Task`."""
+        gold = [given.label if isinstance(given.label, tuple) else () for given in inputs]
+        return multi_label(gold, [found.labels for found in predictions], self.labels)
+
+    def baseline(self, inputs: Sequence[TextInput]) -> dict[str, float]:
+        """Always the labels that more than half of the inputs have."""
+        seen = Counter(label for given in inputs for label in given.label or ())  # type: ignore[union-attr]
+        common = tuple(label for label in self.labels if seen[label] * 2 > len(inputs))
+        return self.score(inputs, [LabelSet(common, {})] * len(inputs))
+
+    def calibrated(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> Self:
+        """See `Task`: there is no threshold."""
+        return self
+
+    def degenerate(self, predictions: Sequence[LabelSet]) -> str:
+        """One set of labels for every input."""
+        found = {prediction.labels for prediction in predictions}
+        return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
+
+    def row(self, given: TextInput, prediction: LabelSet) -> dict[str, Any]:
+        """See `Task`."""
+        return {"id": given.id, **prediction._asdict()}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`."""
+        return {"longest": self.longest, "stride": self.stride}
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Along the last axis, in double precision."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError:
+    """The error for a label that training has not seen."""
+    hint = nearest(label, labels)
+    return BertkitError(f"{place}: the label {label!r} is not one of the model's{hint}")

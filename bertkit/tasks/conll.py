@@ -1,0 +1,241 @@
+"""Words with tags in columns, as CoNLL-2003 has them (BERT section 5.3), and the score of entities.
+
+What an entity is follows the `conlleval` script of that shared task in every scheme: IOB1 (the
+original files), IOB2 and IOBES.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.tasks.inputs import WordsInput
+from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.sources import DAMAGE, Source, one_line
+
+PLACE = "https://www.clips.uantwerpen.be/conll2003/ner/"
+REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
+DOCUMENT = "-DOCSTART-"
+TAG = re.compile(r"O|[BIES]-.+")
+SPACES = re.compile(" +")
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def read_conll(
+    path: str | Path, counts: TextCounts, *, word_column: int = 0, tag_column: int | None = -1
+) -> list[WordsInput]:
+    """The sentences of a file with one word a line and a blank line after each sentence.
+
+    Columns stand between tabs where a line has one, else between spaces. Nothing else separates: a
+    word of other whitespace or of zero-width characters stays a word. A `-DOCSTART-` line begins a
+    document; in a file without any, every sentence is a document of its own. The ID is the number
+    of the sentence, from 0. Tags stay in the file's scheme; see `to_iob2`.
+
+    Args:
+        path: a local file or URL, compressed or not.
+        counts: is told of invalid UTF-8.
+        word_column: from 0, or -1 for the last.
+        tag_column: the same; None for a file without tags.
+
+    Raises:
+        BertkitError: the file is absent (the message says where CoNLL-2003 is) or holds no
+            sentence, a line has another number of columns than the first, or a tag is none; the
+            message names the line.
+    """
+    source = Source(str(path), "text", 0)
+    found = TextCounts(files=1)
+    sentences: list[WordsInput] = []
+    document = 0
+    marked = False
+    try:
+        for number, rows in sentence_rows(source, found, word_column, tag_column):
+            if rows:
+                words = tuple(row.word for row in rows)
+                tags = None if tag_column is None else tuple(row.tag for row in rows)
+                name, place = str(len(sentences)), f"{path}:{number}"
+                sentences.append(WordsInput(name, words, tags, document, place))
+            else:
+                marked = True
+                document += bool(sentences) and sentences[-1].document == document
+    except FileNotFoundError:
+        raise BertkitError(
+            f"{path} does not exist; for CoNLL-2003 get the tags from {PLACE} and their text, the "
+            f"Reuters corpus, from NIST ({REUTERS})"
+        ) from None
+    except DAMAGE as error:
+        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from error
+    if not sentences:
+        raise BertkitError(f"{path} holds no sentence; write one word a line with its tag")
+    counts += found
+    if marked:
+        return sentences
+    return [sentence._replace(document=i) for i, sentence in enumerate(sentences)]
+
+
+class WordRow(NamedTuple):
+    """What is read of a line."""
+
+    word: str
+    tag: str
+
+
+def sentence_rows(
+    source: Source, counts: TextCounts, word_column: int, tag_column: int | None
+) -> Iterator[tuple[int, list[WordRow]]]:
+    """First line and rows of every sentence; no rows for the line that begins a document."""
+    rows: list[WordRow] = []
+    start = columns = 0
+    for number, line in text_lines(source, counts):
+        fields = line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
+        opens = fields[0] == DOCUMENT
+        if opens or not line.strip(" \t"):
+            if rows:
+                yield start, rows
+                rows = []
+            if opens:
+                yield number, []
+            continue
+        place = f"{source.path}:{number}"
+        columns = columns or len(fields)
+        if len(fields) != columns:
+            raise BertkitError(
+                f"{place}: {len(fields)} columns where the first line has {columns}; correct the "
+                f"line, since leaving it out would shift the tags"
+            )
+        start = start if rows else number
+        rows.append(word_row(fields, word_column, tag_column, place))
+    if rows:
+        yield start, rows
+
+
+def word_row(
+    fields: Sequence[str], word_column: int, tag_column: int | None, place: str
+) -> WordRow:
+    """The word and the tag of a line."""
+    count = len(fields)
+    wanted = [word_column] if tag_column is None else [word_column, tag_column]
+    chosen = {column % count for column in wanted if -count <= column < count}
+    if len(chosen) < len(wanted):
+        raise BertkitError(
+            f"{place}: {count} column{'s' * (count > 1)}, so there are none for word "
+            f"({word_column}) and tag ({tag_column}); correct the line or name other columns"
+        )
+    tag = "O" if tag_column is None else fields[tag_column].strip(" ")
+    if not TAG.fullmatch(tag):
+        raise BertkitError(
+            f"{place}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or I-PER; "
+            f"correct it or name the column of the tags"
+        )
+    return WordRow(fields[word_column], tag)
+
+
+def write_conll(
+    path: Path, inputs: Sequence[WordsInput], predicted: Sequence[Sequence[str]]
+) -> None:
+    """Write the lines "word gold predicted" that the conlleval script reads.
+
+    Whitespace inside a word becomes "_", since spaces separate the columns.
+
+    Args:
+        path: the file to write.
+        inputs: sentences; the gold tag is O where they have none.
+        predicted: the tags of each.
+
+    Raises:
+        BertkitError: a sentence has another number of words than of predicted tags.
+    """
+    lines: list[str] = []
+    for given, tags in zip(inputs, predicted, strict=True):
+        if len(tags) != len(given.words):
+            raise BertkitError(
+                f"{given.place}: {len(tags)} predicted tags for {len(given.words)} words; predict "
+                f"one a word"
+            )
+        gold = given.tags or ["O"] * len(tags)
+        words = [re.sub(r"\s", "_", word) or "_" for word in given.words]
+        lines += (" ".join(row) for row in zip(words, gold, tags, strict=True))
+        lines.append("")
+    write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+# Entities ----------------------------------------------------------------------------------------
+
+
+def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(type, first word, word after the last) of every entity, by conlleval's rule.
+
+    B and S begin an entity; so does I or E after O, after E or S, or after another type. An entity
+    ends where the next begins or at O.
+    """
+    found: list[tuple[str, int, int]] = []
+    start, before, type_before = 0, "O", ""
+    for i, tag in enumerate([*tags, "O"]):
+        prefix, _, kind = tag.partition("-")
+        begins = prefix != "O" and (
+            prefix in "BS" or before in ("O", "E", "S") or kind != type_before
+        )
+        if before != "O" and (begins or prefix == "O"):
+            found.append((type_before, start, i))
+        start = i if begins else start
+        before, type_before = prefix, kind
+    return found
+
+
+def to_iob2(tags: Sequence[str]) -> list[str]:
+    """The same entities with B- on the first word of each and I- on the others.
+
+    Args:
+        tags: IOB1, IOB2 or IOBES.
+    """
+    converted = ["O"] * len(tags)
+    for kind, start, end in entities(tags):
+        converted[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
+    return converted
+
+
+def entity_scores(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Precision, recall and F1 of entities, right only with both borders and the type.
+
+    Args:
+        gold: the tags of every sentence.
+        predicted: the same, with as many tags in each.
+
+    Returns:
+        "precision", "recall" and "f1" over all entities, and "f1/PER" and the like for every type
+        of either side, as fractions of 1; a share of nothing is 0.
+
+    Raises:
+        BertkitError: the numbers of sentences or tags differ.
+    """
+    if [len(tags) for tags in gold] != [len(tags) for tags in predicted]:
+        raise BertkitError("gold and predicted tags differ in number; score the same sentences")
+    right: Counter[str] = Counter()
+    given: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
+    for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
+        gold_entities, own = set(entities(gold_tags)), set(entities(predicted_tags))
+        wanted.update(kind for kind, _, _ in gold_entities)
+        given.update(kind for kind, _, _ in own)
+        right.update(kind for kind, _, _ in gold_entities & own)
+    scores = ratios(right.total(), given.total(), wanted.total(), "")
+    for kind in sorted(wanted | given):
+        scores |= ratios(right[kind], given[kind], wanted[kind], f"/{kind}")
+    return scores
+
+
+def ratios(right: int, given: int, wanted: int, suffix: str) -> dict[str, float]:
+    """Precision, recall and F1 of counts, under names with a suffix."""
+    return {
+        f"precision{suffix}": right / given if given else 0.0,
+        f"recall{suffix}": right / wanted if wanted else 0.0,
+        f"f1{suffix}": 2 * right / (given + wanted) if given + wanted else 0.0,
+    }

@@ -1,0 +1,95 @@
+"""A task with its data, and the files that results are written to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.tasks.task import Items, Task
+from bertkit.text.lines import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
+
+Split = tuple[str, Sequence[Any]]
+"""A name, such as dev-mismatched, and the inputs."""
+
+Writer = Callable[[Path, str, Sequence[Any], Sequence[Any], Task[Any, Any]], list[Path]]
+"""(folder, split, inputs, predictions, task) -> the official files written."""
+
+
+def no_official_files(
+    folder: Path, split: str, inputs: Sequence[Any], predictions: Sequence[Any], task: Any
+) -> list[Path]:
+    """For data that no evaluation server waits for."""
+    return []
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a named task, or the user's columns, stand for."""
+
+    name: str
+    task: Task[Any, Any]
+    train: Sequence[Any]
+    dev: Sequence[Split]
+    """The first one decides between runs."""
+    test: Sequence[Split] = ()
+    """Without labels, or with."""
+    counts: TextCounts = field(default_factory=TextCounts)
+    """What was skipped while reading."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Split -> path, for the record."""
+    write: Writer = no_official_files
+
+
+def write_results(
+    data: Dataset,
+    task: Task[Any, Any],
+    folder: Path,
+    split: str,
+    inputs: Sequence[Any],
+    predictions: Sequence[Any],
+) -> list[Path]:
+    """Write predictions: a JSON object a line for each input, and the official file of the set.
+
+    Raises:
+        BertkitError: the folder cannot be written.
+    """
+    path = folder / f"{split}.jsonl"
+    rows = (task.row(*pair) for pair in zip(inputs, predictions, strict=True))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return [path, *data.write(folder, split, inputs, predictions, task)]
+
+
+def is_labelled(inputs: Sequence[Any]) -> bool:
+    """Whether every input has a label, tags, or answers (which may be none)."""
+    return bool(inputs) and all(
+        getattr(given, name) is not None
+        for given in inputs
+        for name in ("label", "tags", "answers")
+        if hasattr(given, name)
+    )
+
+
+def encode(task: Task[Any, Any], inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
+    """The inputs of a split as sequences.
+
+    Raises:
+        BertkitError: there is no input, or one has an unknown label.
+    """
+    if not inputs:
+        raise BertkitError(f"the {split} data has no usable input; see what was skipped")
+    return task.items(inputs, tokenizer)
+
+
+def describe_items(split: str, items: Items) -> str:
+    """How many inputs there are, how long, how many were windowed, and that none was cut."""
+    cut = "; ".join(f"{what}: {count:,}" for what, count in items.cut.items() if count)
+    return (
+        f"{split}: {items.inputs:,} inputs, {items.tokens / max(1, items.inputs):.1f} tokens each, "
+        f"{items.windowed:,} in several windows, {cut or '0 cut'}"
+    )

@@ -1,0 +1,335 @@
+"""`finetune`: a start and a data set → the best model of a grid, its scores and result files."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertkit.config import as_json, claim_settings
+from bertkit.errors import BertkitError
+from bertkit.files import only_process, write_json
+from bertkit.model.directory import save_model
+from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.model.heads import TaskModel
+from bertkit.model.start import Start
+from bertkit.tasks.dataset import Dataset, describe_items, encode, is_labelled, write_results
+from bertkit.tasks.grid import (
+    Grid,
+    RunResult,
+    best_of,
+    copy_model,
+    in_words,
+    keep_models,
+    read_results,
+    setting_in_words,
+    shown_scores,
+    summary,
+)
+from bertkit.tasks.load import load_task_model
+from bertkit.tasks.task import Items, Task, run_model
+from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.training.devices import choose_device, choose_precision, environment
+from bertkit.training.journal import Console, Journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What stands on the encoder, where it is not the task's own linear layer."""
+
+    frozen: bool = False
+    """Leave the encoder as it is and train only what stands on it (paper section 5.3)."""
+    layers: str = "last"
+    """Which of the frozen layers are read; `bertkit features --help` lists them."""
+    head: str = "linear"
+    """linear, or bilstm: the paper's two layers of 768 units in each direction."""
+
+
+class Finetuning:
+    """One folder being filled: every run of the grid, then the best one's files.
+
+    Args:
+        data: the task and its inputs.
+        start: the weights to begin with.
+        out: the folder; runs that are done in it are not repeated.
+        grid: which runs to make.
+        tuning: what they share.
+        head: what stands on the encoder.
+        keep: how many of the best runs keep their model in `runs/NAME/model`.
+        device: "auto", "cpu", "cuda", ...
+        console: where progress is shown.
+
+    Raises:
+        BertkitError: the folder holds other settings, an input has an unknown label, or the head
+            does not fit the task.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        start: Start,
+        out: Path,
+        *,
+        grid: Grid,
+        tuning: Tuning,
+        head: Head,
+        keep: int,
+        device: str,
+        console: Console,
+    ) -> None:
+        self.data, self.start, self.out, self.console = data, start, out, console
+        self.grid, self.tuning, self.head, self.keep = grid, tuning, head, max(1, keep)
+        self.task: Task[Any, Any] = data.task
+        self.device = choose_device(device)
+        self.precision = choose_precision(tuning.precision, self.device)
+        self.keep_head = same_task(start, self.task) and not head.frozen
+        self.build = build_with(head, self.task)
+        shared = {
+            "data": data.name,
+            "files": dict(data.files),
+            "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
+            "start": str(start.path),
+            "kind": self.task.kind,
+            "labels": list(self.task.labels),
+            "task": self.task.settings(),
+            "tuning": as_json(tuning),
+            "head": as_json(head),
+            "precision": self.precision,
+        }
+        claim_settings(out / "finetune.json", shared, "a fine-tuning")
+        write_json(out / "environment.json", environment())
+        self._encode()
+
+    def _encode(self) -> None:
+        """Tokenise every split once, and say what is in it."""
+        tokenizer = self.start.tokenizer
+        self.train = encode(self.task, self.data.train, tokenizer, "train")
+        splits = [*self.data.dev, *self.data.test]
+        self.items = {
+            name: encode(self.task, inputs, tokenizer, name) for name, inputs in splits if inputs
+        }
+        for name, items in (("train", self.train), *self.items.items()):
+            self.console.say(describe_items(name, items))
+        for name, inputs in self.data.dev:
+            found = self.task.baseline(inputs)
+            self.console.say(f"{name}, without looking at the input: {shown_scores(found)}")
+        if not self.keep_head:
+            self.console.say("the head is new")
+
+    def run(self) -> RunResult:
+        """Make all runs that are not done, then write the best one's model and results.
+
+        Raises:
+            BertkitError: every run diverged, the disk is full, or another process works here.
+        """
+        with only_process(self.out):
+            runs = self.grid.runs()
+            done = {result.name for result in read_results(self.out, runs)}
+            if done:
+                self.console.say(f"{len(done)} of {len(runs)} runs are done already")
+            for number, run in enumerate(runs, 1):
+                if run.name not in done:
+                    result = self.make(run, f"run {number} of {len(runs)}")
+                    keep_models(self.out, read_results(self.out, runs), self.keep)
+                    self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
+            results = read_results(self.out, runs)
+            best = best_of(results)
+            self.finish(best, results)
+        return best
+
+    def make(self, run: RunSettings, title: str) -> RunResult:
+        """One run: train, score on dev, save, write `run.json` last."""
+        folder = self.out / "runs" / run.name
+        (folder / "journal.jsonl").unlink(missing_ok=True)  # of a run that was killed
+        journal = Journal(folder, tensorboard=False)
+        began = time.perf_counter()
+        total = -(-len(self.train.items) // run.batch_size) * run.epochs
+        self.console.start(total, title=f"{title}, {run.name}")
+        scores: dict[str, dict[str, float]] = {}
+        degenerate = ""
+        task = self.task
+        try:
+            model = tune(
+                self.start,
+                self.task,
+                self.train,
+                run,
+                self.tuning,
+                device=self.device,
+                precision=self.precision,
+                keep_head=self.keep_head,
+                journal=journal,
+                progress=self.console.update,
+                build=self.build,
+            )
+        except BertkitError as error:
+            degenerate = f"diverged: {error}"
+        else:
+            task, scores, degenerate = self.evaluate(model)
+            self.save(folder / "model", model, task, run, scores)
+        finally:
+            self.console.close()
+            journal.close()
+        first = next(iter(scores.values()), {})
+        result = RunResult(
+            run.name,
+            dataclasses.asdict(run),
+            scores,
+            first.get(self.task.metric, float("-inf")),
+            degenerate,
+            round(time.perf_counter() - began, 1),
+        )
+        metric = result.metric if scores else None
+        write_json(folder / "run.json", {**dataclasses.asdict(result), "metric": metric})
+        return result
+
+    def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, dict[str, float]], str]:
+        """The task with its thresholds, its scores on every dev split, and what went wrong."""
+        task, scores, degenerate = self.task, {}, ""
+        for number, (name, inputs) in enumerate(self.data.dev):
+            predictions = self.predict(model, name, inputs)
+            if number == 0:
+                task = task.calibrated(inputs, predictions)
+                degenerate = task.degenerate(predictions)
+            scores[name] = task.score(inputs, predictions)
+        return task, scores, degenerate
+
+    def predict(self, model: TaskModel, split: str, inputs: Any) -> list[Any]:
+        """Predictions for a split, with a progress bar."""
+        items: Items = self.items[split]
+        self.console.start(sum(len(i.parts) for i in items.items), title=split, unit="windows")
+        outputs = run_model(
+            model,
+            items,
+            self.device,
+            precision=self.precision,
+            progress=lambda done: self.console.update({"done": done}),
+        )
+        self.console.close()
+        return self.task.decode(inputs, items, outputs)
+
+    def save(
+        self,
+        folder: Path,
+        model: TaskModel,
+        task: Task[Any, Any],
+        run: RunSettings,
+        scores: dict[str, dict[str, float]],
+    ) -> None:
+        """Write the model of a run with everything needed to use it."""
+        details = {
+            "task": task.kind,
+            "labels": list(task.labels),
+            "settings": task.settings(),
+            "data": self.data.name,
+            "made_by": "bertkit finetune",
+            "run": dataclasses.asdict(run),
+            "tuning": as_json(self.tuning),
+            "precision": self.precision,
+            "scores": scores,
+        }
+        if isinstance(model, FeatureModel):
+            details |= {"layers": self.head.layers, "head": self.head.head}
+            save_feature_model(folder, model, self.start.tokenizer, details)
+        else:
+            save_model(folder, model, self.start.tokenizer, details)
+
+    def finish(self, best: RunResult, results: list[RunResult]) -> None:
+        """The best model, its predictions on dev and test, and the table of the grid."""
+        copy_model(self.out / "runs" / best.name / "model", self.out / "model")
+        loaded = load_task_model(self.out / "model", self.device)
+        scores: dict[str, dict[str, float]] = {}
+        for name, inputs in (*self.data.dev, *self.data.test):
+            if name not in self.items:
+                continue
+            predictions = self.predict(loaded.model, name, inputs)
+            written = write_results(
+                self.data, loaded.task, self.out / "results", name, inputs, predictions
+            )
+            if is_labelled(inputs):
+                scores[name] = loaded.task.score(inputs, predictions)
+                self.console.say(f"{name}: {shown_scores(scores[name])}")
+            self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
+        rows = summary(results)
+        runs = [
+            {**dataclasses.asdict(result), "metric": result.metric if result.scores else None}
+            for result in results
+        ]
+        write_json(
+            self.out / "results.json",
+            {"data": self.data.name, "metric": self.task.metric, "best": best.name,
+             "scores": scores, "settings": rows, "runs": runs},
+        )  # fmt: skip
+        for row in rows:
+            self.console.say(setting_in_words(row))
+        windowed = {name: items.windowed for name, items in self.items.items()}
+        cut = sum(sum(items.cut.values()) for items in (self.train, *self.items.values()))
+        self.console.say(
+            f"inputs in several windows: train {self.train.windowed:,}, "
+            + ", ".join(f"{name} {count:,}" for name, count in windowed.items())
+            + f"; cut: {cut:,}"
+        )
+        self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
+
+
+ONE_RUN, USUAL, OWN_HEAD = Grid(), Tuning(), Head()
+
+
+def same_task(start: Start, task: Task[Any, Any]) -> bool:
+    """Whether the start was tuned for the same kind of task with the same labels."""
+    return (
+        start.details.get("task") == task.kind
+        and tuple(start.details.get("labels") or ()) == task.labels
+    )
+
+
+def build_with(head: Head, task: Task[Any, Any]) -> Callable[..., Any] | None:
+    """What makes the network where it is not the task's own way.
+
+    Raises:
+        BertkitError: layers or a head were named without `frozen`, or the task has no such head.
+    """
+    if not head.frozen:
+        if head != Head():
+            raise BertkitError("--layers and --head go with --frozen; add it or leave them out")
+        return None
+    if task.kind != "tag":
+        raise BertkitError(f"--frozen is for tagging (paper section 5.3), not for {task.kind}")
+    return lambda config: FeatureModel(config, len(task.labels), head.layers, head.head)
+
+
+def finetune(
+    data: Dataset,
+    start: Start,
+    out: Path | str,
+    *,
+    grid: Grid = ONE_RUN,
+    tuning: Tuning = USUAL,
+    head: Head = OWN_HEAD,
+    keep: int = 1,
+    device: str = "auto",
+    console: Console | None = None,
+) -> RunResult:
+    """Fine-tune on a data set; see `Finetuning` for the arguments and errors.
+
+    Returns:
+        The best run; its model is in `out`/model.
+    """
+    torch.set_float32_matmul_precision("highest")
+    work = Finetuning(
+        data,
+        start,
+        Path(out),
+        grid=grid,
+        tuning=tuning,
+        head=head,
+        keep=keep,
+        device=device,
+        console=console or Console(),
+    )
+    return work.run()

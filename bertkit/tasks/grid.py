@@ -1,0 +1,187 @@
+"""Many runs as one command: a grid of settings times seeds, best on dev (paper section A.3).
+
+The folder holds `finetune.json` (what all runs share), `runs/NAME/` for each run (`run.json`, its
+journal, and the model of the best few), `model/` (the best run's), `results/` and `results.json`. A
+run that has its `run.json` is done and not repeated, so a killed grid goes on where it was, and a
+larger grid in the same folder makes only the new runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.files import new_folder, read_json
+from bertkit.tasks.tune import RunSettings
+
+SHOWN_SCORES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Every combination is tried, with every seed."""
+
+    batch_size: tuple[int, ...] = (32,)
+    """Inputs in an update; the paper tries 16 and 32."""
+    learning_rate: tuple[float, ...] = (5e-5,)
+    """The highest one; the paper tries 5e-5, 3e-5 and 2e-5, small models like 1e-4 to 3e-4."""
+    epochs: tuple[int, ...] = (3,)
+    """The paper tries 2, 3 and 4."""
+    seeds: int = 1
+    """Runs of each setting, with seeds 1, 2, ..."""
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            BertkitError: names the field.
+        """
+        for name in ("batch_size", "learning_rate", "epochs"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0:
+                raise BertkitError(f"{name} must be above 0, got {values}")
+        if self.seeds < 1:
+            raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
+
+    def runs(self) -> list[RunSettings]:
+        """All runs: the first seed of every setting, then the second, and so on."""
+        settings = itertools.product(
+            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
+        )
+        return [
+            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
+            for seed, batch, rate, epochs in settings
+        ]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What `run.json` holds."""
+
+    name: str
+    settings: dict[str, Any]
+    scores: dict[str, dict[str, float]]
+    """Split of dev -> metric -> value; {} where the run diverged."""
+    metric: float
+    """By which runs are compared; -inf where the run diverged."""
+    degenerate: str
+    """Why the run learnt nothing; "" where it did."""
+    seconds: float
+
+    @property
+    def setting(self) -> str:
+        """The name without the seed."""
+        return self.name.rpartition("-s")[0]
+
+
+def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
+    """The results of those runs that are done.
+
+    Raises:
+        BertkitError: a file is damaged.
+    """
+    found = []
+    for run in runs:
+        path = folder / "runs" / run.name / "run.json"
+        if path.is_file():
+            try:
+                values = read_json(path)
+                found.append(RunResult(**{**values, "metric": as_metric(values["metric"])}))
+            except (TypeError, KeyError):
+                raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
+    return found
+
+
+def as_metric(value: float | None) -> float:
+    """JSON has no -inf: null stands for a run that diverged."""
+    return float("-inf") if value is None else value
+
+
+def best_of(results: Sequence[RunResult]) -> RunResult:
+    """The run with the highest metric, the first of equals; degenerate ones come last.
+
+    Raises:
+        BertkitError: every run diverged.
+    """
+    usable = [result for result in results if result.scores]
+    if not usable:
+        raise BertkitError("every run diverged; lower the learning rate or raise the warm-up")
+    return max(usable, key=lambda result: (not result.degenerate, result.metric))
+
+
+def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
+    """Delete the models of all but the best `keep` runs."""
+    ranked = sorted(
+        (result for result in results if result.scores),
+        key=lambda result: (bool(result.degenerate), -result.metric),
+    )
+    for result in ranked[keep:]:
+        shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy a model directory, whole or not at all."""
+    with new_folder(target) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
+    """For each setting: runs, median and spread of every score, and how many are degenerate."""
+    rows = []
+    for setting in dict.fromkeys(result.setting for result in results):
+        own = [result for result in results if result.setting == setting]
+        scored = [result for result in own if result.scores]
+        row: dict[str, Any] = {
+            "setting": setting,
+            "runs": len(own),
+            "diverged": len(own) - len(scored),
+            "degenerate": sum(bool(result.degenerate) for result in scored),
+            "scores": {},
+        }
+        for split in scored[0].scores if scored else {}:
+            for metric in scored[0].scores[split]:
+                values = [result.scores[split][metric] for result in scored]
+                row["scores"].setdefault(split, {})[metric] = {
+                    "median": statistics.median(values),
+                    "lowest": min(values),
+                    "highest": max(values),
+                    "deviation": statistics.stdev(values) if len(values) > 1 else None,
+                }
+        rows.append(row)
+    return rows
+
+
+def shown_scores(scores: dict[str, float]) -> str:
+    """The first few scores in percent; errors as they are."""
+    shown = list(scores.items())[:SHOWN_SCORES]
+    return ", ".join(
+        f"{name} {value:.4g}" if name.endswith(("error", "threshold")) else f"{name} {value:.1%}"
+        for name, value in shown
+    )
+
+
+def in_words(result: RunResult) -> str:
+    """A run in a line."""
+    flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
+    scores = "; ".join(f"{split} {shown_scores(found)}" for split, found in result.scores.items())
+    return f"{result.name}: {scores or 'no score'} ({result.seconds:.0f} s){flag}"
+
+
+def setting_in_words(row: dict[str, Any]) -> str:
+    """A setting of the grid in a line: median and range of the first scores."""
+    parts = []
+    for split, metrics in row["scores"].items():
+        for metric, found in list(metrics.items())[:2]:
+            parts.append(
+                f"{split} {metric} median {found['median']:.1%} "
+                f"({found['lowest']:.1%} to {found['highest']:.1%})"
+            )
+    flagged = f", {row['degenerate']} degenerate" if row["degenerate"] else ""
+    flagged += f", {row['diverged']} diverged" if row["diverged"] else ""
+    return f"{row['setting']}, n={row['runs']}{flagged}: {', '.join(parts)}"

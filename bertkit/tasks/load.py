@@ -1,0 +1,134 @@
+"""A tuned model directory → network, task, tokenizer: bertkit's own and Hugging Face's.
+
+bertkit's directories say in `bertkit.json` what they are for. Of others, `config.json` names the
+class (BertForSequenceClassification, ...) and the labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_json
+from bertkit.model.directory import ARCHITECTURES, check_vocabulary, complete, load_model
+from bertkit.model.features import load_feature_model
+from bertkit.model.heads import TaskModel
+from bertkit.model.start import model_folder, read_details
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.tag import Tag
+from bertkit.tasks.task import Task
+from bertkit.tokens.tokenizer import Tokenizer
+
+TASKS: dict[str, Any] = {
+    "classify": Classify,
+    "multi-label": ClassifyMany,
+    "regress": Regress,
+    "choose": Choose,
+    "tag": Tag,
+    "answer": Answer,
+}
+"""Kind -> class."""
+
+LABELLED = {"classify", "multi-label", "tag"}
+"""Kinds whose class takes label names."""
+
+
+class LoadedTask(NamedTuple):
+    """A tuned model with everything needed to use it."""
+
+    model: TaskModel
+    """On the device, in evaluation mode."""
+    task: Task[Any, Any]
+    tokenizer: Tokenizer
+    details: dict[str, Any]
+    """The content of `bertkit.json`; of a foreign model, what was read off its config."""
+
+
+def load_task_model(path: Path, device: torch.device) -> LoadedTask:
+    """Load a tuned model: a model directory, or a run directory that holds `model/`.
+
+    Raises:
+        BertkitError: there is no model, it is damaged, or it was tuned for no task.
+    """
+    folder = model_folder(path)
+    details = task_details(folder)
+    tokenizer = Tokenizer.load(folder)
+    task = task_of(details, folder)
+    model: Any
+    if details.get("head"):
+        model = load_feature_model(folder)
+    else:
+        model = complete(load_model(folder, task.build), folder)
+    check_vocabulary(model.config, tokenizer.size)
+    return LoadedTask(model.to(device).eval(), task, tokenizer, details)
+
+
+def task_details(folder: Path) -> dict[str, Any]:
+    """What a tuned model is for.
+
+    Raises:
+        BertkitError: it is for no task.
+    """
+    details = read_details(folder)
+    if details.get("task") in TASKS:
+        return details
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    names = config.get("architectures") or ["none"]
+    problem = config.get("problem_type") or ""
+    labels = [name for _, name in sorted(numbered_labels(config).items())]
+    found = [
+        kind for kind, (name, problems) in ARCHITECTURES.items()
+        if name == names[0] and problems == (problem if problems else "")
+    ]  # fmt: skip
+    if not found:
+        what = details.get("task") or names[0]
+        raise BertkitError(
+            f"{folder} was tuned for no task ({what}); run bertkit finetune, or use "
+            "bertkit predict fill-mask"
+        )
+    kind = found[-1] if problem else found[0]
+    if kind == "classify" and len(labels) == 1:
+        kind = "regress"
+    positions = {"longest": config.get("max_position_embeddings", 512)}
+    entities = {"entities": is_entity_set(labels)} if kind == "tag" else {}
+    settings = {} if kind == "answer" else {**positions, **entities}
+    return {"task": kind, "labels": labels, "settings": settings}
+
+
+def numbered_labels(config: Mapping[str, Any]) -> dict[int, str]:
+    """`id2label` with numbers as keys; two labels where it is absent, as in transformers."""
+    labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    return {int(number): str(name) for number, name in labels.items()}
+
+
+def is_entity_set(labels: list[str]) -> bool:
+    """Whether tags are those of entities: O and B-X, I-X and the like."""
+    return all(label == "O" or label[:2] in {"B-", "I-", "E-", "S-"} for label in labels)
+
+
+def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
+    """The task that `bertkit.json` describes.
+
+    Raises:
+        BertkitError: its settings are not those of the kind.
+    """
+    kind = details["task"]
+    labels = {"labels": tuple(details["labels"])} if kind in LABELLED else {}
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (details.get("settings") or {}).items()
+    }
+    try:
+        return TASKS[kind](**labels, **settings)
+    except (TypeError, KeyError) as error:
+        hint = nearest(str(kind), TASKS)
+        raise BertkitError(
+            f"{source / 'bertkit.json'}: unknown task or settings ({error}){hint}"
+        ) from None

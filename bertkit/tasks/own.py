@@ -1,0 +1,293 @@
+"""The user's own data by naming files and columns, and the task that its labels make.
+
+CSV, TSV, JSON lines, Parquet and Hugging Face data sets for texts and choices; CoNLL columns for
+tags; SQuAD's JSON for answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.examples.generator import SPLIT, generator
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.conll import read_conll
+from bertkit.tasks.dataset import Dataset, Split
+from bertkit.tasks.inputs import QuestionInput, TextInput
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.results import official_writer
+from bertkit.tasks.rows import numbered_rows
+from bertkit.tasks.squad import make_question, read_squad
+from bertkit.tasks.tables import has_column, read_choices, read_texts
+from bertkit.tasks.tag import Tag, tag_labels
+from bertkit.tasks.task import Task
+from bertkit.text.lines import TextCounts
+
+KINDS = ("classify", "multi-label", "regress", "choose", "tag", "answer")
+LONGEST_WINDOW = {"answer": 384}
+"""Where the paper's windows are shorter than the model allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where the data is."""
+
+    data: Path | None = None
+    """The folder of an official data set."""
+    train: str = ""
+    """Own training data; also overrules an official file of SQuAD, SWAG or CoNLL."""
+    dev: str = ""
+    """Data to choose the best run by; without it a share of the training data is set apart."""
+    test: str = ""
+    """Data to predict at the end, with or without labels."""
+    dev_share: float = 0.1
+    """Share of the training data that is set apart where there is no --dev."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the columns of own data are called."""
+
+    text: str = "text"
+    """The text; of choose, the context."""
+    pair: str = ""
+    """The second text of a pair."""
+    label: str = "label"
+    """The label, the number, or the right choice (a column's name, a letter, or an index)."""
+    choices: tuple[str, ...] = ()
+    """Of choose: the columns of the choices."""
+    id: str = ""
+    """An identifier; the number of the row where not given."""
+    separator: str = "|"
+    """Between several labels in one field."""
+    format: str = "auto"
+    """csv, tsv, jsonl, parquet, huggingface, or auto."""
+    header: bool = True
+    """False: columns are called 0, 1, 2, ..."""
+    word_column: int = 0
+    """Of tag: the column of the word, from 0; -1 is the last."""
+    tag_column: int = -1
+    """Of tag: the column of the tag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """How long sequences are; longer inputs become several windows."""
+
+    longest: int = 0
+    """Tokens of a window; 0 for 384 in question answering and all the model can take elsewhere."""
+    stride: int = 0
+    """Tokens from one window to the next; 0 for 128 in question answering, 3/4 of the room else."""
+    context: str = "sentence"
+    """Of tag: sentence, or document, where every word sees the sentences around its own, too."""
+
+    def window(self, kind: str, positions: int) -> int:
+        """Tokens of a window for a model with so many positions.
+
+        Raises:
+            BertkitError: the model has fewer positions than were asked for.
+        """
+        if self.longest > positions:
+            raise BertkitError(
+                f"windows of {self.longest} tokens do not fit the model's {positions} positions; "
+                "lower --longest"
+            )
+        return self.longest or min(LONGEST_WINDOW.get(kind, positions), positions)
+
+
+def own_dataset(
+    kind: str, files: Files, columns: Columns, lengths: Lengths, positions: int
+) -> Dataset:
+    """The user's own files."""
+    counts = TextCounts()
+    train = read_own(kind, files.train, columns, counts)
+    recorded = {"train": files.train}
+    if files.dev:
+        dev: Split = ("dev", read_own(kind, files.dev, columns, counts, scoring=True))
+        recorded["dev"] = files.dev
+    else:
+        train, apart = set_apart(kind, train, files.dev_share)
+        dev = ("dev", apart)
+        recorded["dev"] = f"{files.dev_share:g} of train"
+    tests = []
+    if files.test:
+        tests.append(("test", read_own(kind, files.test, columns, counts, scoring=True, test=True)))
+        recorded["test"] = files.test
+    task = task_for(kind, train, columns, lengths, positions, counts)
+    return Dataset(
+        *(kind, task, train, [dev], tests, counts, recorded), write=official_writer(kind)
+    )
+
+
+def read_own(
+    kind: str,
+    path: str,
+    columns: Columns,
+    counts: TextCounts,
+    *,
+    scoring: bool = False,
+    test: bool = False,
+) -> Sequence[Any]:
+    """The inputs of a file of one's own.
+
+    Args:
+        kind: of the task.
+        path: the file.
+        columns: what they are called.
+        counts: of what is skipped.
+        scoring: whether the file is only scored, so that gold answers outside of a context stay.
+        test: whether labels may be missing.
+    """
+    if kind == "answer":
+        return read_squad(Path(path), counts, scoring=scoring)
+    if kind == "tag":
+        return read_conll(
+            path, counts, word_column=columns.word_column, tag_column=columns.tag_column
+        )
+    labels = not test or has_column(path, columns.label, columns.format, header=columns.header)
+    if kind == "choose":
+        return read_choices(
+            *(path, counts),
+            text=columns.text,
+            choices=columns.choices,
+            label=columns.label,
+            id=columns.id,
+            labelled=labels,
+            format=columns.format,
+            header=columns.header,
+        )
+    return read_texts(
+        *(path, counts),
+        text=columns.text,
+        pair=columns.pair,
+        label=columns.label,
+        id=columns.id,
+        labelled=labels,
+        kind=kind,
+        separator=columns.separator,
+        format=columns.format,
+        header=columns.header,
+    )
+
+
+def read_unlabelled(kind: str, path: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
+    """The inputs of a file to predict for; its labels, where it has some, are not read."""
+    if kind == "answer" and path.endswith(".json") and columns.format == "auto":
+        return read_squad(Path(path), counts, scoring=True)
+    if kind == "answer":
+        return read_questions(path, columns, counts)
+    if kind == "tag":
+        return read_conll(path, counts, word_column=columns.word_column, tag_column=None)
+    if kind == "choose":
+        return read_choices(
+            *(path, counts),
+            text=columns.text,
+            choices=columns.choices,
+            id=columns.id,
+            labelled=False,
+            format=columns.format,
+            header=columns.header,
+        )
+    return read_texts(
+        *(path, counts),
+        text=columns.text,
+        pair=columns.pair,
+        id=columns.id,
+        labelled=False,
+        format=columns.format,
+        header=columns.header,
+    )
+
+
+def read_questions(path: str, columns: Columns, counts: TextCounts) -> list[QuestionInput]:
+    """Rows with the columns "question" and "context".
+
+    Raises:
+        BertkitError: a column is missing, or no row can be used.
+    """
+    found = []
+    wanted = [name for name in ("question", "context", columns.id) if name]
+    for number, place, row in numbered_rows(
+        path, counts, columns.format, header=columns.header, columns=wanted
+    ):
+        name = str(row[columns.id]) if columns.id else str(number)
+        question, context = str(row["question"] or ""), str(row["context"] or "")
+        made = make_question(name, question, context, None, place, counts)
+        if made is not None:
+            found.append(made)
+    if not found:
+        raise BertkitError(f"{path} has no row with a question and a context")
+    return found
+
+
+def set_apart(
+    kind: str, inputs: Sequence[Any], share: float
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Training inputs and a random share for dev; documents and contexts stay on one side.
+
+    Raises:
+        BertkitError: the share is not between 0 and 1, or a side would be empty.
+    """
+    if not 0 < share < 1:
+        raise BertkitError(f"--dev-share must be between 0 and 1, got {share}; or give --dev")
+    keys = {"tag": "document", "answer": "context"}
+    groups: dict[Any, list[Any]] = {}
+    for number, given in enumerate(inputs):
+        groups.setdefault(getattr(given, keys[kind]) if kind in keys else number, []).append(given)
+    order = generator(0, SPLIT).permutation(len(groups)).tolist()
+    apart = set(order[: max(1, round(share * len(groups)))])
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for number, group in enumerate(groups.values()):
+        sides[number in apart].extend(group)
+    if not sides[0]:
+        raise BertkitError(f"{len(inputs)} inputs are too few to set some apart; give --dev")
+    return sides
+
+
+def task_for(
+    kind: str,
+    train: Sequence[Any],
+    columns: Columns,
+    lengths: Lengths,
+    positions: int,
+    counts: TextCounts,
+) -> Task[Any, Any]:
+    """The task of a kind, with the labels of the training data."""
+    longest, stride = lengths.window(kind, positions), lengths.stride
+    if kind == "regress":
+        return Regress(longest, stride)
+    if kind == "choose":
+        return Choose(longest, stride)
+    if kind == "answer":
+        null = any(given.answers == () for given in train)
+        return Answer(null=null, longest=longest, stride=stride or 128)
+    if kind == "tag":
+        labels, entities = tag_labels(train)
+        return Tag(labels, longest, stride, lengths.context, entities)
+    seen = label_counts(train)
+    for label, count in seen.items():
+        if count == 1:
+            counts.note("label seen once in training, kept", f"label {label!r}")
+    if len(seen) < (1 if kind == "multi-label" else 2):
+        raise BertkitError(
+            f"the training data has {len(seen)} different labels in column '{columns.label}'; "
+            "there is nothing to tell apart"
+        )
+    names = tuple(sorted(seen))
+    if kind == "multi-label":
+        return ClassifyMany(names, longest, stride)
+    return Classify(names, longest=longest, stride=stride)
+
+
+def label_counts(inputs: Sequence[TextInput]) -> Counter[str]:
+    """How often each label occurs."""
+    seen: Counter[str] = Counter()
+    for given in inputs:
+        seen.update(given.label if isinstance(given.label, tuple) else (str(given.label),))
+    return seen

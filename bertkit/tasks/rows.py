@@ -1,0 +1,263 @@
+"""Files with columns, as rows: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
+
+CSV is quoted as spreadsheets do, TSV has no quotes; text files may be compressed.
+A row that cannot be used is counted with its reason and first place (design law 4); a file that is
+evidently meant otherwise (no row has the column, most rows are ragged) is an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.text.documents import LONGEST_FIELD, PARQUET_ROWS, optional_library
+from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
+
+PEEKED_ROWS = 100
+
+Fields = Mapping[str, object]
+FileRow = tuple[int, Fields | None]
+"""The line (or row) number from 1; None for a row left out, which has been counted."""
+
+
+def read_rows(
+    path: str | Path,
+    counts: TextCounts,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool | Sequence[str] = True,
+    columns: Sequence[str] = (),
+) -> Iterator[tuple[str, Fields]]:
+    """Place (`file:line`) and fields of every usable row; see `numbered_rows`."""
+    for _, place, row in numbered_rows(path, counts, format, header=header, columns=columns):
+        yield place, row
+
+
+def numbered_rows(
+    path: str | Path,
+    counts: TextCounts,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool | Sequence[str] = True,
+    columns: Sequence[str] = (),
+) -> Iterator[tuple[int, str, Fields]]:
+    """Number (from 0, rows left out count too), place and fields of every usable row.
+
+    Args:
+        path: as in `find_sources`: a file, a folder, a glob, a URL or `hf:NAME:CONFIG:SPLIT`.
+        counts: is told of every row left out: ragged, not JSON, or without one of `columns`.
+        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" for the extension.
+        header: for CSV and TSV: whether the first line names the columns; False names them "0",
+            "1", ...; a sequence gives their names.
+        columns: those that every row must have. Of Parquet files and data sets only these are read.
+
+    Raises:
+        BertkitError: nothing to read at `path`, no row has one of `columns`, more than half of the
+            rows are ragged, a quote is never closed, or the file is damaged.
+    """
+    number = -1
+    for source in find_sources([str(path)], format=format):
+        if source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+            continue
+        counts.files += 1
+        for line, row in file_rows(source, counts, header, columns):
+            number += 1
+            if row is not None:
+                yield number, f"{source.path}:{line}", row
+
+
+def file_rows(
+    source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
+) -> Iterator[FileRow]:
+    """The rows of one file, each with all of `columns` or None."""
+    readers: dict[str, Callable[[], Iterator[FileRow]]] = {
+        "csv": lambda: separated_rows(source, counts, header, columns),
+        "tsv": lambda: separated_rows(source, counts, header, columns),
+        "jsonl": lambda: jsonl_rows(source, counts),
+        "parquet": lambda: parquet_rows(source, columns),
+        "huggingface": lambda: huggingface_rows(source, columns),
+    }
+    if source.format not in readers:
+        raise BertkitError(
+            f"{source.path} is {source.format}, which has no columns; give the format: csv or tsv"
+        )
+    names: dict[str, None] = {}
+    found: set[str] = set()
+    line = 0
+    try:
+        for line, row in readers[source.format]():
+            missing = [] if row is None else [name for name in columns if name not in row]
+            if missing:
+                counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
+            if row is not None:
+                names.update(dict.fromkeys(row))
+                found.update(set(columns).difference(missing))
+            yield line, None if missing else row
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read after row or line {line} ({one_line(error)}); "
+            f"restore the file or leave it out"
+        ) from error
+    if names:
+        require_columns(source.path, [name for name in columns if name not in found], names)
+
+
+def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> None:
+    """Stop unless all columns are among the names of the file's."""
+    known = list(names)
+    for column in columns:
+        if column not in known:
+            hint = nearest(column, known)
+            hint = hint if "did you mean" in hint else "; name one of these"
+            raise BertkitError(
+                f"{path} has no column '{column}' (columns: {', '.join(known)}){hint}"
+            )
+        if known.count(column) > 1:
+            raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
+
+
+def require_all(counts: TextCounts, advice: str) -> None:
+    """Stop if a row was left out: where predictions are wanted for every one."""
+    for reason, place in counts.examples.items():
+        if not reason.endswith("kept"):
+            raise BertkitError(f"{place}: {reason}; {advice}")
+
+
+def separated_rows(
+    source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
+) -> Iterator[FileRow]:
+    """The rows of CSV or TSV; a row with another number of fields than the header is left out."""
+    rows = split_rows(source, counts)
+    first = next(rows, None)
+    if first is None:
+        return
+    if header is True:
+        names = [name.strip() for name in first[1]]
+    else:
+        names = list(header) if header else [str(i) for i in range(len(first[1]))]
+        rows = chain([first], rows)
+    require_columns(source.path, columns, names)
+    total = ragged = 0
+    example = ""
+    for line, fields in rows:
+        total += 1
+        if len(fields) == len(names):
+            yield line, dict(zip(names, fields, strict=True))
+            continue
+        reason = f"row with {len(fields)} fields instead of {len(names)}"
+        counts.note(reason, f"{source.path}:{line}")
+        ragged += 1
+        example = example or f"{source.path}:{line}: {reason}"
+        yield line, None
+    if 2 * ragged > total:
+        raise BertkitError(
+            f"{example}, and so {ragged} of {total} rows; check the separator, the quotes and "
+            f"whether the first line names the columns"
+        )
+
+
+def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[str]]]:
+    """First line and fields of every row that is not blank."""
+    lines = text_lines(source, counts)
+    if source.format == "tsv":
+        yield from ((number, line.split("\t")) for number, line in lines if line)
+        return
+    csv.field_size_limit(LONGEST_FIELD)
+    # strict: an unclosed quote would otherwise swallow the rest of the file
+    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
+    start = 1
+    try:
+        for fields in reader:
+            if fields:
+                yield start, fields
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise BertkitError(
+            f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
+            f"quotes inside a quoted field, or give the format tsv"
+        ) from error
+
+
+def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[FileRow]:
+    """One JSON object a line."""
+    first_bad = 0
+    parsed = False
+    for number, line in text_lines(source, counts):
+        if not line or line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+            first_bad, row = first_bad or number, None
+        parsed = parsed or row is not None
+        yield number, row
+    if first_bad and not parsed:
+        raise BertkitError(
+            f"{source.path}:{first_bad}: no line of this file is a JSON object; write one a line"
+        )
+
+
+def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+    """The rows of a Parquet file, some at a time."""
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
+    with open_binary(source.path, decompress=False) as stream:
+        try:
+            file = parquet.ParquetFile(stream)
+            require_columns(source.path, columns, file.schema_arrow.names)
+            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) or None)
+            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+        except arrow_error as error:
+            raise OSError(one_line(error)) from error
+
+
+def huggingface_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+    """The rows of a data set; class numbers become the names that the data set gives them."""
+    datasets = optional_library("datasets", "Hugging Face data sets")
+    _, name, config, split = source.path.split(":")
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        if rows.column_names:
+            require_columns(source.path, columns, rows.column_names)
+            rows = rows.select_columns(list(columns)) if columns else rows
+        named = {
+            column: feature.names
+            for column, feature in (rows.features or {}).items()
+            if isinstance(feature, datasets.ClassLabel)
+        }
+        for number, row in enumerate(rows, 1):
+            for column, names in named.items():  # -1 stands for no label
+                value = row[column]
+                row[column] = None if value is None or value < 0 else names[value]
+            yield number, row
+    except BertkitError:
+        raise
+    except Exception as error:  # the library passes on errors of a dozen others
+        raise BertkitError(
+            f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
+        ) from error
+
+
+def has_column(
+    path: str | Path,
+    column: str,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool = True,
+) -> bool:
+    """Whether one of the first rows has this column: whether a file has labels.
+
+    Raises:
+        BertkitError: see `numbered_rows`.
+    """
+    rows = read_rows(path, TextCounts(), format, header=header)
+    return any(column in row for _, row in islice(rows, PEEKED_ROWS))

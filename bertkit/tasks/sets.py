@@ -1,0 +1,183 @@
+"""Data sets by name: the nine tasks of GLUE and AX, SQuAD 1.1 and 2.0, SWAG, CoNLL-2003.
+
+Any other name is a kind of task with the user's own data; see `own.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.classify import Classify
+from bertkit.tasks.conll import read_conll
+from bertkit.tasks.dataset import Dataset
+from bertkit.tasks.glue import GLUE, read_glue
+from bertkit.tasks.own import (
+    KINDS,
+    Columns,
+    Files,
+    Lengths,
+    own_dataset,
+    read_own,
+    task_for,
+)
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.results import KIND_OF, official_writer
+from bertkit.tasks.squad import SQUAD_FILES, read_squad
+from bertkit.tasks.swag import read_swag
+from bertkit.tasks.task import Task
+from bertkit.text.lines import TextCounts
+
+OFFICIAL = (*GLUE, "squad-1.1", "squad-2.0", "swag", "conll-2003")
+
+
+def load_dataset(
+    name: str, files: Files, columns: Columns, lengths: Lengths, positions: int
+) -> Dataset:
+    """Read a data set.
+
+    Args:
+        name: one of `OFFICIAL` or `KINDS`.
+        files: where it is.
+        columns: of own data.
+        lengths: of windows.
+        positions: the longest sequence of the model, in tokens.
+
+    Raises:
+        BertkitError: a file is absent (official ones: where to get them), damaged, or lacks a
+            column.
+    """
+    key = name.lower()
+    if key in GLUE:
+        return glue_dataset(key, files, lengths, positions)
+    if key in KINDS:
+        if not files.train:
+            raise BertkitError(f"{key} takes your own data: give --train FILE (and --dev, --test)")
+        return own_dataset(key, files, columns, lengths, positions)
+    if key in OFFICIAL:
+        return set_dataset(key, files, lengths, positions)
+    raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")
+
+
+def folder_of(files: Files, name: str) -> Path:
+    """The folder of an official set."""
+    if files.data is None:
+        raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
+    return files.data
+
+
+def glue_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> Dataset:
+    """One of GLUE's tasks from its official folder."""
+    official = GLUE[name]
+    folder, counts = folder_of(files, name), TextCounts()
+    longest = lengths.window(official.kind, positions)
+    task: Task[Any, Any]
+    if official.kind == "regress":
+        task = Regress(longest, lengths.stride)
+    else:
+        task = Classify(official.labels, official.metrics, longest, lengths.stride)
+    if "train" not in official.files:
+        raise BertkitError(
+            f"{name} has no training data: tune on mnli, then "
+            f"bertkit evaluate {name} --model RUN --data {folder} --split test"
+        )
+    splits = {split: read_glue(name, folder, split, counts) for split in labelled(official.files)}
+    tests = []
+    for split in official.submissions:
+        try:
+            tests.append((split, read_glue(name, folder, split, counts)))
+        except BertkitError:
+            if any((folder / file).exists() for file in official.files[split]):
+                raise
+            counts.note(f"{split} file is absent: nothing to submit", str(folder))
+    train = splits.pop("train")
+    return Dataset(
+        *(name, task, train, list(splits.items()), tests, counts, {"data": str(folder)}),
+        write=official_writer(name),
+    )
+
+
+def labelled(files: Any) -> list[str]:
+    """The splits of a GLUE task that have labels."""
+    return [split for split in files if not split.startswith("test")]
+
+
+def set_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> Dataset:
+    """SQuAD, SWAG or CoNLL-2003 from official files."""
+    counts = TextCounts()
+    paths = official_paths(name, files)
+    reader = READERS[name]
+    train = reader(paths["train"], counts, False)
+    dev = reader(paths["dev"], counts, True)
+    tests = [("test", reader(paths["test"], counts, True))] if "test" in paths else []
+    task = task_for(KIND_OF[name], train, Columns(), lengths, positions, counts)
+    if name == "squad-2.0" and isinstance(task, Answer) and not task.null:
+        raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
+    recorded = {split: str(path) for split, path in paths.items()}
+    return Dataset(
+        *(name, task, train, [("dev", dev)], tests, counts, recorded), write=official_writer(name)
+    )
+
+
+def official_paths(name: str, files: Files) -> dict[str, Path]:
+    """The files of an official set, in its folder or as overruled."""
+    given = {"train": files.train, "dev": files.dev, "test": files.test}
+    paths = {split: Path(path) for split, path in given.items() if path}
+    for split, file in OFFICIAL_FILES[name].items():
+        if split in paths:
+            continue
+        path = folder_of(files, name) / file
+        if split != "test" or path.is_file():  # a missing test file leaves nothing to predict
+            paths[split] = path
+    return paths
+
+
+OFFICIAL_FILES: dict[str, dict[str, str]] = {
+    "squad-1.1": SQUAD_FILES["1.1"],
+    "squad-2.0": SQUAD_FILES["2.0"],
+    "swag": {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
+    "conll-2003": {"train": "train.txt", "dev": "valid.txt", "test": "test.txt"},
+}
+
+
+READERS: dict[str, Callable[[Path, TextCounts, bool], Sequence[Any]]] = {
+    "squad-1.1": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
+    "squad-2.0": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
+    "swag": lambda path, counts, scoring: read_swag(path, counts),
+    "conll-2003": lambda path, counts, scoring: read_conll(path, counts),
+}
+"""Name -> (path, counts, whether it is only scored) -> inputs."""
+
+
+def read_split(
+    name: str, split: str, files: Files, columns: Columns, counts: TextCounts
+) -> Sequence[Any]:
+    """The inputs of one split of a data set, for scoring or predicting.
+
+    Args:
+        name: one of `OFFICIAL` or a kind; for a kind, the file is `files`' one of that split.
+        split: train, dev, test, or another of an official set.
+        files: where it is.
+        columns: of own data.
+        counts: of what is skipped.
+
+    Raises:
+        BertkitError: there is no such set, split or file.
+    """
+    key = name.lower()
+    if key in GLUE:
+        return read_glue(key, folder_of(files, key), split, counts)
+    if key in KIND_OF:
+        paths = official_paths(key, files)
+        if split not in paths:
+            raise BertkitError(f"{key} has no {split} file{nearest(split, paths)}")
+        return READERS[key](paths[split], counts, True)
+    if key in KINDS:
+        path = {"train": files.train, "dev": files.dev, "test": files.test}.get(split, "")
+        if not path:
+            raise BertkitError(f"give the file as --{split} FILE, and --split {split}")
+        return read_own(key, path, columns, counts, scoring=True, test=split == "test")
+    raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")

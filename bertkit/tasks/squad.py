@@ -1,0 +1,233 @@
+"""SQuAD's files (BERT paper, sections 4.2 and 4.3); its metric is in `squad_metric.py`.
+
+Questions are read from SQuAD-JSON, 1.1 (Rajpurkar et al. 2016, arXiv 1606.05250) and 2.0
+(Rajpurkar et al. 2018, arXiv 1806.03822), and predictions are written as its programs expect them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_json, write_json
+from bertkit.tasks.inputs import Answer, QuestionInput
+from bertkit.tasks.spans import Span
+from bertkit.tasks.squad_metric import (
+    best_threshold,
+    exact_match,
+    f1,
+    is_version2,
+    normalize_answer,
+    squad_scores,
+)
+from bertkit.text.lines import TextCounts
+
+__all__ = [
+    "SQUAD_FILES",
+    "SQUAD_SITE",
+    "best_threshold",
+    "exact_match",
+    "f1",
+    "is_version2",
+    "make_question",
+    "normalize_answer",
+    "read_squad",
+    "squad_scores",
+    "write_predictions",
+]
+
+SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
+SQUAD_FILES = {
+    "1.1": {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
+    "2.0": {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
+}
+"""Version -> split -> name of the official file."""
+
+NOT_IN_CONTEXT = -1  # the start of a gold answer that only the metric can use
+
+Kind = TypeVar("Kind")
+KINDS = {
+    str: "text",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+    bool: "a truth value",
+}
+
+
+def read_squad(path: Path, counts: TextCounts, *, scoring: bool = False) -> list[QuestionInput]:
+    """Read a file of questions; `answers` is () for unanswerable ones, None where it is absent.
+
+    Args:
+        path: SQuAD-JSON, 1.1 or 2.0.
+        counts: is told of every question and answer that was left out or corrected.
+        scoring: whether the answers are for the metric. Training needs their place in the context,
+            so an answer without one is left out, and a question that has no other with it. The
+            metric compares texts: it keeps both (`start` is then -1), as the official one does.
+
+    Raises:
+        BertkitError: the file is absent or no SQuAD-JSON, a field is missing or of another type,
+            two questions have one id, or there is no question.
+    """
+    if not path.exists():
+        raise BertkitError(f"{path} does not exist; the official files are at {SQUAD_SITE}")
+    counts.files += 1
+    inputs: list[QuestionInput] = []
+    seen: set[str] = set()
+    for place, paragraph in paragraphs(path):
+        context = take(paragraph, "context", str, place)
+        for number, qa in enumerate(take(paragraph, "qas", list, place), 1):
+            question_id = read_id(qa, f"{place}, question {number}")
+            if question_id in seen:
+                raise BertkitError(f"{place}: question id {question_id} occurs twice; rename one")
+            seen.add(question_id)
+            of_question = f"{path}, question {question_id}"
+            question = take(qa, "question", str, of_question)
+            answers = read_answers(qa, of_question, counts)
+            made = make_question(
+                question_id, question, context, answers, of_question, counts, scoring=scoring
+            )
+            if made is not None:
+                inputs.append(made)
+    if not inputs:
+        raise BertkitError(f"{path} holds no usable question; is it the right file?")
+    return inputs
+
+
+def paragraphs(path: Path) -> Iterator[tuple[str, Any]]:
+    """The paragraphs of a file, each with its place, counted from 1."""
+    for number, article in enumerate(take(read_json(path), "data", list, str(path)), 1):
+        place = f"{path}, article {number}"
+        for index, paragraph in enumerate(take(article, "paragraphs", list, place), 1):
+            yield f"{place}, paragraph {index}", paragraph
+
+
+def take(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
+    """A field of a JSON object, checked."""
+    if not isinstance(record, dict):
+        raise BertkitError(f"{place}: expected an object with field '{name}'; is it SQuAD-JSON?")
+    if name not in record:
+        raise BertkitError(f"{place}: field '{name}' is missing{nearest(name, record)}")
+    value = record[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise BertkitError(f"{place}: field '{name}' is {value!r:.40}; it must be {KINDS[kind]}")
+    return value
+
+
+def read_id(qa: Any, place: str) -> str:
+    """A question's id as text; other makers of SQuAD-JSON number their questions."""
+    if isinstance(qa, dict) and type(qa.get("id")) is int:
+        return str(qa["id"])
+    return take(qa, "id", str, place)
+
+
+def read_answers(
+    qa: Mapping[str, Any], place: str, counts: TextCounts
+) -> Sequence[tuple[str, int]] | None:
+    """The answers of a question as in its file."""
+    impossible = "is_impossible" in qa and take(qa, "is_impossible", bool, place)
+    if qa.get("answers") is None:
+        return () if impossible else None
+    answers = [
+        (take(answer, "text", str, place), take(answer, "answer_start", int, place))
+        for answer in take(qa, "answers", list, place)
+    ]
+    if answers and impossible:
+        counts.note("answers of a question marked is_impossible", place)
+        return ()
+    return answers
+
+
+def make_question(
+    question_id: str,
+    question: str,
+    context: str,
+    answers: Sequence[tuple[str, int | None]] | None,
+    place: str,
+    counts: TextCounts,
+    *,
+    scoring: bool = False,
+) -> QuestionInput | None:
+    """A checked question, or None where it had to be left out, which is counted.
+
+    Args:
+        question_id: is unique in its file.
+        question: as in the file.
+        context: as in the file.
+        answers: text and first character of each answer (None: not known, the first occurrence is
+            taken); () for an unanswerable question; None where the file has no answers.
+        place: for the counts.
+        counts: is told of what was left out or corrected.
+        scoring: as in `read_squad`.
+    """
+    for name, text in (("question", question), ("context", context)):
+        if not text or text.isspace():
+            counts.note(f"empty {name}", place)
+            return None
+    if not answers:
+        return QuestionInput(question_id, question, context, None if answers is None else (), place)
+    found = []
+    for text, start in answers:
+        answer = locate(text, start, context, place, counts)
+        if answer is not None:
+            found.append(answer)
+        elif scoring:
+            counts.note("answer not in its context, for scoring kept", place)
+            found.append(Answer(text, NOT_IN_CONTEXT))
+        else:
+            counts.note("answer not in its context", place)
+    if not found:
+        counts.note("question left without an answer", place)
+        return None
+    return QuestionInput(question_id, question, context, tuple(found), place)
+
+
+def locate(
+    text: str, start: int | None, context: str, place: str, counts: TextCounts
+) -> Answer | None:
+    """The occurrence of an answer that is nearest to its start; white space may differ."""
+    words = text.split()
+    if not words:
+        return None
+    if start is not None and start >= 0 and context.startswith(text, start):
+        return Answer(text, start)
+    pattern = re.compile(r"\s+".join(map(re.escape, words)))
+    target = start or 0
+    found = min(
+        pattern.finditer(context), key=lambda match: abs(match.start() - target), default=None
+    )
+    if found is None:
+        return None
+    if start is None:
+        counts.note("answer without a start, first occurrence kept", place)
+    elif found.start() != start:
+        counts.note("answer_start corrected, kept", place)
+    else:
+        counts.note("answer with other white space than its context, kept", place)
+    return Answer(found.group(), found.start())
+
+
+def write_predictions(
+    folder: Path,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None,
+    nbest: Mapping[str, Sequence[Span]],
+) -> None:
+    """Write predictions.json, nbest_predictions.json and, unless None, null_odds.json.
+
+    predictions.json and null_odds.json are what the official programs read. The best spans are
+    objects with the fields of `Span`.
+
+    Raises:
+        BertkitError: the folder cannot be written.
+    """
+    write_json(folder / "predictions.json", dict(predictions))
+    write_json(
+        folder / "nbest_predictions.json",
+        {question_id: [span._asdict() for span in spans] for question_id, spans in nbest.items()},
+    )
+    if null_odds is not None:
+        write_json(folder / "null_odds.json", dict(null_odds))

@@ -1,0 +1,82 @@
+"""SWAG's own csv files (BERT section 4.4): a first sentence, the start of a second, four endings.
+
+Sentence A is `sent1`; sentence B of a choice is `sent2` with an ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.tasks.inputs import ChoiceInput
+from bertkit.tasks.rows import has_column, numbered_rows, require_all
+from bertkit.text.lines import TextCounts
+
+PLACE = "https://github.com/rowanz/swagaf/tree/master/data"
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+
+
+def read_swag(path: str | Path, counts: TextCounts) -> list[ChoiceInput]:
+    """The rows of train.csv, val.csv or test.csv; in the last, every label is None.
+
+    The ID is the number of the row, from 0: `video-id` and `fold-ind` are not unique.
+
+    Raises:
+        BertkitError: the file is absent (the message says where to get it) or is another one, a row
+            of a file without labels is ragged (its prediction would be missing), or a label is not
+            an index; the message names the line.
+    """
+    if not Path(path).is_file():
+        raise BertkitError(
+            f"{path} does not exist; get train.csv, val.csv and test.csv of SWAG from {PLACE}"
+        )
+    labelled = has_column(path, "label", "csv")
+    columns = ("sent1", "sent2", *ENDINGS)
+    found = TextCounts()
+    inputs = []
+    for number, place, row in numbered_rows(path, found, "csv", columns=columns):
+        fields = {name: str(value).strip() for name, value in row.items()}
+        if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
+            found.note("empty text, kept", place)
+        choices = tuple(f"{fields['sent2']} {fields[name]}".strip() for name in ENDINGS)
+        label = index_of(fields["label"], place) if labelled else None
+        inputs.append(ChoiceInput(str(number), fields["sent1"], choices, label, place))
+    if not inputs:
+        raise BertkitError(f"{path} has no rows; get it again from {PLACE}")
+    if not labelled:
+        require_all(found, f"every row of a file to predict is needed; get it again from {PLACE}")
+    counts += found
+    return inputs
+
+
+def index_of(value: str, place: str) -> int:
+    """A label of the file as an index."""
+    if value not in ("0", "1", "2", "3"):
+        raise BertkitError(f"{place}: the label is '{value}', not 0, 1, 2 or 3; correct the row")
+    return int(value)
+
+
+def write_swag_predictions(path: Path, ids: Sequence[str], choices: Sequence[int]) -> None:
+    """Write what the leaderboard takes: a csv with the header `pred` and one index a line.
+
+    Args:
+        path: the file to write.
+        ids: those of `read_swag`, all of the file and in its order.
+        choices: the predicted index of each.
+
+    Raises:
+        BertkitError: the IDs are not 0, 1, 2, ... in order, or an index is not 0 to 3.
+    """
+    if len(ids) != len(choices):
+        raise BertkitError(f"{len(choices)} predictions for {len(ids)} rows; predict all of them")
+    for number, (name, choice) in enumerate(zip(ids, choices, strict=True)):
+        if name != str(number):
+            raise BertkitError(
+                f"row {number} of the predictions has the ID '{name}'; give every row of the file, "
+                f"in its order"
+            )
+        if choice not in range(len(ENDINGS)):
+            raise BertkitError(f"the prediction for row {number} is {choice}, not 0, 1, 2 or 3")
+    write_text(path, "pred\n" + "".join(f"{int(choice)}\n" for choice in choices))

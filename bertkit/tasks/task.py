@@ -1,0 +1,283 @@
+"""What a task is: inputs → token sequences → head → loss; outputs → predictions → scores → file.
+
+One shape for all five kinds. An input becomes an `Item`, whose parts are what must stay together in
+a batch: a window of a text, or one window of each of n choices. `make_batch` packs any parts;
+`run_model` brings the outputs back in their order. What differs between the kinds is in the classes
+`Classify`, `Regress`, `Choose`, `Tag` and `Answer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertkit.examples.packed import Packed, from_arrays
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import ClassificationModel, TaskModel
+from bertkit.objectives import Sums
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import autocast
+
+PREDICTION_TOKENS = 8192
+"""Tokens in a batch without gradients."""
+
+
+class Encoded(NamedTuple):
+    """One sequence of a batch."""
+
+    ids: np.ndarray
+    """(tokens,) int32, special tokens included."""
+    first: int
+    """Tokens of segment 0; the rest is segment 1."""
+
+
+class Part(NamedTuple):
+    """What must stay in one batch."""
+
+    sequences: tuple[Encoded, ...]
+    target: Any = None
+    """What the kind's objective compares with; None where the input has no label."""
+    weight: float = 1.0
+    """The part's share of its input in the loss."""
+    leads: bool = True
+    """Whether it is the first part of its item: items are counted by it."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(len(sequence.ids) for sequence in self.sequences)
+
+
+class Item(NamedTuple):
+    """What is drawn in training: an input, or a window where windows are examples of their own."""
+
+    input: int
+    """Index of the input (of the first one, where an item holds several)."""
+    parts: list[Part]
+
+
+@dataclass(frozen=True)
+class Items:
+    """All inputs of a file as sequences, and what became of the long ones."""
+
+    items: list[Item]
+    inputs: int
+    windowed: int
+    """Inputs that take more than one window."""
+    cut: dict[str, int]
+    """What was cut off -> from how many inputs; only questions of more than 64 tokens are."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(part.tokens for item in self.items for part in item.parts)
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """Packed sequences with whatever the kind's objective needs."""
+
+    packed: Packed
+    tensors: Mapping[str, Tensor]
+    counts: dict[str, int]
+    """What losses are divided by."""
+    place: np.ndarray
+    """(sequences,) where each sequence of the parts lies among the packed ones."""
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
+        """The same batch on another device."""
+        moved = {n: t.to(device, non_blocking=non_blocking) for n, t in self.tensors.items()}
+        return replace(
+            self, packed=self.packed.to(device, non_blocking=non_blocking), tensors=moved
+        )
+
+
+AnyInput_contra = TypeVar("AnyInput_contra", contravariant=True)
+AnyPrediction = TypeVar("AnyPrediction")
+
+
+class Task(Protocol[AnyInput_contra, AnyPrediction]):
+    """One of the five kinds, ready for its data: it knows the names of the labels."""
+
+    @property
+    def kind(self) -> str:
+        """The task's name in `bertkit.json`: classify, multi-label, regress, choose, ..."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs; () where there are none."""
+
+    @property
+    def metric(self) -> str:
+        """The score by which runs are compared; higher is better."""
+
+    def build(self, config: ModelConfig) -> TaskModel:
+        """The network with this task's head, drawn from torch's generator."""
+
+    def items(self, inputs: Sequence[AnyInput_contra], tokenizer: Tokenizer) -> Items:
+        """Inputs as sequences.
+
+        Raises:
+            BertkitError: a label is unknown; the message names the place.
+        """
+
+    def targets(
+        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Tensors and counts for the objective.
+
+        Args:
+            parts: all with a target.
+            place: (sequences,) the packed place of each sequence of the parts.
+            starts: (sequences,) its first token in the batch.
+        """
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Losses of a batch."""
+
+    def decode(
+        self, inputs: Sequence[AnyInput_contra], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[AnyPrediction]:
+        """One prediction for each input.
+
+        Args:
+            inputs: as given to `items`.
+            items: what `items` made of them.
+            outputs: of `run_model`.
+        """
+
+    def score(
+        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
+    ) -> dict[str, float]:
+        """The metrics, as fractions of 1, of predictions for labelled inputs."""
+
+    def baseline(self, inputs: Sequence[AnyInput_contra]) -> dict[str, float]:
+        """What the best answer that does not look at the input would score."""
+
+    def calibrated(
+        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
+    ) -> Self:
+        """The task with thresholds chosen on these labelled inputs; most kinds have none."""
+
+    def degenerate(self, predictions: Sequence[AnyPrediction]) -> str:
+        """Why a run learnt nothing, judged by its predictions; "" where it did."""
+
+    def row(self, given: AnyInput_contra, prediction: AnyPrediction) -> dict[str, Any]:
+        """A prediction as plain JSON values, for a line of a result file."""
+
+    def settings(self) -> dict[str, Any]:
+        """What `bertkit.json` keeps besides kind and labels, so that `task_of` can make it anew."""
+
+
+def make_batch(
+    parts: Sequence[Part],
+    targets: Callable[..., tuple[dict[str, Tensor], dict[str, int]]] | None = None,
+    compact: np.ndarray | None = None,
+) -> TaskBatch:
+    """Pack the sequences of some parts, longest first.
+
+    Args:
+        parts: at least one.
+        targets: of the task; None when only outputs are wanted.
+        compact: maps ids to rows of a smaller embedding matrix (see `compact.py`).
+    """
+    sequences = [sequence for part in parts for sequence in part.sequences]
+    lengths = np.array([len(sequence.ids) for sequence in sequences])
+    order = np.argsort(-lengths, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    sorted_lengths = lengths[order]
+    ids = np.concatenate([sequences[i].ids for i in order])
+    ids = ids.astype(np.int64) if compact is None else compact[ids]
+    firsts = np.array([sequences[i].first for i in order])
+    ends = np.cumsum(sorted_lengths)
+    starts = ends - sorted_lengths
+    positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
+    segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
+    packed = from_arrays(ids, segment_ids, sorted_lengths)
+    tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
+    return TaskBatch(packed, tensors, counts, place)
+
+
+def split_parts(parts: Sequence[Part], tokens: int) -> Iterator[list[Part]]:
+    """Neighbouring parts in groups of at most so many tokens; a longer part stands alone."""
+    group: list[Part] = []
+    size = 0
+    for part in parts:
+        if group and size + part.tokens > tokens:
+            yield group
+            group, size = [], 0
+        group.append(part)
+        size += part.tokens
+    if group:
+        yield group
+
+
+@torch.inference_mode()
+def run_model(
+    model: TaskModel,
+    items: Items,
+    device: torch.device,
+    *,
+    precision: str = "fp32",
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[list[np.ndarray]]:
+    """The model's outputs for every part, in the order of the items.
+
+    Args:
+        model: on the device; it is put into evaluation mode and left in it.
+        items: the sequences.
+        device: where to compute.
+        precision: "fp32" or "bf16".
+        progress: is told how many parts are done.
+
+    Returns:
+        For each item, for each part: (sequences, classes) from a head on [CLS], (tokens, classes)
+        from a head on tokens, whose parts have one sequence; fp32.
+    """
+    model.eval()
+    places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
+    flat = [items.items[i].parts[j] for i, j in places]
+    order = sorted(range(len(flat)), key=lambda n: -len(flat[n].sequences[0].ids))
+    outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
+    done = 0
+    for group in split_parts([flat[n] for n in order], PREDICTION_TOKENS):
+        batch = make_batch(group).to(device)
+        with autocast(device, precision):
+            logits = model(batch.packed)
+        rows = logits.float().cpu().numpy()
+        for output in split_outputs(rows, batch, group, isinstance(model, ClassificationModel)):
+            i, j = places[order[done]]
+            outputs[i][j] = output
+            done += 1
+        progress(done)
+    return outputs
+
+
+def split_outputs(
+    logits: np.ndarray, batch: TaskBatch, parts: Sequence[Part], pooled: bool
+) -> Iterator[np.ndarray]:
+    """The rows of each part: of its sequences where pooled, else of its one sequence's tokens."""
+    lengths = batch.packed.lengths
+    boundaries = np.cumsum([0, *lengths])
+    at = 0
+    for part in parts:
+        places = batch.place[at : at + len(part.sequences)]
+        at += len(part.sequences)
+        if pooled:
+            yield logits[places]
+        else:
+            yield logits[boundaries[places[0]] : boundaries[places[0] + 1]]
+
+
+def mean_outputs(many: Sequence[list[list[np.ndarray]]]) -> list[list[np.ndarray]]:
+    """The outputs of an ensemble: the mean of its models' outputs (paper, table 2)."""
+    return [
+        [np.mean(parts, axis=0) for parts in zip(*items, strict=True)]
+        for items in zip(*many, strict=True)
+    ]

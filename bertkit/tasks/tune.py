@@ -1,0 +1,192 @@
+"""One fine-tuning run: a start, a task and its items → a tuned model (paper sections 4 and A.3)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bertkit.examples.generator import FINE_TUNING, generator
+from bertkit.model.heads import TaskModel
+from bertkit.model.start import Start
+from bertkit.tasks.compact import CompactEmbeddings
+from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
+from bertkit.training.journal import Journal
+from bertkit.training.loop import (
+    LoopSettings,
+    StepRecord,
+    averages,
+    check_finite,
+    merge,
+    train_steps,
+)
+from bertkit.training.optimizer import build_optimizer, learning_rate
+
+LOG_EVERY = 20
+"""Updates between two lines of the journal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What one run of a grid is made with."""
+
+    batch_size: int
+    learning_rate: float
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"b{self.batch_size}-lr{self.learning_rate:g}-e{self.epochs}-s{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What all runs of a grid share."""
+
+    warmup: float = 0.1
+    """Share of the updates over which the learning rate rises; it then falls to 0."""
+    weight_decay: float = 0.01
+    max_gradient_norm: float = 1.0
+    bias_correction: bool = True
+    """False for the paper's own Adam, with which small data sets often learn nothing."""
+    precision: str = "auto"
+    """fp32, bf16, or auto: bf16 where the device is made for it."""
+    max_tokens: int = 16384
+    """Tokens at a time; larger batches are taken in parts, with the same result."""
+
+
+def micro_batches(
+    task: Task[Any, Any], items: Items, run: RunSettings, max_tokens: int, table: Any
+) -> Iterator[tuple[list[TaskBatch], None]]:
+    """The batches of every update: each epoch in an order of its own."""
+    for epoch in range(run.epochs):
+        order = generator(run.seed, FINE_TUNING, epoch=epoch).permutation(len(items.items))
+        for start in range(0, len(order), run.batch_size):
+            drawn = [items.items[i] for i in order[start : start + run.batch_size]]
+            parts = [part for item in drawn for part in item.parts]
+            yield (
+                [
+                    make_batch(group, task.targets, table)
+                    for group in split_parts(parts, max_tokens)
+                ],
+                None,
+            )
+
+
+def tune(
+    start: Start,
+    task: Task[Any, Any],
+    items: Items,
+    run: RunSettings,
+    tuning: Tuning,
+    *,
+    device: torch.device,
+    precision: str,
+    keep_head: bool,
+    journal: Journal,
+    progress: Callable[[dict[str, Any]], None],
+    build: Callable[..., TaskModel] | None = None,
+) -> TaskModel:
+    """Train once over all epochs.
+
+    Args:
+        start: what to begin with; it is not changed.
+        task: the objective.
+        items: labelled.
+        run: batch, learning rate, epochs, seed (of the new head, the order and the dropout).
+        tuning: everything else.
+        device: where to compute.
+        precision: "fp32" or "bf16".
+        keep_head: begin with the start's head, too.
+        journal: gets a record every `LOG_EVERY` updates.
+        progress: is told of every update.
+        build: makes the network; the task's own way where absent.
+
+    Returns:
+        The model, on the device, in training mode.
+
+    Raises:
+        BertkitError: the loss is no longer a number.
+    """
+    torch.manual_seed(run.seed)
+    model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
+    steps = math.ceil(len(items.items) / run.batch_size) * run.epochs
+    warmup = min(round(tuning.warmup * steps), steps - 1)
+
+    def rate(step: int) -> float:
+        return learning_rate(step, peak=run.learning_rate, warmup_steps=warmup, total_steps=steps)
+
+    trained = model.encoder.word_embeddings.weight.requires_grad
+    compact = CompactEmbeddings(model.encoder, items) if trained else None
+    optimizer = build_optimizer(
+        model,
+        learning_rate=run.learning_rate,
+        weight_decay=tuning.weight_decay,
+        bias_correction=tuning.bias_correction,
+    )
+    settings = LoopSettings(
+        device=device,
+        precision=precision,
+        seed=run.seed,
+        max_gradient_norm=tuning.max_gradient_norm,
+        learning_rate=rate,
+    )
+    batches = micro_batches(
+        task, items, run, tuning.max_tokens, None if compact is None else compact.table
+    )
+    stretch = Stretch()
+    for record in train_steps(model, optimizer, task.objective, batches, settings):
+        stretch.add(record)
+        if record.step % LOG_EVERY == 0 or record.step == steps:
+            line = stretch.close()
+            journal.write(line)
+            progress(line)
+    if compact is not None:
+        compact.restore(math.prod(1 - rate(step) * tuning.weight_decay for step in range(steps)))
+    return model
+
+
+class Stretch:
+    """The updates since the last line of the journal."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord[None]] = []
+        self.began = time.perf_counter()
+
+    def add(self, record: StepRecord[None]) -> None:
+        """Count one update."""
+        self.records.append(record)
+
+    def close(self) -> dict[str, Any]:
+        """The journal's record; the next stretch begins.
+
+        Raises:
+            BertkitError: the loss is not a number.
+        """
+        sums, counts = None, dict.fromkeys(self.records[0].counts, 0)
+        for record in self.records:
+            sums = merge(sums, record.sums)
+            for name, count in record.counts.items():
+                counts[name] += count
+        assert sums is not None
+        last, now = self.records[-1], time.perf_counter()
+        means = averages(sums, counts)
+        norm = float(last.gradient_norm)
+        check_finite(means["loss"], norm, last.step, last.learning_rate)
+        line = {
+            "kind": "step",
+            "step": last.step,
+            **means,
+            "learning_rate": last.learning_rate,
+            "gradient_norm": norm,
+            **counts,
+            "tokens_per_second": sum(r.tokens for r in self.records) / (now - self.began),
+        }
+        self.records, self.began = [], now
+        return line

@@ -1,0 +1,75 @@
+"""`bertkit evaluate`: tuned models on labelled or unlabelled data → scores and official files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.predict.tasks import TaskPredictor
+from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
+from bertkit.tasks.grid import shown_scores
+from bertkit.tasks.own import Columns, Files
+from bertkit.tasks.results import KIND_OF, official_writer
+from bertkit.tasks.sets import read_split
+from bertkit.text.lines import TextCounts
+from bertkit.training.journal import Console
+from bertkit.verbs.prepare import describe_skipped
+
+FILES, COLUMNS = Files(), Columns()
+
+
+def evaluate(
+    task: str,
+    *,
+    model: list[Path],
+    split: str = "dev",
+    out: Path | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    files: Annotated[Files, FLATTEN] = FILES,
+    columns: Annotated[Columns, FLATTEN] = COLUMNS,
+) -> None:
+    """Score tuned models on a data set, or write the file that its server waits for.
+
+    Parameters
+    ----------
+    task
+        The name of a data set or of a kind, as in `bertkit finetune`.
+    model
+        A tuned model; of several the outputs are averaged (an ensemble).
+    split
+        dev, test, or another of the set, such as dev-mismatched.
+    out
+        A folder for predictions and the official file.
+    precision
+        fp32, bf16, or auto.
+    device
+        auto, cpu or cuda.
+    """
+    counts = TextCounts()
+    inputs = read_split(task, split, files, columns, counts)
+    predictor = TaskPredictor.load(model, device=device, precision=precision)
+    kind = KIND_OF.get(task.lower(), task.lower())
+    if kind in {"choose", "tag", "answer"} and predictor.task.kind != kind:
+        raise BertkitError(
+            f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
+        )
+    with Console() as console:
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        predictions, items = predictor.run(inputs, console)
+        console.say(describe_items(split, items))
+        if is_labelled(inputs):
+            scores = predictor.task.score(inputs, predictions)
+            print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
+            if out is not None:
+                write_json(out / f"{split}-scores.json", scores)
+        elif out is None:
+            raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
+        if out is not None:
+            data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
+            written = write_results(data, predictor.task, out, split, inputs, predictions)
+            console.say(f"{split} predictions: {', '.join(map(str, written))}")

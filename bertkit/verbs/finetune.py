@@ -1,0 +1,74 @@
+"""`bertkit finetune`: a pre-trained model and labelled data → a tuned model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import FLATTEN
+from bertkit.model.start import read_start
+from bertkit.tasks.finetune import Head
+from bertkit.tasks.finetune import finetune as run_grid
+from bertkit.tasks.grid import Grid
+from bertkit.tasks.own import Columns, Files, Lengths
+from bertkit.tasks.sets import load_dataset
+from bertkit.tasks.tune import Tuning
+from bertkit.training.journal import Console
+from bertkit.verbs.prepare import describe_skipped
+
+FILES, COLUMNS, LENGTHS = Files(), Columns(), Lengths()
+GRID, TUNING, HEAD = Grid(), Tuning(), Head()
+
+
+def finetune(
+    task: str,
+    *,
+    model: Path,
+    out: Path,
+    keep: int = 1,
+    device: str = "auto",
+    files: Annotated[Files, FLATTEN] = FILES,
+    columns: Annotated[Columns, FLATTEN] = COLUMNS,
+    lengths: Annotated[Lengths, FLATTEN] = LENGTHS,
+    grid: Annotated[Grid, FLATTEN] = GRID,
+    tuning: Annotated[Tuning, FLATTEN] = TUNING,
+    head: Annotated[Head, FLATTEN] = HEAD,
+) -> None:
+    """Tune a model on labelled data: one run, or a grid of settings and seeds.
+
+    Official data by name, with --data FOLDER: cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli,
+    squad-1.1, squad-2.0, swag, conll-2003. Your own data by kind, with --train FILE: classify,
+    multi-label, regress, choose, tag, answer.
+
+    Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. The
+    same command again makes only the runs that are missing.
+
+    Parameters
+    ----------
+    task
+        The name of a data set or of a kind.
+    model
+        What to begin with: a model directory, a run directory, or a Google checkpoint.
+    out
+        The folder for runs, the best model and its results.
+    keep
+        How many of the best runs keep their model, for ensembles.
+    device
+        auto, cpu or cuda.
+    """
+    start = read_start(model)
+    with Console() as console:
+        data = load_dataset(task, files, columns, lengths, start.config.max_position_embeddings)
+        for line in describe_skipped(data.counts.skipped, data.counts.examples):
+            console.say(line)
+        run_grid(
+            data,
+            start,
+            out,
+            grid=grid,
+            tuning=tuning,
+            head=head,
+            keep=keep,
+            device=device,
+            console=console,
+        )

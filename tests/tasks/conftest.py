@@ -1,0 +1,59 @@
+"""A small model to begin with, and small files of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.start import Start, read_start
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Networks this small only lose by sharing their work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def pretrained(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory of a network with random weights, 40 positions long."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        initializer_range=0.1,
+    )
+    folder = tmp_path_factory.mktemp("pretrained") / "model"
+    save_model(folder, PretrainingModel(config), tokenizer, {"task": "pretraining"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def start(pretrained: Path) -> Start:
+    return read_start(pretrained)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write a file of one's own: `write("train.csv", "text,label...")`."""
+
+    def make(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make

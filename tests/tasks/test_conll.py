@@ -1,0 +1,236 @@
+"""Columns of words and tags, and the score of entities against seqeval and conlleval's rules."""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.conll import entities, entity_scores, read_conll, to_iob2, write_conll
+from bertkit.tasks.inputs import WordsInput
+from bertkit.text.lines import TextCounts
+
+Write = Callable[[str], Path]
+TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("PER", "LOC", "A-B"))]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(text: str) -> Path:
+        path = tmp_path / "t.txt"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sentences", "documents"),
+    [("train", 14041, 946), ("valid", 3250, 216), ("test", 3453, 231)],
+)
+def test_conll_2003(data: Path, name: str, sentences: int, documents: int) -> None:
+    counts = TextCounts()
+    inputs = read_conll(data / "conll2003" / f"{name}.txt", counts)
+    assert len(inputs) == sentences
+    assert [given.document for given in inputs] == sorted(given.document for given in inputs)
+    assert {given.document for given in inputs} == set(range(documents))
+    assert not counts.skipped
+    assert all(to_iob2(given.tags or ()) == list(given.tags or ()) for given in inputs)
+
+
+def test_documents_and_places(write: Write) -> None:
+    path = write(
+        "Early X O\n\n-DOCSTART- -X- O\n\nJohn N B-PER\nran V O\n\n\n \t \nFar A O\n"
+        "-DOCSTART-\n-DOCSTART- -X- O\n\nאב N I-LOC\n👋🏽 E O"
+    )
+    inputs = read_conll(path, TextCounts())
+    assert [(given.id, given.document, given.place) for given in inputs] == [
+        ("0", 0, f"{path}:1"),
+        ("1", 1, f"{path}:5"),
+        ("2", 1, f"{path}:10"),
+        ("3", 2, f"{path}:14"),
+    ]
+    assert inputs[1].words == ("John", "ran")
+    assert inputs[1].tags == ("B-PER", "O")
+    assert inputs[3].words == ("אב", "👋🏽")
+
+
+def test_without_marks_every_sentence_is_a_document(write: Write) -> None:
+    inputs = read_conll(write("a O\n\nb O\n\nc O\n"), TextCounts())
+    assert [given.document for given in inputs] == [0, 1, 2]
+
+
+def test_words_of_other_whitespace_stay_words(write: Write) -> None:
+    text = "\u200b\tO\n\u00a0\tB-X\n\u3000\tI-X\n \tO\nNew York\tB-LOC\n\tO\n"
+    [given] = read_conll(write(text), TextCounts())
+    assert given.words == ("\u200b", "\u00a0", "\u3000", " ", "New York", "")
+    assert given.tags == ("O", "B-X", "I-X", "O", "B-LOC", "O")
+    [given] = read_conll(write("\u200b  O \n\u00a0 O\n"), TextCounts())
+    assert given.words == ("\u200b", "\u00a0")
+
+
+def test_columns_by_number_and_no_tags(write: Write) -> None:
+    path = write("1 John B-PER x\n2 ran O y\n")
+    [given] = read_conll(path, TextCounts(), word_column=1, tag_column=2)
+    assert (given.words, given.tags) == (("John", "ran"), ("B-PER", "O"))
+    [given] = read_conll(write("John\nran\n"), TextCounts(), tag_column=None)
+    assert (given.words, given.tags) == (("John", "ran"), None)
+
+
+def test_a_long_word_and_compression(tmp_path: Path) -> None:
+    path = tmp_path / "t.txt.gz"
+    path.write_bytes(gzip.compress(b"x" * 10**6 + b" O\n"))
+    [given] = read_conll(path, TextCounts())
+    assert len(given.words[0]) == 10**6
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BertkitError, match=r"t\.txt\.gz cannot be read"):
+        read_conll(path, TextCounts())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a N O\nb O\n", r"t\.txt:2: 2 columns where the first line has 3"),
+        ("a N O\nb N\u00a0O O x\n", r"t\.txt:2: 4 columns where"),
+        ("a\nb\n", r"t\.txt:1: 1 column, so there are none for word \(0\) and tag \(-1\)"),
+        ("a O\nb PER\n", r"t\.txt:2: 'PER' in column -1 is not a tag"),
+        ("a B-\n", "'B-' in column -1 is not a tag"),
+        ("a\t\n", "'' in column -1 is not a tag"),
+        ("\n\n", r"t\.txt holds no sentence"),
+        ("-DOCSTART- O\n", r"t\.txt holds no sentence"),
+    ],
+)
+def test_bad_lines_are_errors(write: Write, text: str, message: str) -> None:
+    with pytest.raises(BertkitError, match=message):
+        read_conll(write(text), TextCounts())
+
+
+def test_absent_data_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match=r"t\.txt does not exist.*uantwerpen.*Reuters.*NIST"):
+        read_conll(tmp_path / "t.txt", TextCounts())
+
+
+def test_write_for_conlleval(tmp_path: Path) -> None:
+    inputs = [
+        WordsInput("0", ("New York", "", "x\u00a0y"), ("B-LOC", "O", "O"), 0, "f:1"),
+        WordsInput("1", ("b",), None, 0, "f:5"),
+    ]
+    path = tmp_path / "out.txt"
+    write_conll(path, inputs, [["B-LOC", "O", "I-PER"], ["O"]])
+    assert path.read_text() == "New_York B-LOC B-LOC\n_ O O\nx_y O I-PER\n\nb O O\n\n"
+    assert [given.tags for given in read_conll(path, TextCounts())] == [
+        ("B-LOC", "O", "I-PER"),
+        ("O",),
+    ]
+    with pytest.raises(BertkitError, match="f:5: 2 predicted tags for 1 words"):
+        write_conll(path, inputs[1:], [["O", "O"]])
+
+
+# Entities ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("B-X B-X I-X", [("X", 0, 1), ("X", 1, 3)]),
+        ("I-X I-Y I-Y", [("X", 0, 1), ("Y", 1, 3)]),
+        ("O I-X I-X O I-X", [("X", 1, 3), ("X", 4, 5)]),
+        ("I-X B-X I-X", [("X", 0, 1), ("X", 1, 3)]),
+        ("B-X I-Y", [("X", 0, 1), ("Y", 1, 2)]),
+        ("B-X I-X E-X S-X O", [("X", 0, 3), ("X", 3, 4)]),
+        ("E-X E-X I-X", [("X", 0, 1), ("X", 1, 2), ("X", 2, 3)]),
+        ("S-X I-X", [("X", 0, 1), ("X", 1, 2)]),
+        ("O O", []),
+        ("", []),
+        ("B-A-B I-A-B", [("A-B", 0, 2)]),
+    ],
+)
+def test_entities_by_hand(tags: str, expected: list[tuple[str, int, int]]) -> None:
+    assert entities(tags.split()) == expected
+
+
+def test_to_iob2() -> None:
+    assert to_iob2(["I-X", "I-X", "B-X", "O", "I-Y"]) == ["B-X", "I-X", "B-X", "O", "B-Y"]
+    assert to_iob2(["B-X", "E-X", "S-X", "O"]) == ["B-X", "I-X", "B-X", "O"]
+
+
+@given(st.lists(st.sampled_from(TAGS), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_to_iob2_keeps_the_entities(tags: list[str]) -> None:
+    converted = to_iob2(tags)
+    assert entities(converted) == entities(tags)
+    assert to_iob2(converted) == converted
+    assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "right", "given", "wanted"),
+    [
+        ("B-X I-X O", "B-X I-X O", 1, 1, 1),
+        ("B-X B-X", "B-X I-X", 0, 1, 2),  # adjacent entities run together
+        ("I-X I-Y", "I-X I-X", 0, 1, 2),  # a change of type begins an entity
+        ("O B-X I-X", "O I-X I-X", 1, 1, 1),  # I after O begins one
+        ("B-X I-X I-X", "B-X I-X O", 0, 1, 1),  # wrong border
+        ("B-X I-X O", "B-Y I-Y O", 0, 1, 1),  # wrong type
+        ("B-X O B-Y", "O O O", 0, 0, 2),  # nothing predicted
+        ("O O O", "O B-X O", 0, 1, 0),  # nothing to find
+        ("O O", "O O", 0, 0, 0),
+        ("B-X O B-Y I-Y", "B-X O B-Y I-X", 1, 3, 2),
+    ],
+)
+def test_scores_by_hand(gold: str, predicted: str, right: int, given: int, wanted: int) -> None:
+    scores = entity_scores([gold.split()], [predicted.split()])
+    assert scores["precision"] == (right / given if given else 0)
+    assert scores["recall"] == (right / wanted if wanted else 0)
+    assert scores["f1"] == (2 * right / (given + wanted) if given + wanted else 0)
+
+
+def test_scores_by_type() -> None:
+    scores = entity_scores([["B-X", "O", "B-Y"], ["B-X"]], [["B-X", "B-Z", "B-Y"], ["O"]])
+    assert scores["precision"] == pytest.approx(2 / 3)
+    assert (scores["precision/X"], scores["recall/X"]) == (1.0, 0.5)
+    assert scores["f1/X"] == pytest.approx(2 / 3)
+    assert (scores["f1/Y"], scores["f1/Z"], scores["recall/Z"]) == (1.0, 0.0, 0.0)
+    with pytest.raises(BertkitError, match="differ in number"):
+        entity_scores([["O"]], [["O", "O"]])
+
+
+def test_an_entity_ends_with_its_sentence() -> None:
+    assert entity_scores([["B-X"], ["I-X"]], [["B-X"], ["I-X"]])["f1"] == 1.0
+    assert entity_scores([["B-X", "I-X"]], [["B-X", "B-X"]])["f1"] == 0.0
+
+
+sentence = st.integers(1, 8).flatmap(
+    lambda size: st.tuples(
+        *(st.lists(st.sampled_from(TAGS), min_size=size, max_size=size) for _ in range(2))
+    )
+)
+
+
+@given(st.lists(sentence, min_size=1, max_size=5))
+@settings(max_examples=150, deadline=None)
+def test_scores_agree_with_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:
+    metrics = pytest.importorskip("seqeval.metrics")
+    labeling = pytest.importorskip("seqeval.metrics.sequence_labeling")
+    gold, predicted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    for tags in gold + predicted:
+        found = [(kind, start, end + 1) for kind, start, end in labeling.get_entities(tags)]
+        assert entities(tags) == found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of shares of nothing
+        report = metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    scores = entity_scores(gold, predicted)
+    names = {"micro avg": "", "PER": "/PER", "LOC": "/LOC", "A-B": "/A-B"}
+    for name, suffix in names.items():
+        for ours, theirs in (("precision",) * 2, ("recall",) * 2, ("f1", "f1-score")):
+            expected = report.get(name, {}).get(theirs, 0.0)
+            assert scores.get(f"{ours}{suffix}", 0.0) == pytest.approx(float(expected))

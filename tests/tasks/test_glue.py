@@ -1,0 +1,293 @@
+"""GLUE's files, as they are downloaded and as the server takes them."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.glue import GLUE, glue_task, read_glue
+from bertkit.tasks.glue_submission import ZIPPED, write_glue_zip, write_submission
+from bertkit.tasks.inputs import TextInput
+from bertkit.text.lines import TextCounts
+
+OFFICIAL = {
+    "cola": (8551, 1043, 1063),
+    "mrpc": (3668, 408, 1725),
+    "rte": (2490, 277, 3000),
+    "sst-2": (67349, 872, 1821),
+    "sts-b": (5749, 1500, 1379),
+}
+MNLI_HEAD = "index\tpromptID\tgenre\tsentence1\tsentence2"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def read(name: str, folder: Path, split: str) -> tuple[list[TextInput], TextCounts]:
+    counts = TextCounts()
+    return read_glue(name, folder, split, counts), counts
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def test_the_table_is_whole() -> None:
+    assert " ".join(GLUE) == "cola sst-2 mrpc sts-b qqp mnli qnli rte wnli ax"
+    for name, task in GLUE.items():
+        assert len(task.labels) == len(set(task.labels)) == len(task.file_labels)
+        assert task.kind == ("regress" if name == "sts-b" else "classify")
+        assert set(task.submissions) <= set(task.files)
+        assert set(task.metrics) <= {"accuracy", "f1", "matthews", "pearson", "spearman"}
+        assert ("f1" in task.metrics) == (name in ("mrpc", "qqp"))
+    names = "CoLA SST-2 MRPC STS-B QQP MNLI-m MNLI-mm QNLI RTE WNLI AX"
+    assert " ".join(ZIPPED).replace(".tsv", "") == names
+    assert glue_task("SST-2") is GLUE["sst-2"]
+    with pytest.raises(BertkitError, match="GLUE has no task 'mprc'; did you mean 'mrpc'"):
+        glue_task("mprc")
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_official_files(data: Path, name: str) -> None:
+    task = GLUE[name]
+    for split, size in zip(("train", "dev", "test"), OFFICIAL[name], strict=True):
+        inputs, counts = read(name, data / "glue", split)
+        assert len(inputs) == size
+        assert not counts.skipped
+        assert [given.id for given in inputs] == [str(number) for number in range(size)]
+        assert all((given.pair is None) == (not task.pair) for given in inputs)
+        labels = {given.label for given in inputs}
+        if split == "test":
+            assert labels == {None}
+            assert task.submissions[split][1] == size
+        elif name == "sts-b":
+            assert all(isinstance(label, float) and 0 <= label <= 5 for label in labels)
+        else:
+            assert labels == set(task.labels)
+
+
+def test_official_quirks(data: Path) -> None:
+    glue = data / "glue"
+    mrpc, _ = read("mrpc", glue / "MRPC", "dev")  # the task's own folder; byte order mark; quotes
+    assert mrpc[0].pair is not None
+    assert mrpc[0].pair.startswith('"The foodservice')
+    assert mrpc[0].label == "equivalent"
+    cola, _ = read("cola", glue, "dev")  # no header
+    assert cola[0].text.startswith("The sailors rode")
+    assert cola[0].place.endswith("dev.tsv:1")
+    # the accuracy of the larger class, as the literature gives it for these sets
+    assert [given.label for given in cola].count("acceptable") / 1043 == pytest.approx(
+        0.691, abs=1e-3
+    )
+    assert [given.label for given in mrpc].count("equivalent") / 408 == pytest.approx(
+        0.684, abs=1e-3
+    )
+
+
+def test_mnli_splits_and_rows_without_agreement(tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "MNLI"
+    head = f"{MNLI_HEAD}\tlabel1\tgold_label\n"
+    write(
+        folder, "dev_matched.tsv", f"{head}0\t1\tg\tA\tB\tneutral\tneutral\n1\t2\tg\tA\tB\tx\t-\n"
+    )
+    write(folder, "dev_mismatched.tsv", f"{head}0\t1\tg\tC\tD\tx\tcontradiction\n")
+    write(folder, "test_mismatched.tsv", f"{MNLI_HEAD}\n0\t1\tg\tE\tF\n")
+    inputs, counts = read("mnli", tmp_path / "glue", "dev")
+    assert [(given.text, given.pair, given.label) for given in inputs] == [("A", "B", "neutral")]
+    assert counts.skipped == {"row without a majority label": 1}
+    assert read("mnli", folder, "dev-mismatched")[0][0].label == "contradiction"
+    assert read("mnli", folder, "test-mismatched")[0][0].label is None
+    with pytest.raises(BertkitError, match="MNLI has no split 'dev_matched'; did you mean 'dev"):
+        read("mnli", folder, "dev_matched")
+
+
+def test_qqp_rows_with_missing_columns(tmp_path: Path) -> None:
+    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    rows = "9\t1\t2\tWhat?\tWhich?\t1\n9\t1\t2\tWhat?\n9\t1\t2\tWhat?\t\t0\n"
+    path = write(tmp_path / "qqp", "dev.tsv", head + rows)
+    inputs, counts = read("QQP", tmp_path, "dev")
+    assert [(given.id, given.label) for given in inputs] == [
+        ("0", "duplicate"),
+        ("2", "not_duplicate"),
+    ]
+    assert counts.skipped == {"row with 4 fields instead of 6": 1, "empty text, kept": 1}
+    assert counts.examples["row with 4 fields instead of 6"] == f"{path}:3"
+    write(tmp_path / "qqp", "test.tsv", "id\tquestion1\tquestion2\n0\ta\tb\n1\ta\n")
+    with pytest.raises(BertkitError, match=r"test\.tsv:3: row with 2 fields.* every row of a test"):
+        read("qqp", tmp_path, "test")
+
+
+def test_the_diagnostic_set(tmp_path: Path) -> None:
+    text = "index\tsentence1\tsentence2\n0\tThe cat.\tA cat.\n"
+    for folder, name in (("diagnostic", "diagnostic.tsv"), ("AX", "AX.tsv")):
+        write(tmp_path / folder, name, text)
+        [given] = read("ax", tmp_path / folder, "test")[0]
+        assert given[:4] == ("0", "The cat.", "A cat.", None)
+    with pytest.raises(BertkitError, match="no split 'dev'; known: test"):
+        read("ax", tmp_path, "dev")
+
+
+@pytest.mark.parametrize("folder", ["WNLI", "wnli", "WNLI_"])
+def test_folders_in_any_case_and_readable_names(tmp_path: Path, folder: str) -> None:
+    text = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n1\ta\tb\t0\n"
+    write(tmp_path / folder, "train.tsv", text)
+    labels = [given.label for given in read("wnli", tmp_path, "train")[0]]
+    assert labels == ["entailment", "not_entailment"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "rte",
+            "index\tsentence1\tlabel\n0\ta\tb\n",
+            r"train\.tsv has no column 'sentence2' \(col",
+        ),
+        (
+            "rte",
+            "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n",
+            r"tsv:2: '1' is not a label of RTE",
+        ),
+        ("cola", "sentence\tlabel\none\t1\n", r"train\.tsv:1: row with 2 fields instead of 4"),
+        (
+            "cola",
+            "source\tlabel\tx\tsentence\ng\t1\t\tone\n",
+            r"train\.tsv:1: 'label' is not a label",
+        ),
+        ("sst-2", "sentence\tlabel\n", r"train\.tsv has no rows; get it again"),
+        ("sts-b", "sentence1\tsentence2\tscore\na\tb\t\n", r"tsv:2: 'score' is '', not a finite"),
+    ],
+)
+def test_other_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    write(tmp_path, "train.tsv", text)
+    with pytest.raises(BertkitError, match=message):
+        read(name, tmp_path, "train")
+
+
+def test_absent_data_names_the_place(tmp_path: Path) -> None:
+    message = r"no train\.tsv of RTE in .*glue; get RTE from https://gluebenchmark.com/tasks and "
+    with pytest.raises(BertkitError, match=message + r"unpack it so that .*RTE.train\.tsv exists$"):
+        read("rte", tmp_path / "glue", "train")
+    with pytest.raises(BertkitError, match=r"tasks and .*MRPC.dev\.tsv exists; Microsoft has the"):
+        read("mrpc", tmp_path, "dev")
+    own = tmp_path / "cola"
+    own.mkdir()
+    with pytest.raises(BertkitError, match=r"that \S*/cola/dev\.tsv exists"):
+        read("cola", own, "dev")
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def test_submissions_in_the_servers_spelling(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    write_submission("mrpc", "test", ["1", "0"], ["equivalent", "not_equivalent"], path)
+    assert path.read_text() == "index\tprediction\n0\t0\n1\t1\n"
+    write_submission("mnli", "test-mismatched", ["0"], ["neutral"], path)
+    assert path.read_text() == "index\tprediction\n0\tneutral\n"
+    write_submission("wnli", "test", ["0"], ["entailment"], path)
+    assert path.read_text() == "index\tprediction\n0\t1\n"
+    write_submission("sts-b", "test", ["0", "1", "2"], [-0.2, 5.5, 3.14159], path)
+    assert path.read_text() == "index\tprediction\n0\t0.000\n1\t5.000\n2\t3.142\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "ids", "predictions", "message"),
+    [
+        ("rte", "test", ["0", "2"], ["entailment"] * 2, r"RTE submission are 0 to 1, not '2'"),
+        ("rte", "test", ["0", "0"], ["entailment"] * 2, "0 to 1, not one of them twice"),
+        ("rte", "test", ["0"], ["entails"], "'entails' is not a label of RTE; did you mean"),
+        ("rte", "test", ["0"], [], "0 predictions for 1 IDs of RTE"),
+        ("rte", "dev", ["0"], ["entailment"], "the server takes no 'dev' of RTE"),
+        ("sts-b", "test", ["0"], [math.nan], "a prediction for STS-B is nan, not a finite number"),
+    ],
+)
+def test_bad_submissions(
+    tmp_path: Path, name: str, split: str, ids: list[str], predictions: list[str], message: str
+) -> None:
+    with pytest.raises(BertkitError, match=message):
+        write_submission(name, split, ids, predictions, tmp_path / "x.tsv")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def submission(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """All eleven files, of the right length."""
+    folder = tmp_path_factory.mktemp("submission")
+    for task in GLUE.values():
+        for split, (file, rows) in task.submissions.items():
+            predictions = [task.labels[0] if task.labels else 2.5] * rows
+            name = next(key for key in GLUE if GLUE[key] is task)
+            write_submission(name, split, [str(i) for i in range(rows)], predictions, folder / file)
+    return {path.name: path for path in sorted(folder.iterdir())}
+
+
+def test_the_archive(submission: dict[str, Path], tmp_path: Path) -> None:
+    assert write_glue_zip(submission, tmp_path / "a.zip") == []
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert archive.testzip() is None
+        assert set(archive.namelist()) == set(submission)
+        for name, path in submission.items():
+            assert archive.read(name) == path.read_bytes()
+    backwards = dict(reversed(submission.items()))
+    write_glue_zip(backwards, tmp_path / "b.zip")
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+def test_wnli_is_filled_and_said(submission: dict[str, Path], tmp_path: Path) -> None:
+    given = {name: path for name, path in submission.items() if name != "WNLI.tsv"}
+    [remark] = write_glue_zip(given, tmp_path / "a.zip")
+    assert "WNLI.tsv was filled with 0" in remark
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        lines = archive.read("WNLI.tsv").decode().splitlines()
+    assert lines == ["index\tprediction", *(f"{number}\t0" for number in range(146))]
+    with pytest.raises(BertkitError, match=r"missing: WNLI\.tsv"):
+        write_glue_zip(given, tmp_path / "b.zip", fill_wnli=False)
+    assert not (tmp_path / "b.zip").exists()
+
+
+def test_all_problems_are_in_one_line(submission: dict[str, Path], tmp_path: Path) -> None:
+    rte = submission["RTE.tsv"].read_text()
+    stsb = submission["STS-B.tsv"].read_text()
+    given = {
+        "RTE.tsv": write(tmp_path, "r", rte.replace("2999\tentail", "3000\tentail")),
+        "STS-B.tsv": write(tmp_path, "s", stsb.replace("7\t2.500", "7\tnan", 1)),
+        "CoLA.tsv": write(tmp_path, "c", submission["CoLA.tsv"].read_text() + "1063\t0\n"),
+        "AX.tsv": write(tmp_path, "a", "id\tlabel\n"),
+        "MRPC.tsv": write(
+            tmp_path, "m", submission["MRPC.tsv"].read_text().replace("\n4\t0", "\n4\t2")
+        ),
+        "QNLI.tsv": submission["QNLI.tsv"],
+    }
+    with pytest.raises(BertkitError) as caught:
+        write_glue_zip(given, tmp_path / "a.zip")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (
+        "missing: SST-2.tsv, QQP.tsv, MNLI-m.tsv, MNLI-mm.tsv",
+        "RTE.tsv:3001: index '3000' instead of 2999",
+        "STS-B.tsv:9: prediction 'nan' is not allowed",
+        "CoLA.tsv: 1064 predictions instead of 1063",
+        "AX.tsv:1: the header is not index and prediction",
+        "MRPC.tsv:6: prediction '2' is not allowed",
+    ):
+        assert part in message
+    assert "QNLI" not in message
+    assert not (tmp_path / "a.zip").exists()
+
+
+def test_unknown_and_absent_files(submission: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match=r"no file 'Cola\.tsv'; did you mean 'CoLA\.tsv'"):
+        write_glue_zip({"Cola.tsv": submission["CoLA.tsv"]}, tmp_path / "a.zip")
+    with pytest.raises(BertkitError, match=r"cannot read .*nosuch"):
+        write_glue_zip({"CoLA.tsv": tmp_path / "nosuch"}, tmp_path / "a.zip")

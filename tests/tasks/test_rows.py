@@ -1,0 +1,213 @@
+"""Rows of files with columns: CSV, TSV, JSON lines, Parquet, Hugging Face data sets."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.tables import has_column, read_rows, read_texts
+from bertkit.text.lines import TextCounts
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file
+
+
+def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
+    counts = TextCounts()
+    return read_texts(path, counts, **options), counts  # type: ignore[arg-type]
+
+
+def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:
+    path = write("a.csv", 'text,label\n"one\ntwo, ""three""",x\n\nשלום עולם,y\n👩‍👩‍👧,z\n')
+    rows = list(read_rows(path, TextCounts()))
+    assert rows == [
+        (f"{path}:2", {"text": 'one\ntwo, "three"', "label": "x"}),
+        (f"{path}:5", {"text": "שלום עולם", "label": "y"}),
+        (f"{path}:6", {"text": "👩‍👩‍👧", "label": "z"}),
+    ]
+
+
+def test_tsv_has_no_quotes(write: Write) -> None:
+    path = write("a.tsv", '\ufefftext\tlabel\n"He said\tx\nit\'s "fine"\ty\n')
+    assert [row for _, row in read_rows(path, TextCounts())] == [
+        {"text": '"He said', "label": "x"},
+        {"text": 'it\'s "fine"', "label": "y"},
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text(
+                st.characters(exclude_categories=("Cs", "Cc")) | st.sampled_from('",\n\t'),
+                max_size=8,
+            ),
+            st.sampled_from(["x", "y"]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_csv_survives_a_round_trip(rows: list[tuple[str, str]]) -> None:
+    file = io.StringIO(newline="")
+    csv.writer(file, lineterminator="\n").writerows([("text", "label"), *rows])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.csv")
+        path.write_text(file.getvalue(), encoding="utf-8", newline="")
+        found = [(row["text"], row["label"]) for _, row in read_rows(path, TextCounts())]
+    assert found == rows
+
+
+def test_ragged_rows_are_counted(write: Write) -> None:
+    path = write("a.csv", "text,label\none,x\ntwo\nthree,y,extra\nfour,z\nfive,z\n")
+    inputs, counts = texts(path)
+    assert [(i.id, i.text) for i in inputs] == [("0", "one"), ("3", "four"), ("4", "five")]
+    assert counts.skipped == {
+        "row with 1 fields instead of 2": 1,
+        "row with 3 fields instead of 2": 1,
+    }
+    assert counts.examples["row with 3 fields instead of 2"] == f"{path}:4"
+
+
+def test_mostly_ragged_rows_are_an_error(write: Write) -> None:
+    path = write("a.csv", "text,label\na,b,c\nx,y\nd,e,f\n")
+    with pytest.raises(BertkitError, match=r"a\.csv:2: row with 3 fields.* 2 of 3 rows"):
+        texts(path)
+
+
+@pytest.mark.parametrize("rest", ["", '\nmore,"x"\n'])
+def test_a_quote_left_open_swallows_nothing(write: Write, rest: str) -> None:
+    path = write("a.csv", f'text,label\none,x\n"two,y\nthree,z{rest}')
+    with pytest.raises(BertkitError, match=r"a\.csv:3: bad quotes in the row that begins here"):
+        texts(path)
+
+
+def test_missing_columns_are_named(write: Write) -> None:
+    message = r"a\.csv has no column 'lable' \(columns: text, label\); did you mean 'label'\?"
+    with pytest.raises(BertkitError, match=message):
+        texts(write("a.csv", "text,label\none,x\n"), label="lable")
+    with pytest.raises(BertkitError, match=r"no column 'zzz' \(columns: text, label\); name one"):
+        texts(write("a.jsonl", '{"text": "one", "label": "x"}\n'), label="zzz")
+    with pytest.raises(BertkitError, match="two columns 'text'"):
+        texts(write("b.csv", "text,text,label\na,b,c\n"))
+
+
+def test_json_lines(write: Write) -> None:
+    lines = ['{"text": "one", "label": 1}', "[1]", "{broken", '{"text": "two"}', ""]
+    path = write("a.jsonl", "\n".join([*lines, '{"text": "\\ud800three", "label": true}']))
+    inputs, counts = texts(path)
+    assert [(i.id, i.text, i.label) for i in inputs] == [
+        ("0", "one", "1"),
+        ("4", "\ufffdthree", "true"),
+    ]
+    assert counts.skipped == {
+        "line is not a JSON object": 2,
+        "row without column 'label'": 1,
+        "lone surrogate replaced, kept": 1,
+    }
+    with pytest.raises(BertkitError, match=r"b\.jsonl:1: no line of this file is a JSON object"):
+        texts(write("b.jsonl", '[{"text": "one"}]\n'))
+
+
+def test_compressed_files_folders_and_damage(tmp_path: Path) -> None:
+    content = gzip.compress(b"text,label\none,x\n" * 1)
+    (tmp_path / "a.csv.gz").write_bytes(content)
+    (tmp_path / "b.jsonl").write_text('{"text": "two", "label": "y"}\n')
+    (tmp_path / "c.pdf").write_text("no table")
+    inputs, counts = texts(tmp_path)
+    assert [(i.id, i.text) for i in inputs] == [("0", "one"), ("1", "two")]
+    assert counts.skipped == {"file of unknown type": 1}
+    assert counts.files == 2
+    (tmp_path / "a.csv.gz").write_bytes(content[:-9])
+    with pytest.raises(BertkitError, match=r"a\.csv\.gz cannot be read after row or line"):
+        texts(tmp_path / "a.csv.gz")
+
+
+def test_a_million_characters(write: Write) -> None:
+    long = "x" * 10**6
+    for name, separator in (("a.csv", ","), ("a.tsv", "\t")):
+        [found], _ = texts(write(name, f"text{separator}label\n{long}{separator}y\n"))
+        assert found.text == long
+
+
+def test_files_without_a_header_and_text_files(write: Write) -> None:
+    [found], _ = texts(write("a.csv", "one,x\n"), text="0", label="1", header=False)
+    assert (found.text, found.label) == ("one", "x")
+    path = write("a.txt", "text\tlabel\none\tx\n")
+    with pytest.raises(BertkitError, match=r"a\.txt is text, which has no columns; give the form"):
+        texts(path)
+    assert texts(path, format="tsv")[0][0].label == "x"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    columns = {"text": ["one", "two", None], "label": [1.0, None, 2.0], "n": [["a"], [], None]}
+    parquet.write_table(pyarrow.table(columns), path)
+    inputs, counts = texts(path)
+    assert [(i.text, i.label, i.place) for i in inputs] == [("one", "1", f"{path}:1")]
+    assert counts.skipped == {"row without label": 1, "empty 'text'": 1}
+    assert [i.label for i in texts(path, label="n", kind="multi-label")[0]] == [("a",), ()]
+    with pytest.raises(BertkitError, match="no column 'body'"):
+        texts(path, text="body")
+    path.write_text("no parquet, but long enough for a footer")
+    with pytest.raises(BertkitError, match=r"a\.parquet cannot be read"):
+        texts(path)
+
+
+def test_hugging_face_class_numbers_become_names(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = {"text": ["one", "two", "three"], "label": [1, 0, -1]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    inputs, counts = texts(f"hf:{tmp_path}::train")
+    assert [i.label for i in inputs] == ["yes", "no"]
+    assert counts.skipped == {"row without label": 1}
+    with pytest.raises(BertkitError, match=r"no column 'txt' \(columns: text, label\); did you"):
+        texts(f"hf:{tmp_path}", text="txt")
+    with pytest.raises(BertkitError, match="cannot load hf:"):
+        texts(f"hf:{tmp_path}::nosuch")
+
+
+@pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("hf:x", "datasets")])
+def test_missing_libraries_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    for loaded in (module, "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, loaded, None)
+    (tmp_path / "a.parquet").touch()
+    path = name if ":" in name else str(tmp_path / name)
+    with pytest.raises(BertkitError, match=rf"need {module}.*pip install 'bertkit\[data\]'"):
+        texts(path)
+
+
+def test_has_column(write: Write) -> None:
+    path = write("a.csv", "text,label\none,x\n")
+    assert has_column(path, "label")
+    assert not has_column(path, "class")
+    assert has_column(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), "label")

@@ -1,0 +1,333 @@
+"""SQuAD's files and its metric, against published scores and by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.inputs import Answer, QuestionInput
+from bertkit.tasks.spans import Span
+from bertkit.tasks.squad import (
+    SQUAD_FILES,
+    best_threshold,
+    exact_match,
+    f1,
+    make_question,
+    normalize_answer,
+    read_squad,
+    squad_scores,
+    write_predictions,
+)
+from bertkit.text.lines import TextCounts
+
+CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
+
+
+def question(question_id: str, *golds: str) -> QuestionInput:
+    return QuestionInput(question_id, "When?", CONTEXT, tuple(Answer(g, 0) for g in golds), "")
+
+
+def qa(**fields: Any) -> dict[str, Any]:
+    return {"id": "q1", "question": "When did it freeze?"} | fields
+
+
+def gold(text: str, start: int) -> dict[str, Any]:
+    return {"text": text, "answer_start": start}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write questions about CONTEXT as SQuAD-JSON."""
+
+    def write_file(*qas: dict[str, Any]) -> Path:
+        path = tmp_path / "questions.json"
+        paragraphs = [{"context": CONTEXT, "qas": list(qas)}]
+        path.write_text(json.dumps({"data": [{"title": "River", "paragraphs": paragraphs}]}))
+        return path
+
+    return write_file
+
+
+def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path]) -> None:
+    counts = TextCounts()
+    path = write(
+        qa(id="a", answers=[gold("1895", 19), gold("in 1895", 16)]),
+        qa(id="b", answers=[], is_impossible=True, plausible_answers=[gold("1895", 19)]),
+        qa(id="c", answers=[gold("1895", 28)], is_impossible=False),
+        qa(id="d"),
+        qa(id="e", is_impossible=True),
+        qa(id=7, answers=[gold("river", 4)]),
+    )
+    found = read_squad(path, counts)
+    assert [(item.id, item.answers) for item in found] == [
+        ("a", (Answer("1895", 19), Answer("in 1895", 16))),
+        ("b", ()),
+        ("c", (Answer("1895", 28),)),
+        ("d", None),
+        ("e", ()),
+        ("7", (Answer("river", 4),)),
+    ]
+    assert {item.context for item in found} == {CONTEXT}
+    assert found[0].place == f"{path}, question a"
+    assert not counts.skipped
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "found", "reason"),
+    [
+        ("1895", 19, ("1895", 19), None),
+        ("1895", 20, ("1895", 19), "answer_start corrected, kept"),
+        ("1895", 26, ("1895", 28), "answer_start corrected, kept"),
+        ("1895", -4, ("1895", 19), "answer_start corrected, kept"),
+        ("1895", 9999, ("1895", 28), "answer_start corrected, kept"),
+        ("1895", None, ("1895", 19), "answer without a start, first occurrence kept"),
+        ("in\n1895", 16, ("in 1895", 16), "answer with other white space than its context, kept"),
+        ("in\u202f1895", 0, ("in 1895", 16), "answer_start corrected, kept"),
+        (" river ", 3, (" river ", 3), None),
+    ],
+)
+def test_answers_are_found_in_the_context(
+    text: str, start: int | None, found: tuple[str, int], reason: str | None
+) -> None:
+    counts = TextCounts()
+    made = make_question("q", "When?", CONTEXT, [(text, start)], "here", counts)
+    assert made is not None
+    assert made.answers == (Answer(*found),)
+    assert counts.skipped == ({reason: 1} if reason else {})
+
+
+def test_narrow_space_in_the_context_matches_a_space_in_the_answer() -> None:
+    made = make_question("q", "What?", "über 5\u202fkm weit", [("5 km", 5)], "", TextCounts())
+    assert made is not None
+    assert made.answers == (Answer("5\u202fkm", 5),)
+
+
+def test_an_answer_outside_of_the_context_is_dropped_for_training_and_kept_for_scoring() -> None:
+    counts = TextCounts()
+    some = make_question("q", "When?", CONTEXT, [("1896", 19), ("1895", 19)], "a", counts)
+    assert some is not None
+    assert some.answers == (Answer("1895", 19),)
+    assert make_question("q", "When?", CONTEXT, [("1896", 19), (" ", 0)], "b", counts) is None
+    assert counts.skipped == {"answer not in its context": 3, "question left without an answer": 1}
+    assert counts.examples["question left without an answer"] == "b"
+
+    counts = TextCounts()
+    kept = make_question("q", "When?", CONTEXT, [("1896", 19)], "", counts, scoring=True)
+    assert kept is not None
+    assert kept.answers == (Answer("1896", -1),)
+    assert counts.skipped == {"answer not in its context, for scoring kept": 1}
+
+
+def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) -> None:
+    counts = TextCounts()
+    assert make_question("q", " \n", CONTEXT, (), "", counts) is None
+    assert make_question("q", "When?", "\u202f", None, "", counts) is None
+    path = write(qa(answers=[gold("1895", 19)], is_impossible=True))
+    assert read_squad(path, counts)[0].answers == ()
+    assert counts.skipped == {
+        "empty question": 1,
+        "empty context": 1,
+        "answers of a question marked is_impossible": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("qas", "message"),
+    [
+        ([qa(), qa()], "article 1, paragraph 1: question id q1 occurs twice"),
+        ([{"id": "a", "qestion": "x"}], "question a: field 'question' is missing; did you mean"),
+        ([{"question": "x"}], "paragraph 1, question 1: field 'id' is missing"),
+        ([qa(id=True)], "field 'id' is True; it must be text"),
+        ([qa(answers={"text": ["x"]})], "question q1: field 'answers' is .*must be a list"),
+        ([qa(answers=[{"text": "x"}])], "question q1: field 'answer_start' is missing"),
+        ([qa(answers=[gold("x", True)])], "'answer_start' is True; it must be a whole number"),
+        ([qa(is_impossible="no")], "'is_impossible' is 'no'; it must be a truth value"),
+        (["x"], "question 1: expected an object with field 'id'"),
+        ([], "holds no usable question"),
+    ],
+)
+def test_malformed_files_name_the_place(
+    write: Callable[..., Path], qas: list[Any], message: str
+) -> None:
+    with pytest.raises(BertkitError, match=message) as caught:
+        read_squad(write(*qas), TextCounts())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "expected an object with field 'data'"),
+        ('{"data": [{"title": "x"}]}', "article 1: field 'paragraphs' is missing"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraph 1: field 'context' is missing"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(BertkitError, match=message):
+        read_squad(path, TextCounts())
+
+
+def test_an_absent_file_says_where_to_get_it(tmp_path: Path) -> None:
+    path = tmp_path / SQUAD_FILES["2.0"]["dev"]
+    with pytest.raises(BertkitError, match=r"dev-v2\.0\.json does not exist.*SQuAD-explorer"):
+        read_squad(path, TextCounts())
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The  Battle\u00a0of an   A-team!", "battle of ateam"),
+        ("a", ""),
+        ("Theatre, another", "theatre another"),
+        ("U.S.", "us"),
+        ("l’été «à»", "l’été «à»"),  # only ASCII punctuation goes
+        ("Bob's (the) 1,000", "bobs 1000"),
+    ],
+)
+def test_normalisation(text: str, normal: str) -> None:
+    assert normalize_answer(text) == normal
+
+
+def test_f1_by_hand() -> None:
+    assert exact_match("The Cat!", "cat") == 1.0
+    assert f1("the black cat", "a black dog") == 0.5
+    assert f1("cat cat dog", "cat cat") == pytest.approx(0.8)
+    assert f1("", "cat") == f1("cat", "the") == 0.0
+    assert f1("the", "a") == 0.0
+    assert f1("the", "a", version2=True) == 1.0
+    assert f1("", "cat", version2=True) == 0.0
+
+
+def test_scores_of_version_1_by_hand() -> None:
+    inputs = [question("a", "black cat", "dog"), question("b", "cat"), question("c", "the")]
+    scores = squad_scores(inputs, {"a": "a black dog", "c": "an", "z": "x"})
+    assert scores == {
+        "exact": pytest.approx(100 / 3),  # c: both are empty, which 1.1 gives no F1
+        "f1": pytest.approx(100 * (2 / 3) / 3),
+        "total": 3,
+        "missing": 1,
+        "unknown": 1,
+    }
+
+
+def test_scores_of_version_2_by_hand() -> None:
+    inputs = [question("a", "black cat"), question("b"), question("c", "the"), question("d")]
+    predictions = {"a": "cat", "b": "", "c": "", "d": "cat"}
+    scores = squad_scores(inputs, predictions)
+    assert scores["exact"] == 50.0
+    assert scores["f1"] == pytest.approx(100 * (2 / 3 + 1 + 1) / 4)
+    assert (scores["HasAns_total"], scores["NoAns_total"]) == (2, 2)
+    assert (scores["HasAns_exact"], scores["NoAns_exact"]) == (50.0, 50.0)
+    assert scores["HasAns_f1"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+
+    odds = {"a": 3.0, "b": -2.0, "c": -3.0, "d": 2.5}
+    assert squad_scores(inputs, predictions, odds, 2.5)["f1"] == 50.0  # a is now answered with ""
+    assert squad_scores(inputs, predictions, odds, 2.0)["NoAns_f1"] == 100.0
+    assert squad_scores(inputs, {"a": "cat"}, {"a": 0.0})["missing"] == 3
+
+
+def test_scoring_needs_questions_gold_answers_and_odds() -> None:
+    with pytest.raises(BertkitError, match="no question to score"):
+        squad_scores([], {})
+    with pytest.raises(BertkitError, match="place, question a: no gold answers"):
+        squad_scores([QuestionInput("a", "?", "x", None, "place, question a")], {})
+    for odds in ({}, {"a": float("nan")}):
+        with pytest.raises(BertkitError, match="question a has a prediction but no finite"):
+            squad_scores([question("a")], {"a": "x"}, odds)
+
+
+@pytest.mark.parametrize(
+    ("file", "version", "exact", "overlap"),
+    [
+        ("v1.1_bert_ensemble_google.json", "1.1", 86.206, 92.196),
+        ("v1.1_rnet_plus_ensemble.json", "1.1", 82.469, 88.478),
+        ("v2.0_bert_single_google.json", "2.0", 78.742, 81.775),
+        ("v2.0_nlnet_single.json", "2.0", 75.828, 78.778),
+    ],
+)
+def test_published_predictions_get_their_published_scores(
+    data: Path, file: str, version: str, exact: float, overlap: float
+) -> None:
+    counts = TextCounts()
+    inputs = read_squad(data / "squad" / SQUAD_FILES[version]["dev"], counts, scoring=True)
+    predictions = json.loads((data / "squad" / "published-predictions" / file).read_text())
+    scores = squad_scores(inputs, predictions)
+    assert (round(scores["exact"], 3), round(scores["f1"], 3)) == (exact, overlap)
+    assert (scores["missing"], scores["unknown"]) == (0, 0)
+    assert not counts.skipped
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.booleans(),
+        st.sampled_from(["black cat", "cat", "dog", ""]),
+        st.integers(-3, 3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows=ROWS)
+def test_best_threshold_is_the_best_of_all_thresholds(rows: list[tuple[bool, str, int]]) -> None:
+    inputs, predictions, odds = [question("none")], {"none": ""}, {"none": 0.5}
+    for index, (answerable, text, value) in enumerate(rows):
+        inputs.append(question(str(index), *(["black cat"] if answerable else [])))
+        predictions[str(index)] = text
+        odds[str(index)] = float(value)
+    best = best_threshold(inputs, predictions, odds)
+    for name in ("exact", "f1"):
+        scores = [
+            squad_scores(inputs, predictions, odds, threshold)[name]
+            for threshold in [-9.0, *sorted(odds.values())]
+        ]
+        assert best[f"best_{name}"] == pytest.approx(max(scores))
+        reached = squad_scores(inputs, predictions, odds, best[f"best_{name}_threshold"])
+        assert reached[name] == pytest.approx(best[f"best_{name}"])
+
+
+def test_best_threshold_by_hand() -> None:
+    inputs = [question("a", "cat"), question("b", "black cat"), question("c"), question("d", "x")]
+    predictions = {"a": "cat", "b": "cat", "c": "dog", "d": "x"}
+    odds = {"a": -5.0, "b": -1.0, "c": 0.0, "d": 4.0}
+    best = best_threshold(inputs, predictions, odds)
+    assert (best["best_exact"], best["best_exact_threshold"]) == (50.0, -5.0)
+    assert best["best_f1"] == pytest.approx(100 * (1 + 2 / 3 + 1) / 4)
+    assert best["best_f1_threshold"] == -1.0
+    missing = best_threshold([*inputs, question("e", "y")], predictions, odds)
+    assert missing["best_exact"] == 40.0
+    nothing = best_threshold([question("a"), question("b")], {"a": "x", "b": "y"}, {"a": 1, "b": 2})
+    assert nothing["best_exact"] == 100.0
+    assert nothing["best_exact_threshold"] == 0.0
+
+
+def test_predictions_are_written_as_the_official_programs_read_them(tmp_path: Path) -> None:
+    spans = (Span("Fluß 🙂", 0.75, 2.0, 1.0, 4, 10), Span("", 0.25, 0.5, 0.0, 0, 0))
+    write_predictions(tmp_path / "one", {"a": "Fluß 🙂"}, None, {"a": spans})
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == [
+        "nbest_predictions.json",
+        "predictions.json",
+    ]
+    assert json.loads((tmp_path / "one" / "predictions.json").read_text()) == {"a": "Fluß 🙂"}
+    nbest = json.loads((tmp_path / "one" / "nbest_predictions.json").read_text())
+    assert nbest["a"][0] == {
+        "text": "Fluß 🙂",
+        "probability": 0.75,
+        "start_logit": 2.0,
+        "end_logit": 1.0,
+        "start": 4,
+        "end": 10,
+    }
+    write_predictions(tmp_path / "two", {"a": ""}, {"a": 1.5}, {"a": spans})
+    assert json.loads((tmp_path / "two" / "null_odds.json").read_text()) == {"a": 1.5}

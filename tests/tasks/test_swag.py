@@ -1,0 +1,77 @@
+"""SWAG's csv files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.inputs import ChoiceInput
+from bertkit.tasks.swag import read_swag, write_swag_predictions
+from bertkit.text.lines import TextCounts
+
+HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
+ROW = 'v-1,7,He sits. He,He sits.,He,gold,"stands, then runs",b,c,d'
+
+
+def test_the_official_sample(data: Path) -> None:
+    counts = TextCounts()
+    inputs = read_swag(data / "swag" / "sample.csv", counts)
+    assert [given.id for given in inputs] == [str(number) for number in range(11)]
+    assert not counts.skipped
+    for given in inputs:
+        assert len(given.choices) == 4
+        assert given.label in range(4)
+    assert inputs[0].text == "Students lower their eyes nervously."
+    assert inputs[0].choices[2] == "She walks slowly towards someone."
+    assert inputs[0].label == 2
+
+
+def test_a_file_with_and_without_labels(tmp_path: Path) -> None:
+    path = tmp_path / "val.csv"
+    path.write_text(f"{HEADER},label\n0,{ROW},3\n1,{ROW},0\n2,x\n")
+    counts = TextCounts()
+    inputs = read_swag(path, counts)
+    expected = ("He stands, then runs", "He b", "He c", "He d")
+    assert inputs[0] == ChoiceInput("0", "He sits.", expected, 3, f"{path}:2")
+    assert counts.skipped == {"row with 2 fields instead of 12": 1}
+    path.write_text(f"{HEADER}\n0,{ROW}\n1,{ROW.replace('He sits.,He,', ',,')}\n")
+    counts = TextCounts()
+    assert [given.label for given in read_swag(path, counts)] == [None, None]
+    assert counts.skipped == {"empty text, kept": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{HEADER}\n0,{ROW}\n1,{ROW}\n2,x\n", r"t\.csv:4: row with 2 fields .*every row"),
+        (f"{HEADER},label\n0,{ROW},4\n", r"t\.csv:2: the label is '4', not 0, 1, 2 or 3"),
+        ("text,label\na,b\n", r"t\.csv has no column 'sent1' \(columns: text, label\)"),
+        (f"{HEADER},label\n", r"t\.csv has no rows; get it again from https://github"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(BertkitError, match=message):
+        read_swag(path, TextCounts())
+
+
+def test_absent_data_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match=r"val\.csv does not exist.*rowanz/swagaf"):
+        read_swag(tmp_path / "val.csv", TextCounts())
+
+
+def test_predictions(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.csv"
+    write_swag_predictions(path, ["0", "1", "2"], [3, 0, 1])
+    assert path.read_text() == "pred\n3\n0\n1\n"
+    for ids, chosen, message in (
+        (["0", "2"], [1, 1], "row 1 of the predictions has the ID '2'"),
+        (["0"], [4], "prediction for row 0 is 4"),
+        (["0"], [1, 2], "2 predictions for 1 rows"),
+    ):
+        with pytest.raises(BertkitError, match=message):
+            write_swag_predictions(path, ids, chosen)
+    assert path.read_text() == "pred\n3\n0\n1\n"

@@ -1,0 +1,220 @@
+"""Batches, outputs and losses of the kinds, against transformers' own classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bertkit.model.directory import save_model
+from bertkit.model.start import Start
+from bertkit.objectives import total_loss
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.inputs import Answer as Gold
+from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.task import (
+    Items,
+    Part,
+    make_batch,
+    mean_outputs,
+    run_model,
+    split_parts,
+)
+
+CPU = torch.device("cpu")
+TEXTS = [
+    TextInput("0", "river stone bridge", None, None, "a:1"),
+    TextInput("1", "lantern.", "harvest winter, garden letter", None, "a:2"),
+    TextInput("2", "walking singing quickly slowly " * 3, "sailor", None, "a:3"),
+    TextInput("3", "", "mountain window", None, "a:4"),
+]
+LONG = TextInput("4", "copper thread market " * 40, None, None, "a:5")
+
+
+def padded(sequences: list[Any]) -> dict[str, torch.Tensor]:
+    """The sequences as transformers wants them."""
+    longest = max(len(s.ids) for s in sequences)
+    ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
+    mask, segments = torch.zeros_like(ids), torch.zeros_like(ids)
+    for row, sequence in enumerate(sequences):
+        n = len(sequence.ids)
+        ids[row, :n] = torch.from_numpy(sequence.ids.astype(np.int64))
+        mask[row, :n] = 1
+        segments[row, sequence.first : n] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+
+
+def both(task: Any, start: Start, folder: Path, oracle: type) -> tuple[Any, Any]:
+    """Our model with a fresh head, and transformers' with the same weights."""
+    torch.manual_seed(1)
+    ours = start.build(task.build, keep_head=False).model
+    for parameter in (
+        ours.qa_outputs if hasattr(ours, "qa_outputs") else ours.classifier
+    ).parameters():
+        torch.nn.init.normal_(parameter)
+    details = {"task": task.kind, "labels": list(task.labels)}
+    save_model(folder / "model", ours, start.tokenizer, details)
+    return ours.eval(), oracle.from_pretrained(folder / "model").eval()
+
+
+def loss_of(task: Any, model: Any, parts: list[Part]) -> float:
+    batch = make_batch(parts, task.targets)
+    with torch.no_grad():
+        return float(total_loss(task.objective(model, batch), batch.counts))
+
+
+def flat(items: Items) -> list[Part]:
+    return [part for item in items.items for part in item.parts]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "theirs"),
+    [
+        (Classify(("no", "yes", "maybe"), longest=40), ["yes", "no", "maybe", "no"], [1, 0, 2, 0]),
+        (Regress(longest=40), [0.5, 4.0, -1.0, 2.0], [0.5, 4.0, -1.0, 2.0]),
+        (
+            ClassifyMany(("a", "b", "c"), longest=40),
+            [("a",), (), ("b", "c"), ("a", "c")],
+            [[1.0, 0, 0], [0.0, 0, 0], [0.0, 1, 1], [1.0, 0, 1]],
+        ),
+    ],
+    ids=["classify", "regress", "multi-label"],
+)
+def test_texts_equal_transformers(
+    task: Any, labels: list[Any], theirs: list[Any], start: Start, tmp_path: Path
+) -> None:
+    inputs = [t._replace(label=label) for t, label in zip(TEXTS, labels, strict=True)]
+    items = task.items(inputs, start.tokenizer)
+    ours, oracle = both(task, start, tmp_path, transformers.BertForSequenceClassification)
+    rows = padded([part.sequences[0] for part in flat(items)])
+    with torch.no_grad():
+        expected = oracle(**rows, labels=torch.tensor(theirs))
+    found = np.concatenate([parts[0] for parts in run_model(ours, items, CPU)])
+    np.testing.assert_allclose(found, expected.logits, atol=2e-5)
+    assert loss_of(task, ours, flat(items)) == pytest.approx(float(expected.loss), rel=1e-4)
+
+
+def test_choices_equal_transformers(start: Start, tmp_path: Path) -> None:
+    inputs = [
+        ChoiceInput("0", "river stone", ("bridge.", "lantern harvest", "winter"), 2, "a:1"),
+        ChoiceInput("1", "garden", ("letter", "sailor mountain window", "copper"), 0, "a:2"),
+    ]
+    task = Choose(longest=40)
+    items = task.items(inputs, start.tokenizer)
+    ours, oracle = both(task, start, tmp_path, transformers.BertForMultipleChoice)
+    rows = padded([s for part in flat(items) for s in part.sequences])
+    shaped = {name: tensor.view(2, 3, -1) for name, tensor in rows.items()}
+    with torch.no_grad():
+        expected = oracle(**shaped, labels=torch.tensor([2, 0]))
+    found = np.stack([parts[0][:, 0] for parts in run_model(ours, items, CPU)])
+    np.testing.assert_allclose(found, expected.logits, atol=2e-5)
+    assert loss_of(task, ours, flat(items)) == pytest.approx(float(expected.loss), rel=1e-4)
+    chosen = task.decode(inputs, items, run_model(ours, items, CPU))
+    assert [c.choice for c in chosen] == expected.logits.argmax(-1).tolist()
+
+
+def test_inputs_may_have_different_numbers_of_choices(start: Start) -> None:
+    inputs = [
+        ChoiceInput("0", "river", ("bridge", "stone"), 1, "a:1"),
+        ChoiceInput("1", "garden", ("letter", "sailor", "window", "copper"), 3, "a:2"),
+    ]
+    task = Choose(longest=40)
+    items = task.items(inputs, start.tokenizer)
+    model = start.build(task.build, keep_head=False).model.eval()
+    alone = [loss_of(task, model, item.parts) for item in items.items]
+    assert loss_of(task, model, flat(items)) == pytest.approx(sum(alone) / 2, rel=1e-5)
+
+
+def test_answers_equal_transformers(start: Start, tmp_path: Path) -> None:
+    context = "river stone bridge, lantern harvest winter garden letter sailor mountain window."
+    inputs = [
+        QuestionInput("0", "walking?", context, (Gold("lantern", 20),), "q0"),
+        QuestionInput("1", "singing slowly", "copper thread", (), "q1"),
+    ]
+    task = Answer(null=True, longest=18, stride=4, question_length=10)
+    items = task.items(inputs, start.tokenizer)
+    assert items.windowed == 1
+    ours, oracle = both(task, start, tmp_path, transformers.BertForQuestionAnswering)
+    parts = flat(items)
+    rows = padded([part.sequences[0] for part in parts])
+    spans = torch.tensor([part.target[:2] for part in parts])
+    mask = rows["attention_mask"] == 0
+    with torch.no_grad():
+        expected = oracle(**rows)
+    logits = torch.stack([expected.start_logits, expected.end_logits], -1)
+    logits = logits.masked_fill(mask[..., None], -torch.inf)
+    wanted = torch.nn.functional.cross_entropy(logits, spans)  # the mean over windows and ends
+    assert loss_of(task, ours, parts) == pytest.approx(float(wanted), rel=1e-4)
+    for row, [output] in enumerate(run_model(ours, items, CPU)):
+        np.testing.assert_allclose(output, logits[row, : len(output)], atol=2e-5)
+
+
+def test_the_order_of_inputs_and_the_size_of_batches_change_nothing(start: Start) -> None:
+    task = Classify(("no", "yes"), longest=40)
+    inputs = [*TEXTS, LONG, *TEXTS[::-1]]
+    items = task.items(inputs, start.tokenizer)
+    assert items.windowed == 1
+    model = start.build(task.build, keep_head=False).model.eval()
+    outputs = run_model(model, items, CPU)
+    assert [len(parts) for parts in outputs] == [1, 1, 1, 1, 4, 1, 1, 1, 1]
+    for item, parts in zip(items.items, outputs, strict=True):
+        for part, output in zip(item.parts, parts, strict=True):
+            with torch.no_grad():
+                alone = model(make_batch([part]).packed)
+            np.testing.assert_allclose(output, alone, atol=1e-5)
+    for first, last in zip(outputs[:4], outputs[:4:-1], strict=True):
+        np.testing.assert_allclose(first[0], last[0], atol=1e-5)
+
+
+def test_a_windowed_text_counts_once(start: Start) -> None:
+    """Its windows' losses are averaged, and its prediction is the mean of their outputs."""
+    task = Classify(("no", "yes"), longest=40)
+    inputs = [LONG._replace(label="yes"), TEXTS[0]._replace(label="no")]
+    items = task.items(inputs, start.tokenizer)
+    model = start.build(task.build, keep_head=False).model.eval()
+    windows = [loss_of(task, model, [part._replace(weight=1.0)]) for part in items.items[0].parts]
+    short = loss_of(task, model, items.items[1].parts)
+    assert loss_of(task, model, flat(items)) == pytest.approx((np.mean(windows) + short) / 2)
+    outputs = run_model(model, items, CPU)
+    mean = np.mean([part[0] for part in outputs[0]], axis=0)
+    [label, _] = task.decode(inputs, items, outputs)
+    chances = torch.tensor(mean).softmax(-1)
+    assert label.probabilities["yes"] == pytest.approx(float(chances[1]), rel=1e-5)
+    assert sum(label.probabilities.values()) == pytest.approx(1.0)
+
+
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: Start) -> None:
+    task = Classify(("no", "yes"), longest=40)
+    inputs = [t._replace(label="yes") for t in (*TEXTS, LONG)]
+    parts = flat(task.items(inputs, start.tokenizer))
+
+    def gradient(groups: list[list[Part]]) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = start.build(task.build, keep_head=False).model.eval()
+        batches = [make_batch(group, task.targets) for group in groups]
+        counts = {"examples": sum(batch.counts["examples"] for batch in batches)}
+        assert counts == {"examples": 5}
+        for batch in batches:
+            total_loss(task.objective(model, batch), counts).backward()
+        return model.encoder.layers[0].output.weight.grad
+
+    groups = list(split_parts(parts, 45))
+    assert len(groups) > 3
+    assert [part for group in groups for part in group] == parts
+    torch.testing.assert_close(gradient(groups), gradient([parts]), atol=1e-6, rtol=1e-4)
+
+
+def test_an_ensemble_is_the_mean_of_outputs() -> None:
+    one = [[np.array([[0.0, 2.0]])], [np.array([[1.0, 1.0]]), np.array([[3.0, 3.0]])]]
+    two = [[np.array([[2.0, 0.0]])], [np.array([[3.0, 1.0]]), np.array([[5.0, 1.0]])]]
+    [[first], [second, third]] = mean_outputs([one, two])
+    assert first.tolist() == [[1.0, 1.0]]
+    assert second.tolist() == [[2.0, 1.0]]
+    assert third.tolist() == [[4.0, 2.0]]

@@ -1,0 +1,114 @@
+"""One run: the compact embeddings change nothing, the seed decides everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.model.start import Start
+from bertkit.tasks import tune as tune_module
+from bertkit.tasks.classify import Classify
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.training.journal import Journal, read_journal
+
+TASK = Classify(("no", "yes"), longest=40)
+INPUTS = [
+    TextInput("0", "river stone bridge", None, "yes", "a:1"),
+    TextInput("1", "lantern.", "harvest winter", "no", "a:2"),
+    TextInput("2", "walking singing " * 30, None, "yes", "a:3"),
+    TextInput("3", "letter sailor", "mountain window", "no", "a:4"),
+    TextInput("4", "river", None, "yes", "a:5"),
+]
+RUN = RunSettings(batch_size=2, learning_rate=3e-3, epochs=2, seed=3)
+
+
+class Whole:
+    """Stands for `CompactEmbeddings` and leaves the embeddings whole."""
+
+    table = None
+
+    def __init__(self, encoder: Any, items: Any) -> None:
+        """Leave it."""
+
+    def restore(self, shrinkage: float) -> None:
+        """Nothing to put back."""
+
+
+def weights(start: Start, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    journal = Journal(folder, tensorboard=False, resume_step=0)
+    tuning = Tuning(weight_decay=0.1, **changes.pop("tuning", {}))
+    run = RunSettings(**{**RUN.__dict__, **changes})
+    try:
+        model = tune(
+            *(start, TASK, TASK.items(INPUTS, start.tokenizer), run, tuning),
+            device=torch.device("cpu"),
+            precision="fp32",
+            keep_head=False,
+            journal=journal,
+            progress=lambda record: None,
+        )
+    finally:
+        journal.close()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_compact_embeddings_change_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias_correction: bool
+) -> None:
+    compact = weights(start, tmp_path / "a", tuning={"bias_correction": bias_correction})
+    monkeypatch.setattr(tune_module, "CompactEmbeddings", Whole)
+    whole = weights(start, tmp_path / "b", tuning={"bias_correction": bias_correction})
+    assert compact.keys() == whole.keys()
+    for name, tensor in whole.items():
+        torch.testing.assert_close(compact[name], tensor, atol=2e-6, rtol=1e-5, msg=name)
+    before = start.tensors["bert.embeddings.word_embeddings.weight"]
+    moved = (whole["encoder.word_embeddings.weight"] - before).abs().amax(1)
+    assert (moved > 1e-3).sum() > 5  # tuned
+    assert ((moved > 0) & (moved < 1e-3)).sum() > 5  # only shrunk
+
+
+def test_the_start_is_left_as_it_was(start: Start, tmp_path: Path) -> None:
+    before = {name: tensor.clone() for name, tensor in start.tensors.items()}
+    weights(start, tmp_path)
+    for name, tensor in before.items():
+        assert torch.equal(start.tensors[name], tensor), name
+
+
+def test_a_seed_decides_everything(start: Start, tmp_path: Path) -> None:
+    first, again = weights(start, tmp_path / "a"), weights(start, tmp_path / "b")
+    other = weights(start, tmp_path / "c", seed=4)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
+
+
+def test_batches_taken_in_parts_are_the_same(start: Start, tmp_path: Path) -> None:
+    """Without dropout: with it, parts draw other numbers."""
+    from dataclasses import replace
+
+    calm = replace(
+        start,
+        config=replace(start.config, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    )
+    whole = weights(calm, tmp_path / "a")
+    parts = weights(calm, tmp_path / "b", tuning={"max_tokens": 12})
+    for name, tensor in whole.items():
+        torch.testing.assert_close(parts[name], tensor, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_the_journal_has_losses_and_rates(start: Start, tmp_path: Path) -> None:
+    weights(start, tmp_path)
+    records = read_journal(tmp_path / "journal.jsonl")
+    assert [record["step"] for record in records] == [6]  # three updates an epoch
+    assert records[0]["examples"] == 10
+    assert records[0]["loss"] > 0
+
+
+def test_a_diverged_run_says_so(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match="diverged"):
+        weights(start, tmp_path, learning_rate=1e30)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.windows import cut_into_windows, text_windows
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+@given(st.integers(0, 200), st.integers(1, 30), st.integers(0, 40))
+def test_windows_hold_every_id_in_order(length: int, room: int, stride: int) -> None:
+    ids = list(range(length))
+    windows = cut_into_windows(ids, room, stride)
+    assert set().union(*windows) == set(ids)
+    assert all(len(window) <= room for window in windows)
+    starts = [window[0] for window in windows if window]
+    assert starts == sorted(set(starts))
+    assert len(windows) == 1 or all(len(window) == room for window in windows)
+    if stride and len(windows) > 1:
+        steps = np.diff(starts)
+        assert (steps[:-1] == min(stride, room)).all()
+
+
+def test_neighbours_share_a_quarter_by_default() -> None:
+    windows = cut_into_windows(list(range(100)), 40)
+    assert [window[0] for window in windows] == [0, 30, 60]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    first=st.integers(0, 120), second=st.none() | st.integers(0, 120), longest=st.integers(5, 60)
+)
+def test_nothing_of_a_text_or_a_pair_is_lost(
+    tokenizer: Tokenizer, first: int, second: int | None, longest: int
+) -> None:
+    text = [100 + i for i in range(first)]
+    pair = None if second is None else [1000 + i for i in range(second)]
+    windows = text_windows(text, pair, tokenizer, longest)
+    seen: set[int] = set()
+    for window in windows:
+        ids = window.ids.tolist()
+        assert len(ids) <= longest
+        assert ids[0] == tokenizer.cls_id
+        assert ids[window.first - 1] == tokenizer.sep_id
+        assert ids[-1] == tokenizer.sep_id
+        assert ids.count(tokenizer.sep_id) == (1 if pair is None else 2)
+        assert all(100 <= i < 1000 for i in ids[1 : window.first - 1])
+        assert all(i >= 1000 for i in ids[window.first : -1])
+        seen |= set(ids)
+    assert seen >= {*text, *(pair or [])}
+    fits = first + (second or 0) + (2 if pair is None else 3) <= longest
+    assert (len(windows) == 1) == fits
+
+
+def test_the_shorter_text_of_a_pair_stays_whole(tokenizer: Tokenizer) -> None:
+    question, context = list(range(100, 110)), list(range(1000, 1100))
+    windows = text_windows(question, context, tokenizer, 43)
+    assert len(windows) > 1
+    assert all(window.ids[1:11].tolist() == question for window in windows)
+    turned = text_windows(context, question, tokenizer, 43)
+    assert all(window.ids[-11:-1].tolist() == question for window in turned)
+
+
+def test_a_length_without_room_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(BertkitError, match="no room"):
+        text_windows([1, 2], [3], tokenizer, 4)
