@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.files import write_json
 from benchmarks.record import data_folder
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
+from bertkit.files import write_json
 
 Examples = list[dict[str, Any]]
 

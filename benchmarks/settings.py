@@ -22,9 +22,9 @@ SETTINGS = {
     "cola": Setting(32, 1e-4, 3),
     "rte": Setting(32, 1e-4, 3, "random"),
     "sts-b": Setting(32, 1e-4, 3),
-    "arc-easy": Setting(16, 1e-4, 3),
-    "conll-2003": Setting(32, 1e-4, 3),
-    "sst-2": Setting(32, 1e-4, 2),
+    "arc-easy": Setting(16, 1e-4, 2),
+    "conll-2003": Setting(32, 1e-4, 2),
+    "sst-2": Setting(32, 1e-4, 1),
     "squad-1.1": Setting(16, 1e-4, 2),
     "squad-2.0": Setting(16, 1e-4, 2),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
@@ -125,13 +125,9 @@ def draw(
         changes: (step, label) of vertical lines.
         prefix: begins every id, so that several drawings can be in one page.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-    with mpl.rc_context({**COLOURS, "svg.hashsalt": "bertkit", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(6.0, 3.2), layout="constrained")
-        axes = figure.add_subplot()
+    def paint(axes: Any) -> None:
         for (label, height), style in zip(baselines, ("--", ":"), strict=False):
             axes.axhline(height, color=BASELINE, linewidth=1.2, linestyle=style, label=label)
         axes.plot(*thin(training), color=TRAINING, linewidth=0.8, alpha=0.35)
@@ -151,13 +147,35 @@ def draw(
         )
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
         axes.set_xlabel("step")
-        axes.grid(alpha=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
         if len(held_out.values) or baselines:
             axes.legend(frameon=False, fontsize=9)
+
+    return rendered(paint, prefix, described(plot, training, held_out, baselines))
+
+
+def rendered(
+    paint: Callable[[Any], None], prefix: str, alternative: str, height: float = 3.2
+) -> str:
+    """What `paint` puts on matplotlib axes, as an SVG element.
+
+    Args:
+        paint: is given the axes.
+        prefix: begins every id, so that several drawings can be in one page.
+        alternative: the drawing in words.
+        height: in inches; the width is 6.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({**COLOURS, "svg.hashsalt": "bertkit", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(6.0, height), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(alpha=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+        paint(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return inline(buffer.getvalue(), prefix, described(plot, training, held_out, baselines))
+    return inline(buffer.getvalue(), prefix, alternative)
 
 
 def inline(svg: str, prefix: str, alternative: str) -> str:

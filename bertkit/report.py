@@ -1,14 +1,13 @@
 """A run directory → `report.html`: one page that needs nothing else, not even a network.
 
-The numbers come from `journal.jsonl` alone. Plots are drawn by matplotlib as SVG inside the page,
-with the page's own colours, so that they follow its light or dark appearance.
+The numbers of a pre-training come from `journal.jsonl` alone; a fine-tuning has a page of its own,
+see `report_tuning.py`. Plots are drawn by matplotlib as SVG inside the page, with the page's own
+colours, so that they follow its light or dark appearance.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
 from html import escape
 from itertools import accumulate
 from pathlib import Path
@@ -17,9 +16,13 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_json, write_text
+from bertkit.files import write_text
+from bertkit.page import card_list, drawing, flat, folded, optional_json, page, table
 from bertkit.plots import Plot, curve, draw, number
 from bertkit.training.journal import JOURNAL, read_journal
+
+FINETUNING, RUN = "finetune.json", "run.json"
+"""What a folder of fine-tuning runs holds, and what each of its runs does."""
 
 PLOTS = (
     Plot(
@@ -45,26 +48,6 @@ PLOTS = (
     Plot("Tokens per second", "tokens_per_second"),
     Plot("MFU: share of the measured matrix-product peak", "mfu", "share"),
 )
-
-STYLE = """
-:root{color-scheme:light dark;--page:#fff;--card:#f4f6f8;--text:#1c1e21;--grid:#d8dce2;
- --training:#2563a8;--held-out:#c8501e;--baseline:#6f7680}
-@media(prefers-color-scheme:dark){:root{--page:#15171a;--card:#20242a;--text:#e6e8eb;--grid:#3a3f47;
- --training:#6cb0f5;--held-out:#ff9a5c;--baseline:#9aa2ad}}
-body{background:var(--page);color:var(--text);font:16px/1.5 system-ui,sans-serif;margin:0 auto;
- max-width:64rem;padding:1rem}
-h1{font-size:1.6rem}h2{font-size:1.25rem;margin-top:2rem}h3{font-size:1rem;margin:0}
-.cards,.plots{display:grid;gap:1rem;grid-template-columns:repeat(auto-fit,minmax(min(11rem,100%),1fr))}
-.plots{grid-template-columns:repeat(auto-fit,minmax(min(24rem,100%),1fr))}
-.cards div,figure{background:var(--card);border-radius:.5rem;margin:0;padding:.75rem 1rem}
-.cards dt,.cards dd.than{color:var(--baseline);font-size:.85rem}.cards dd{margin:0}
-.cards dd.value{font-size:1.5rem;font-variant-numeric:tabular-nums}
-svg{display:block;height:auto;width:100%}svg *{stroke-linecap:butt;stroke-linejoin:round}
-svg text{font-family:system-ui,sans-serif!important}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-td,th{border-bottom:1px solid var(--grid);padding:.25rem 1rem .25rem 0;text-align:left;
- vertical-align:top;overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:.75rem 0}
-"""
 
 
 class Run:
@@ -107,11 +90,37 @@ class Run:
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into a run directory, finished or still going on.
+    """Write `report.html` into the folder of a pre-training or a fine-tuning.
+
+    It may be finished or still going on. The same files give the same page, byte for byte.
+
+    Raises:
+        BertkitError: the folder is of neither kind, a file is damaged, or there is nothing to show
+            yet.
+    """
+    if (run / FINETUNING).is_file():
+        from bertkit.report_tuning import tuning_page  # imports torch
+
+        text = tuning_page(run)
+    elif (run / RUN).is_file() and (grid := run.resolve().parent.parent / FINETUNING).is_file():
+        raise BertkitError(f"{run} is one run of a fine-tuning; name its folder {grid.parent}")
+    elif not (run / JOURNAL).is_file():
+        raise BertkitError(
+            f"{run / JOURNAL} does not exist, nor {FINETUNING} beside it; name the folder of a run"
+        )
+    else:
+        text = pretraining_page(run)
+    path = run / "report.html"
+    write_text(path, text)
+    return path
+
+
+def pretraining_page(run: Path) -> str:
+    """The report of a pre-training.
 
     Reads `journal.jsonl` and, where they are there, `recipe.json`, `environment.json`,
     `corpus.json` and `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns",
-    "rows"}}]}). The same files give the same page, byte for byte.
+    "rows"}}]}).
 
     Raises:
         BertkitError: the journal is missing, damaged, or has no step yet.
@@ -123,22 +132,7 @@ def write_report(run: Path) -> Path:
     figures = "\n".join(figure(content, plot) for plot in PLOTS)
     parts.append(f'<h2>Training</h2><div class="plots">{figures}</div>')
     parts.append(tables(content, run))
-    title = escape(f"{content.name}: bertkit report")
-    page = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head>\n<body><main>"
-        + "\n".join(parts)
-        + "</main></body></html>\n"
-    )
-    path = run / "report.html"
-    write_text(path, page)
-    return path
-
-
-def optional_json(path: Path) -> Any:
-    """A JSON file's value, or None where there is no such file."""
-    return read_json(path) if path.is_file() else None
+    return page(f"{content.name}: bertkit report", parts)
 
 
 def heading(run: Run) -> str:
@@ -172,12 +166,7 @@ def cards(run: Run) -> str:
         values = curve(run.steps, field).values
         if len(values):
             shown.append((label, number(float(np.median(values)), kind), "median"))
-    body = "".join(
-        f'<div><dt>{escape(label)}</dt><dd class="value">{escape(value)}</dd>'
-        f'<dd class="than">{escape(than)}</dd></div>'
-        for label, value, than in shown
-    )
-    return f'<dl class="cards">{body}</dl>'
+    return card_list(shown)
 
 
 def in_words(run: Run) -> str:
@@ -219,7 +208,7 @@ def figure(run: Run, plot: Plot) -> str:
         changes=run.changes(),
         prefix=f"{plot.field}-",
     )
-    return f"<figure><h3>{escape(plot.title)}</h3>{svg}</figure>"
+    return drawing(plot.title, svg)
 
 
 def section(content: dict[str, Any]) -> str:
@@ -249,43 +238,4 @@ def tables(run: Run, folder: Path) -> str:
         ("Corpus", optional_json(folder / "corpus.json")),
     ):
         parts.append((title, ["field", "value"], [list(row) for row in flat(value or {})]))
-    return "\n".join(
-        f"<details><summary>{title}</summary>{table(columns, rows)}</details>"
-        for title, columns, rows in parts
-        if rows
-    )
-
-
-def flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Nested JSON as (dotted name, value); a list of plain values stays one value."""
-    if isinstance(value, dict):
-        children = list(value.items())
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        children = [(str(i), item) for i, item in enumerate(value)]
-    else:
-        return [(name, value)]
-    return [row for key, item in children for row in flat(item, f"{name}.{key}" if name else key)]
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """An HTML table of any values."""
-    head = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell(value))}</td>" for value in row) + "</tr>\n"
-        for row in rows
-    )
-    head = f"<thead><tr>{head}</tr></thead>"
-    return f'<div class="wide"><table>{head}<tbody>{body}</tbody></table></div>'
-
-
-def cell(value: Any) -> str:
-    """A value in a table: text as it is, numbers short, the rest as in JSON."""
-    if value is None:
-        return "–"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return ", ".join(cell(item) for item in value)
-    return json.dumps(value, ensure_ascii=False)
+    return "\n".join(folded(title, table(columns, rows)) for title, columns, rows in parts if rows)

@@ -94,8 +94,8 @@ def test_labelled_task_is_tested_on_modules_set_apart(tokenizer) -> None:
     apart = [d.text for d in found if docstrings.is_apart(d.module) and len(d.text) > 80]
     assert apart
     assert sum(text.splitlines()[0] not in trained for text in apart) > 0.9 * len(apart)
-    known = {tuple(ids) for ids, _ in labelled.train}
-    assert known.isdisjoint(tuple(ids) for ids, _ in labelled.test)
-    assert {label for _, label in labelled.train} == set(range(len(labelled.families)))
+    known = {given.text for given in labelled.train}
+    assert known.isdisjoint(given.text for given in labelled.test)
+    assert {given.label for given in labelled.train} == set(labelled.families)
     with pytest.raises(BertkitError, match="too few docstrings"):
         task.labelled_task(found[:3], tokenizer, 200)

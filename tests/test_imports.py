@@ -25,7 +25,7 @@ STORY = [
     ("training",),
     ("tasks",),
     ("predict",),
-    ("plots", "report"),
+    ("page", "plots", "plots_tuning", "tuned", "report_answers", "report_tuning", "report"),
     ("demo",),
     ("verbs",),
     ("cli",),

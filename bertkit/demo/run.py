@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from bertkit.config import read_recipe
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.demo.docstrings import gather
-from bertkit.demo.task import LabelledTask, labelled_task, tune
+from bertkit.demo.task import LabelledTask, labelled_task, tune_and_test
 from bertkit.files import write_json, write_text
 from bertkit.model.directory import load_pretraining_model
 from bertkit.model.heads import PretrainingModel
@@ -36,14 +38,16 @@ MASKED_SENTENCES = (
 
 
 def compare(
-    model: PretrainingModel, task: LabelledTask, console: Console
+    model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, console: Console
 ) -> dict[str, list[float]]:
     """Test accuracies from pre-trained and from random weights, one a seed."""
     found: dict[str, list[float]] = {"pre-trained": [], "random": []}
     console.start(2 * len(SEEDS), title="tuning", unit="runs")
     for seed in SEEDS:
-        for name, start in (("pre-trained", model), ("random", None)):
-            found[name].append(tune(start, model, task, seed))
+        torch.manual_seed(seed)
+        untrained = PretrainingModel(model.config)
+        for name, start in (("pre-trained", model), ("random", untrained)):
+            found[name].append(tune_and_test(start, tokenizer, task, seed))
             console.update({"done": sum(map(len, found.values()))})
     console.close()
     return found
@@ -53,7 +57,7 @@ def sections(
     accuracies: dict[str, list[float]], task: LabelledTask, predictor: Predictor
 ) -> list[dict[str, Any]]:
     """The demo's part of the report."""
-    labels = Counter(label for _, label in task.test)
+    labels = Counter(given.label for given in task.test)
     chance = max(labels.values()) / len(task.test)
     guesses = [
         [
@@ -115,7 +119,7 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     model = load_pretraining_model(out / "model")
     tokenizer = store.tokenizer
     task = labelled_task(docstrings, tokenizer, model.config.max_position_embeddings)
-    accuracies = compare(model, task, console)
+    accuracies = compare(model, tokenizer, task, console)
     parts = sections(accuracies, task, Predictor(model, tokenizer, choose_device("cpu")))
     write_json(out / "demo.json", {"sections": parts, "accuracies": accuracies})
     for line in summary(out, parts):

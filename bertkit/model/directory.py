@@ -85,6 +85,8 @@ def save_model(
     model: Savable,
     tokenizer: SavedTokenizer,
     details: Mapping[str, Any],
+    *,
+    extra: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a complete model directory, or, after any error, nothing.
 
@@ -93,6 +95,7 @@ def save_model(
         model: unwrapped (not compiled or distributed), on any device.
         tokenizer: the one whose ids the model knows.
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
+        extra: writes more files into the folder it is given.
 
     Raises:
         BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
@@ -108,6 +111,8 @@ def save_model(
         write_tensors(folder / "model.safetensors", foreign_tensors(model), format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
+        if extra is not None:
+            extra(folder)
 
 
 def describe(model: Savable, details: Mapping[str, Any]) -> dict[str, Any]:

@@ -53,12 +53,15 @@ ENDS = (
 def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Hugging Face's name, or three of them, for each entry of `model.state_dict()`."""
     prefix = "encoder." if isinstance(model, Encoder) else ""
-    names = {}
+    names: dict[str, tuple[str, ...]] = {}
     for own in model.state_dict():
         module, _, kind = f"{prefix}{own}".rpartition(".")
         layer = re.search(r"\.(\d+)\.", module)
         number = layer[1] if layer else ""
-        foreign = HUGGING_FACE[re.sub(r"\.\d+\.", ".N.", module)]
+        foreign = HUGGING_FACE.get(re.sub(r"\.\d+\.", ".N.", module))
+        if foreign is None:  # a head that only bertkit has
+            names[own] = (own,)
+            continue
         names[own] = tuple(f"{name}.{kind}".replace(".N.", f".{number}.") for name in foreign)
     return names
 

@@ -84,6 +84,8 @@ class Lengths:
     """Tokens of a window; 0 for 384 in question answering and all the model can take elsewhere."""
     stride: int = 0
     """Tokens from one window to the next; 0 for 128 in question answering, 3/4 of the room else."""
+    question_length: int = 64
+    """Of answer: longer questions are cut here, as in the published code, and counted."""
     context: str = "sentence"
     """Of tag: sentence, or document, where every word sees the sentences around its own, too."""
 
@@ -266,7 +268,12 @@ def task_for(
         return Choose(longest, stride)
     if kind == "answer":
         null = any(given.answers == () for given in train)
-        return Answer(null=null, longest=longest, stride=stride or 128)
+        return Answer(
+            null=null,
+            longest=longest,
+            stride=stride or 128,
+            question_length=lengths.question_length,
+        )
     if kind == "tag":
         labels, entities = tag_labels(train)
         return Tag(labels, longest, stride, lengths.context, entities)

@@ -24,10 +24,12 @@ def official_writer(name: str) -> Writer:
     """What writes the official files of a set or a kind."""
     if name in GLUE:
         return lambda folder, split, *rest: write_glue(name, folder, split, *rest)
-    kind = KIND_OF.get(name, name)
-    return {"answer": write_answers, "choose": write_choices, "tag": write_tags}.get(
-        kind, no_official_files
-    )
+    writers: dict[str, Writer] = {
+        "answer": write_answers,
+        "choose": write_choices,
+        "tag": write_tags,
+    }
+    return writers.get(KIND_OF.get(name, name), no_official_files)
 
 
 def write_glue(

@@ -1,0 +1,123 @@
+"""Speed of fine-tuning against transformers' Trainer on MRPC, side by side in one run.
+
+Every contestant tunes the same encoder on the same pairs for one epoch, in turn, several times:
+the Trainer with dynamic padding in fp32 and under bf16 autocast, bertkit in both. bertkit's time
+includes building the network; the Trainer's begins at `train()`. Scores are compared by
+`benchmarks.quality`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.record import data_folder, summary, write_result
+from benchmarks.reference import glue
+from benchmarks.settings import start_model
+from bertkit.model.start import read_start
+from bertkit.tasks.classify import Classify
+from bertkit.tasks.glue import GLUE, read_glue
+from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.text.lines import TextCounts
+from bertkit.training.journal import Journal
+
+BATCH = 32
+
+
+def own(precision: str, data: Path, examples: int) -> tuple[Callable[[], None], int]:
+    """Bertkit's epoch, and the tokens in it."""
+    start = read_start(start_model())
+    task = Classify(GLUE["mrpc"].labels)
+    inputs = read_glue("mrpc", data / "glue", "train", TextCounts())[:examples]
+    items = task.items(inputs, start.tokenizer)
+    run = RunSettings(batch_size=BATCH, learning_rate=1e-4, epochs=1, seed=1)
+
+    def epoch() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            journal = Journal(Path(folder), tensorboard=False)
+            tune(
+                *(start, task, items, run, Tuning()),
+                device=torch.device("cpu"),
+                precision=precision,
+                keep_head=False,
+                journal=journal,
+                progress=lambda record: None,
+            )
+            journal.close()
+
+    return epoch, items.tokens
+
+
+def theirs(precision: str, data: Path, examples: int) -> Callable[[], None]:
+    """The Trainer's epoch."""
+    from transformers import AutoTokenizer, Trainer, TrainingArguments
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(start_model())
+    parts = glue("mrpc", data / "glue" / "MRPC", tokenizer)
+
+    def epoch() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                output_dir=folder, use_cpu=True, bf16=precision == "bf16", report_to=[],
+                learning_rate=1e-4, per_device_train_batch_size=BATCH, num_train_epochs=1,
+                weight_decay=0.01, warmup_steps=0.1, save_strategy="no", disable_tqdm=True,
+                logging_strategy="no", remove_unused_columns=False,
+            )  # fmt: skip
+            trainer = Trainer(
+                model=parts.model,
+                args=arguments,
+                train_dataset=parts.train[:examples],
+                data_collator=parts.collate,
+            )
+            trainer.train()
+
+    return epoch
+
+
+def main() -> None:
+    """Measure all four in turn."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--examples", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    data, count = data_folder(arguments.data), arguments.examples
+    contestants: dict[str, Callable[[], None]] = {}
+    tokens = 0
+    for precision in ("fp32", "bf16"):
+        contestants[f"Trainer {precision}"] = theirs(precision, data, count)
+        contestants[f"bertkit {precision}"], tokens = own(precision, data, count)
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(arguments.repeats):
+        for name, epoch in contestants.items():
+            began = time.perf_counter()
+            epoch()
+            seconds[name].append(time.perf_counter() - began)
+            print(name, f"{seconds[name][-1]:.1f} s", flush=True)
+    rows: dict[str, Any] = {}
+    for name, own_seconds in seconds.items():
+
+        def over(other: str, times: list[float] = own_seconds) -> dict[str, float]:
+            return summary([b / a for a, b in zip(times, seconds[other], strict=True)])
+
+        rows[name] = {
+            "samples_per_second": summary([count / s for s in own_seconds]),
+            "real_tokens_per_second": summary([tokens / s for s in own_seconds]),
+            "over_trainer_fp32": over("Trainer fp32"),
+            "over_trainer_bf16": over("Trainer bf16"),
+        }
+    details = {"examples": count, "mean_tokens": round(tokens / count, 1), "batch": BATCH,
+               "repeats": arguments.repeats}  # fmt: skip
+    print(write_result("finetuning", rows, details))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Quality of fine-tuning against transformers' Trainer: same start, data and hyper-parameters.
+
+`python -m benchmarks.reference` makes the Trainer's runs, this module bertkit's; both skip what is
+done in the work folder. Then the table: medians, spreads, and whether our median is within one
+standard deviation of the reference or better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import data_folder, write_result
+from benchmarks.settings import SETTINGS, Setting, start_model
+from benchmarks.slices import make_slices
+from bertkit.model.start import read_start
+from bertkit.predict.tasks import TaskPredictor
+from bertkit.tasks.dataset import Dataset
+from bertkit.tasks.finetune import finetune
+from bertkit.tasks.grid import Grid, read_results
+from bertkit.tasks.own import Columns, Files, Lengths
+from bertkit.tasks.sets import load_dataset
+from bertkit.tasks.tune import Tuning
+from bertkit.training.journal import Console
+
+METRICS = {
+    "mrpc": ("accuracy", "f1"),
+    "cola": ("matthews",),
+    "rte": ("accuracy",),
+    "sts-b": ("pearson", "spearman"),
+    "sst-2": ("accuracy",),
+    "arc-easy": ("accuracy",),
+    "conll-2003": ("f1",),
+    "squad-1.1": ("exact_match", "f1"),
+    "squad-2.0": ("exact_match", "f1"),
+}
+ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
+
+
+def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
+    """The data of a task, as `bertkit finetune` reads it."""
+    glue = {"sst-2": slices}
+    lengths = Lengths()
+    if task == "arc-easy":
+        train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
+        return load_dataset("choose", Files(train=train, dev=dev), ARC, lengths, positions)
+    if task == "conll-2003":
+        files = Files(data=data / "conll2003")
+    elif task == "squad-1.1":
+        train = str(slices / "squad" / "train.json")
+        files = Files(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
+    elif task == "squad-2.0":
+        files = Files(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
+    else:
+        files = Files(data=glue.get(task, data / "glue"))
+    return load_dataset(task, files, Columns(), lengths, positions)
+
+
+ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
+
+
+def own_runs(task: str, setting: Setting, seeds: int, data: Path, work: Path) -> None:
+    """Bertkit's runs; those that are done are skipped."""
+    start = read_start(start_model())
+    found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
+    grid = Grid(
+        batch_size=(setting.batch,),
+        learning_rate=(setting.learning_rate,),
+        epochs=(setting.epochs,),
+        seeds=seeds,
+    )
+    with Console(interval=60) as console:
+        finetune(
+            found,
+            start,
+            work / "bertkit" / task,
+            grid=grid,
+            tuning=Tuning(precision="bf16"),
+            console=console,
+        )
+
+
+def own_scores(task: str, work: Path) -> list[dict[str, float]]:
+    """Dev scores of bertkit's runs."""
+    setting = SETTINGS[task]
+    grid = Grid(
+        batch_size=(setting.batch,),
+        learning_rate=(setting.learning_rate,),
+        epochs=(setting.epochs,),
+        seeds=20,
+    )
+    results = read_results(work / "bertkit" / task, grid.runs())
+    return [result.scores.get("dev", {}) | {"seconds": result.seconds} for result in results]
+
+
+def reference_scores(task: str, data: Path, work: Path) -> list[dict[str, float]]:
+    """Dev scores of the reference's runs; saved SQuAD models are scored here, once."""
+    found = []
+    for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
+        values = json.loads(path.read_text())
+        if not values["scores"]:
+            values["scores"] = score_saved(task, path.with_suffix(""), data, work)
+            path.write_text(json.dumps(values, indent=2))
+        found.append({**values["scores"], "seconds": values["seconds"]})
+    return found
+
+
+def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, float]:
+    """A model of the Trainer's, with bertkit's windows and decoding."""
+    found = dataset(task, data, work / "slices", 512)
+    predictor = TaskPredictor.load(folder, precision="bf16")
+    predictor.task = found.task
+    [(_, inputs)] = found.dev
+    predictions, _ = predictor.run(inputs)
+    return found.task.calibrated(inputs, predictions).score(inputs, predictions)
+
+
+def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
+    """Medians and spreads in percent, and the comparison."""
+    deviation = statistics.stdev(theirs) if len(theirs) > 1 else 0.0
+    return {
+        "bertkit": in_percent(own),
+        "bertkit_runs": len(own),
+        "trainer": in_percent(theirs),
+        "trainer_runs": len(theirs),
+        "trainer_deviation": round(100 * deviation, 2),
+        "bertkit_minus_trainer": round(
+            100 * (statistics.median(own) - statistics.median(theirs)), 2
+        ),
+        "within_one_deviation": statistics.median(own) >= statistics.median(theirs) - deviation,
+    }
+
+
+def in_percent(values: list[float]) -> dict[str, float]:
+    """Median and spread."""
+    return {
+        "median": round(100 * statistics.median(values), 2),
+        "lowest": round(100 * min(values), 2),
+        "highest": round(100 * max(values), 2),
+    }
+
+
+def main() -> None:
+    """Make bertkit's runs that are missing, then write the table of all tasks with both sides."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/quality"))
+    parser.add_argument("--tasks", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--table-only", action="store_true")
+    arguments = parser.parse_args()
+    data = data_folder(arguments.data)
+    make_slices(data, arguments.work / "slices")
+    if not arguments.table_only:
+        for task in arguments.tasks:
+            own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work)
+    rows = {}
+    for task, metrics in METRICS.items():
+        own = own_scores(task, arguments.work)
+        theirs = reference_scores(task, data, arguments.work)
+        if own and theirs:
+            for metric in metrics:
+                pair = [[run[metric] for run in side if metric in run] for side in (own, theirs)]
+                rows[f"{task}, {metric}"] = row(*pair)
+                print(task, metric, rows[f"{task}, {metric}"])
+    settings = {task: setting._asdict() for task, setting in SETTINGS.items()}
+    print(write_result("quality", rows, {"settings": settings}))
+
+
+if __name__ == "__main__":
+    main()

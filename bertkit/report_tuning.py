@@ -1,0 +1,295 @@
+"""A fine-tuning folder → one HTML page: what the grid found, and how sure one can be of it."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.page import card_list, drawing, field_table, flat, folded, optional_json, page, table
+from bertkit.plots import Curve, Plot, curve, draw, number
+from bertkit.plots_tuning import DotRow, draw_dots, draw_losses
+from bertkit.report_answers import answers, types_table
+from bertkit.tasks.grid import RunResult
+from bertkit.training.journal import JOURNAL, read_journal
+from bertkit.tuned import Row, Tuned
+
+BLIND = "without looking at the input"
+CHOSEN = (
+    "The best run was chosen by this very score, which therefore flatters it; "
+    "the median of its setting is the fairer number."
+)
+NO_POINT = np.empty(0)
+
+
+def tuning_page(folder: Path) -> str:
+    """The page of a fine-tuning folder, finished or still going on.
+
+    Reads `finetune.json`, `runs/NAME/run.json` with the journals beside them and, where they are
+    there, `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline"
+    (split -> metric -> score without looking at the input), "windowed" and "cut" (split -> inputs)
+    are shown where `finetune.json` or `results.json` has them.
+
+    Raises:
+        BertkitError: a file is damaged, or no run is done yet.
+    """
+    tuned = Tuned(folder)
+    parts = [heading(tuned), f"<p><strong>{escape(in_words(tuned))}</strong></p>", cards(tuned)]
+    if len(tuned.scored) > 1:
+        parts.append(f"<p>{CHOSEN}</p>")
+    parts += [figures(tuned), settings_tables(tuned), runs_table(tuned), on_dev(tuned)]
+    environment = optional_json(folder / "environment.json")
+    for title, value in (("What all runs share", tuned.shared), ("Environment", environment)):
+        parts.append(folded(title, field_table(value)) if value else "")
+    return page(f"{title_of(tuned)}: bertkit report", parts)
+
+
+def title_of(tuned: Tuned) -> str:
+    """Data set and kind of task."""
+    data, kind = str(tuned.shared.get("data", "")), str(tuned.shared.get("kind", ""))
+    return data if data == kind else f"{data} ({kind})"
+
+
+def heading(tuned: Tuned) -> str:
+    """Title and state of the grid."""
+    done = len(tuned.runs)
+    state = "finished"
+    if tuned.going_on:
+        named = ", ".join(f"{name} is at update {step:,}" for name, step in tuned.going_on)
+        state = f"still going on, or killed; {named}"
+    elif not tuned.listed:
+        state = "still going on, or killed"
+    elif not tuned.finished:
+        state = f"results.json is about {len(tuned.listed)} of them"
+    best = "every run diverged" if tuned.best is None else f"best run: {tuned.best.name}"
+    line = f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
+    return f"<h1>{escape(title_of(tuned))}</h1><p>{escape(line)}</p>"
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A score: in percent, errors and thresholds as they are."""
+    return number(value, "number" if metric.endswith(("error", "threshold")) else "share")
+
+
+def points(value: float | None) -> str:
+    """A difference of shares."""
+    return "–" if value is None else f"{100 * value:.2f} points"
+
+
+def plain(metric: str) -> str:
+    """A metric's name for reading."""
+    return metric.replace("_", " ")
+
+
+def headline(scores: dict[str, float]) -> dict[str, float]:
+    """The scores over everything, without those of single types ("f1/PER")."""
+    return {name: value for name, value in scores.items() if "/" not in name}
+
+
+def in_words(tuned: Tuned) -> str:
+    """The result in a sentence: the best run, the spread, and whether the choice is a clear one."""
+    best, metric = tuned.best, plain(tuned.metric)
+    if best is None:
+        return "Every run diverged; lower the learning rate or raise the warm-up."
+    split = tuned.splits[0]
+    base = tuned.baseline(split, tuned.metric)
+    blind = "" if base is None else f" ({shown(tuned.metric, base)} {BLIND})"
+    first = f"The best of {len(tuned.runs):,} runs has {metric}"
+    if len(tuned.runs) == 1:
+        first = f"The only run has {metric}"
+    parts = [f"{first} {shown(tuned.metric, best.metric)} on {split}{blind}"]
+    if best.degenerate:
+        parts.append(f"but it has learnt nothing: it {best.degenerate}")
+    top = tuned.settings[0]
+    scored = top["runs"] - top["diverged"]
+    if scored > 1:
+        found = tuned.main_scores(top)
+        lowest, highest = (shown(tuned.metric, found[end]) for end in ("lowest", "highest"))
+        parts.append(
+            f"the setting with the highest median ({tuned.named(top['setting'])}) has median "
+            f"{shown(tuned.metric, found['median'])} over {scored} seeds, from {lowest} to "
+            f"{highest}, deviation {points(found['deviation'])}"
+        )
+    else:
+        parts.append(
+            f"with one seed ({tuned.named(top['setting'])} is the best setting), nothing is known "
+            f"of the spread between seeds"
+        )
+    return "; ".join([*parts, rivalry(tuned)]) + "."
+
+
+def rivalry(tuned: Tuned) -> str:
+    """Whether the lead of the best setting over the next is larger than the spread of seeds.
+
+    The spread is the larger one of the two settings' standard deviations between seeds.
+    """
+    ranked = [row for row in tuned.settings if row["scores"]]
+    if len(ranked) == 1:
+        return "no other setting has a score"
+    first, second = (tuned.main_scores(row) for row in ranked[:2])
+    lead = first["median"] - second["median"]
+    known = [one["deviation"] for one in (first, second) if one["deviation"] is not None]
+    line = f"its lead over the next setting ({tuned.named(ranked[1]['setting'])}), {points(lead)}, "
+    if not known:
+        return line + "may be chance"
+    spread = max(known)
+    if lead > spread:
+        return line + f"is larger than the seeds' spread, {points(spread)}"
+    return line + f"is not larger than the seeds' spread, {points(spread)}: no clear choice"
+
+
+def cards(tuned: Tuned) -> str:
+    """The headline numbers."""
+    cards = []
+    for split, scores in (tuned.best.scores if tuned.best else {}).items():
+        for metric, value in headline(scores).items():
+            base = tuned.baseline(split, metric)
+            than = "of the best run" if base is None else f"{shown(metric, base)} {BLIND}"
+            cards.append((f"{split} {plain(metric)}", shown(metric, value), than))
+    for split, scores in (tuned.written.get("scores") or {}).items():
+        if split not in tuned.splits:
+            for metric, value in headline(scores).items():
+                cards.append((f"{split} {plain(metric)}", shown(metric, value), "of the best run"))
+    seeds = len({run.settings["seed"] for run in tuned.runs})
+    settings = len(tuned.settings)
+    tried = f"{settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)}"
+    cards.append(("runs done", f"{len(tuned.runs):,} of {tuned.planned:,}", tried))
+    for what, meaning in (("degenerate", "learnt nothing"), ("diverged", "loss not a number")):
+        cards.append((f"{what} runs", f"{sum(row[what] for row in tuned.settings):,}", meaning))
+    inputs = dict(tuned.shared.get("inputs") or {})
+    if "train" in inputs:
+        train = inputs.pop("train")
+        others = ", ".join(f"{split} {count:,}" for split, count in inputs.items())
+        cards.append(("training inputs", f"{train:,}", others))
+    if windowed := tuned.recorded("windowed"):
+        cut = total(tuned.recorded("cut"))
+        cards.append(("inputs in several windows", f"{total(windowed):,}", f"cut: {cut:,}"))
+    return card_list(cards)
+
+
+def total(counts: Any) -> int:
+    """The sum of nested counts."""
+    return sum(int(count) for _, count in flat(counts) if count)
+
+
+def figures(tuned: Tuned) -> str:
+    """Every run of every setting as a dot; losses and learning rate of the best setting."""
+    if tuned.best is None:
+        return ""
+    rows = []
+    for row in tuned.settings:
+        own = [run for run in tuned.scored if run.setting == row["setting"]]
+        if own:
+            values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
+            rows.append(DotRow(tuned.named(row["setting"]), values, flags, tuned.median(row)))
+    metric, split = plain(tuned.metric), tuned.splits[0]
+    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), prefix="dots-")
+    drawings = [drawing(f"{metric} on {split}: every run", dots)]
+    setting = tuned.settings[0]["setting"]
+    lines = losses(tuned, tuned.best, setting)
+    if lines:
+        drawn = draw_losses([(name, loss) for name, loss, _ in lines], prefix="loss-")
+        drawings.append(drawing(f"Training loss: {tuned.named(setting)}", drawn))
+        plot, rate = Plot("Learning rate", "learning_rate", "power"), lines[-1][2]
+        drawn = draw(plot, rate, Curve(NO_POINT, NO_POINT), prefix="rate-")
+        drawings.append(drawing(f"Learning rate: {tuned.named(setting)}", drawn))
+    return f'<h2>Runs</h2><div class="plots">{"".join(drawings)}</div>'
+
+
+def losses(tuned: Tuned, best: RunResult, setting: str) -> list[tuple[str, Curve, Curve]]:
+    """(role, loss, learning rate) of the runs of a setting, the best run's last."""
+    lines = []
+    for run in tuned.runs:
+        path = tuned.folder / "runs" / run.name / JOURNAL
+        if run.setting == setting and path.is_file():
+            records = [one for one in read_journal(path) if one.get("kind") == "step"]
+            loss = curve(records, "loss")
+            if len(loss.values):
+                lines.append((role(run, best), loss, curve(records, "learning_rate")))
+    return sorted(lines, key=lambda line: line[0] == "best run")
+
+
+def role(run: RunResult, best: RunResult) -> str:
+    """As what a run's loss is drawn."""
+    if not run.scores:
+        return "diverged run"
+    if run.degenerate:
+        return "degenerate run"
+    return "best run" if run.name == best.name else "run"
+
+
+def settings_tables(tuned: Tuned) -> str:
+    """The main metric of every setting; every other score folded away."""
+    main = [(split, tuned.metric) for split in tuned.splits[:1]]
+    pairs = list(
+        dict.fromkeys(
+            (split, metric)
+            for row in tuned.settings
+            for split, found in row["scores"].items()
+            for metric in found
+        )
+    )
+    rest = settings_table(tuned, pairs)
+    more = folded("Every score of every setting", rest) if len(pairs) > 1 else ""
+    return f"<h2>Settings</h2>{settings_table(tuned, main or [('', '')])}{more}"
+
+
+def settings_table(tuned: Tuned, pairs: list[tuple[str, str]]) -> str:
+    """Median and spread of some (split, metric) for every setting, the best first."""
+    rows = []
+    for row in tuned.settings:
+        for split, metric in pairs:
+            found = row["scores"].get(split, {}).get(metric)
+            score = ["–", "–", "–"]
+            if found:
+                ends = f"{shown(metric, found['lowest'])} to {shown(metric, found['highest'])}"
+                score = [shown(metric, found["median"]), ends, deviation(metric, found)]
+            counts = [row["runs"], row["degenerate"], row["diverged"]]
+            rows.append([tuned.named(row["setting"]), split, plain(metric), *score, *counts])
+    columns = ["setting", "split", "metric", "median", "lowest to highest", "deviation"]
+    return table([*columns, "n", "degenerate", "diverged"], rows)
+
+
+def deviation(metric: str, found: Row) -> str:
+    """A standard deviation between seeds, in the metric's own unit."""
+    value = found["deviation"]
+    is_share = shown(metric, 0.5).endswith("%")
+    return points(value) if is_share else number(value)
+
+
+def runs_table(tuned: Tuned) -> str:
+    """All runs, the best first."""
+    names = list(
+        dict.fromkeys(
+            (split, metric)
+            for run in tuned.scored
+            for split, scores in run.scores.items()
+            for metric in headline(scores)
+        )
+    )
+    rows = [
+        [
+            run.name,
+            *(shown(metric, run.scores.get(split, {}).get(metric)) for split, metric in names),
+            f"{run.seconds:,.1f}",
+            run.degenerate or None,
+        ]
+        for run in sorted(tuned.runs, key=lambda run: (bool(run.degenerate), -run.metric))
+    ]
+    columns = ["run", *(f"{split} {plain(metric)}" for split, metric in names)]
+    return f"<h2>All runs</h2>{table([*columns, 'seconds', 'learnt nothing because'], rows)}"
+
+
+def on_dev(tuned: Tuned) -> str:
+    """What the best model answers: types of entities, confusions, errors."""
+    parts = []
+    for split, scores in (tuned.best.scores if tuned.best else {}).items():
+        if types := types_table(scores):
+            parts.append(f"<h2>Types on {escape(split)}</h2>{types}")
+        path = tuned.folder / "results" / f"{split}.jsonl"
+        if tuned.shared.get("kind") == "classify" and path.is_file():
+            labels = [str(label) for label in tuned.shared.get("labels") or []]
+            parts.append(answers(read_journal(path), labels, split, tuned.written.get("best")))
+    return "".join(parts)

@@ -1,0 +1,269 @@
+"""One tag for each word (paper section 5.3; CoNLL-2003).
+
+How words become windows is in `words.py`: each is trained and predicted in one of them, at its
+first piece. With context "document" the sentences of a document run on in one stream, so that a
+window holds all the neighbours that fit: the paper's "maximal document context".
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import TokenClassificationModel
+from bertkit.objectives import Sum, Sums
+from bertkit.tasks.classify import softmax, unknown_label
+from bertkit.tasks.conll import entities, entity_scores, to_iob2
+from bertkit.tasks.inputs import WordsInput
+from bertkit.tasks.task import Item, Items, Part, TaskBatch
+from bertkit.tasks.words import Target, word_pieces, word_windows
+from bertkit.tokens.tokenizer import Tokenizer
+
+CONTEXTS = ("sentence", "document")
+ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
+CUT = "words of more pieces than a window, in their later pieces"
+NO_TAG = -1
+
+
+class Tags(NamedTuple):
+    """A tag for every word of a sentence."""
+
+    tags: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    """Of each tag."""
+    entities: tuple[tuple[str, int, int], ...]
+    """Type, first word, word after the last; () where the tags are no entities."""
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One of the labels for each word of each input."""
+
+    labels: tuple[str, ...]
+    longest: int = 512
+    stride: int = 0
+    """Pieces from one window to the next; 0 for 3/4 of the room."""
+    context: str = "sentence"
+    """"sentence", or "document": all sentences with the same number, one after the other."""
+    entities: bool = True
+    """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
+    kind = "tag"
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            BertkitError: there is no such context, or no room for a piece.
+        """
+        if self.context not in CONTEXTS:
+            raise BertkitError(f"no context is '{self.context}'{nearest(self.context, CONTEXTS)}")
+        if self.longest < 3:
+            raise BertkitError(
+                f"a length of {self.longest} leaves no room for a word; give at least 3 tokens"
+            )
+
+    @property
+    def metric(self) -> str:
+        """See `Task`: F1 of entities, or the share of right tags."""
+        return "f1" if self.entities else "accuracy"
+
+    def build(self, config: ModelConfig) -> TokenClassificationModel:
+        """See `Task`."""
+        return TokenClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[WordsInput], tokenizer: Tokenizer) -> Items:
+        """An item for each sentence, or, with the context of documents, for each of their windows.
+
+        `windowed` counts the sentences whose words are answered in more than one window.
+
+        Raises:
+            BertkitError: a tag is unknown, or a sentence has another number of tags than of words;
+                the message names the place.
+        """
+        pieces, cut = word_pieces(inputs, tokenizer, self.longest - 2)
+        labels = [self._labels(given) for given in inputs]
+        found: list[Item] = []
+        spread: Counter[int] = Counter()
+        for _, group in groupby(range(len(inputs)), key=lambda i: self._stream(inputs, i)):
+            made = word_windows(
+                *(list(group), inputs, pieces, labels, tokenizer), self.longest, self.stride
+            )
+            for _, part in made:
+                spread.update(np.unique(part.target.inputs).tolist())
+            if self.context == "document":
+                found += [Item(first, [part]) for first, part in made]
+            elif made:
+                parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
+                found.append(Item(made[0][0], parts))
+        windowed = sum(count > 1 for count in spread.values())
+        return Items(found, len(inputs), windowed, {CUT: cut} if cut else {})
+
+    def _stream(self, inputs: Sequence[WordsInput], number: int) -> int:
+        """Neighbouring sentences with the same number run on in one stream."""
+        return inputs[number].document if self.context == "document" else number
+
+    def _labels(self, given: WordsInput) -> np.ndarray:
+        """(words,) the index of each tag."""
+        if given.tags is None:
+            return np.full(len(given.words), NO_TAG)
+        if len(given.tags) != len(given.words):
+            raise BertkitError(
+                f"{given.place}: {len(given.tags)} tags for {len(given.words)} words; give each "
+                "word one tag"
+            )
+        tags = self._scheme(given.tags)
+        number = {label: i for i, label in enumerate(self.labels)}
+        for place, tag in enumerate(tags, 1):
+            if tag not in number:
+                raise unknown_label(tag, f"{given.place}, word {place}", self.labels)
+        return np.array([number[tag] for tag in tags], dtype=np.int64)
+
+    def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
+        """Tags of entities as IOB2, others as they are."""
+        return to_iob2(conll_scheme(tags)) if self.entities else tags
+
+    def targets(
+        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Where the words with a tag lie among the tokens of the batch, and their tags."""
+        rows = np.concatenate(
+            [start + part.target.rows for start, part in zip(starts, parts, strict=True)]
+        )
+        labels = np.concatenate([part.target.labels for part in parts])
+        tagged = labels != NO_TAG
+        tensors = {
+            "rows": torch.from_numpy(rows[tagged]),
+            "labels": torch.from_numpy(labels[tagged]),
+        }
+        return tensors, {"words": int(tagged.sum())}
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Cross entropy over the tags, at the first piece of every word."""
+        logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
+        return {
+            "loss": Sum(F.cross_entropy(logits, batch.tensors["labels"], reduction="sum"), "words")
+        }
+
+    def decode(
+        self, inputs: Sequence[WordsInput], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Tags]:
+        """See `Task`."""
+        ends = np.cumsum([len(given.words) for given in inputs], dtype=np.int64)
+        total = int(ends[-1]) if inputs else 0
+        begins = ends - [len(given.words) for given in inputs]
+        best, chance = np.full(total, NO_TAG), np.zeros(total)
+        for item, rows in zip(items.items, outputs, strict=True):
+            for part, logits in zip(item.parts, rows, strict=True):
+                target: Target = part.target
+                chances = softmax(logits[target.rows])
+                at = begins[target.inputs] + target.words
+                best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
+        assert (best != NO_TAG).all(), "every word is answered in one window"
+        names, found = [self.labels[i] for i in best], []
+        for begin, end in zip(begins, ends, strict=True):
+            tags = tuple(names[begin:end])
+            found.append(Tags(tags, tuple(chance[begin:end].tolist()), self._entities(tags)))
+        return found
+
+    def _entities(self, tags: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
+        return tuple(entities(conll_scheme(tags))) if self.entities else ()
+
+    def score(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> dict[str, float]:
+        """F1, precision and recall of entities, over all and for each type; accuracy of the tags.
+
+        Entities are what the conlleval script takes for them, in whatever scheme. The accuracy is
+        that of tags in IOB2.
+        """
+        gold = [self._scheme(given.tags or ()) for given in inputs]
+        found = [self._scheme(prediction.tags) for prediction in predictions]
+        pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(found), strict=True))
+        accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
+        if not self.entities:
+            return accuracy
+        scores = entity_scores(gold, found)
+        first = {name: scores.pop(name) for name in ("f1", "precision", "recall")}
+        return {**first, **accuracy, **scores}
+
+    def baseline(self, inputs: Sequence[WordsInput]) -> dict[str, float]:
+        """Always the commonest tag."""
+        seen = Counter(tag for given in inputs for tag in self._scheme(given.tags or ()))
+        common = seen.most_common(1)[0][0] if seen else self.labels[0]
+        return self.score(inputs, [Tags((common,) * len(i.words), (), ()) for i in inputs])
+
+    def calibrated(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> Self:
+        """See `Task`: there is no threshold."""
+        return self
+
+    def degenerate(self, predictions: Sequence[Tags]) -> str:
+        """No entity anywhere; of other tags, the same one for every word."""
+        if self.entities:
+            return (
+                "" if any(prediction.entities for prediction in predictions) else "finds no entity"
+            )
+        found = {tag for prediction in predictions for tag in prediction.tags}
+        return f"gives every word the tag {found.pop()!r}" if len(found) == 1 else ""
+
+    def row(self, given: WordsInput, prediction: Tags) -> dict[str, Any]:
+        """See `Task`; `end` is one after the last word, and `text` joins the words by spaces."""
+        return {
+            "id": given.id,
+            "words": list(given.words),
+            "tags": list(prediction.tags),
+            "probabilities": list(prediction.probabilities),
+            "entities": [
+                {"type": kind, "start": start, "end": end, "text": " ".join(given.words[start:end])}
+                for kind, start, end in prediction.entities
+            ],
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`."""
+        return {
+            "longest": self.longest,
+            "stride": self.stride,
+            "context": self.context,
+            "entities": self.entities,
+        }
+
+
+def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
+    """The labels that some tagged inputs need, and whether they are those of entities.
+
+    Labels of entities are B- and I- for every type that occurs, since a type may be seen in single
+    words only; others, such as parts of speech, are as they stand. Sorted, "O" first.
+
+    Raises:
+        BertkitError: an input has no tags, or all words have the same one.
+    """
+    seen: set[str] = set()
+    for given in inputs:
+        if given.tags is None:
+            raise BertkitError(f"{given.place}: the sentence has no tags; name the column of tags")
+        seen.update(given.tags)
+    if len(seen) < 2:
+        raise BertkitError(
+            f"the training data has {len(seen)} different tags ({', '.join(seen) or 'no word'}); "
+            "there is nothing to tell apart"
+        )
+    are_entities = all(ENTITY_TAG.fullmatch(tag) for tag in seen)
+    if are_entities:
+        kinds = {tag[2:] for tag in seen} - {""}
+        seen = {"O"} | {f"{prefix}-{kind}" for prefix in "BI" for kind in kinds}
+    return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
+
+
+def conll_scheme(tags: Sequence[str]) -> list[str]:
+    """Tags with L- (last) and U- (unit), of the BILOU scheme, as E- and S-; others unchanged."""
+    same = {"L-": "E-", "U-": "S-"}
+    return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]

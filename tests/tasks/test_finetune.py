@@ -1,0 +1,417 @@
+"""Every kind from files to a model in use, through the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit import load
+from bertkit.cli import main
+from bertkit.errors import BertkitError
+from bertkit.model.directory import load_config
+from bertkit.tasks import finetune as finetune_module
+from bertkit.tasks.grid import Grid, best_of, read_results
+
+Write = Callable[[str, str], Path]
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 0
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith("error: ")
+    return lines[-1]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+FAST = ("--learning-rate", "5e-3", "--batch-size", "8", "--precision", "fp32")
+
+WEATHER = "text,label\n" + "".join(
+    f"{word} {other},{label}\n"
+    for word, label in (("river stone", "wet"), ("candle forest", "dry"))
+    for other in ("bridge", "lantern", "harvest", "winter", "garden", "letter")
+)
+
+
+@pytest.fixture
+def weather(write: Write) -> Path:
+    return write("weather.csv", WEATHER)
+
+
+def test_classify_from_csv_to_answers(
+    pretrained: Path,
+    weather: Path,
+    tmp_path: Path,
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "run"
+    run(
+        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *("--out", out, "--epochs", "12", *FAST),
+    )
+    said = capsys.readouterr().err
+    assert "train: 12 inputs" in said
+    assert "0 in several windows, 0 cut" in said
+    assert "without looking at the input: accuracy 50.0%" in said
+    results = json.loads((out / "results.json").read_text())
+    assert results["scores"]["dev"]["accuracy"] == 1.0
+    assert {row["label"] for row in rows(out / "results" / "dev.jsonl")} == {"wet", "dry"}
+
+    config = json.loads((out / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "dry", "1": "wet"}
+    predict = load(out)
+    assert predict("river stone").label == "wet"
+    assert predict("candle forest candle").probabilities["dry"] > 0.5
+
+    asked = write("asked.txt", "river stone\n\ncandle forest \U0001f600 \u05e9\u05dc\u05d5\u05dd\n")
+    run("predict", out, asked, "--out", tmp_path / "found.jsonl", "--precision", "fp32")
+    assert [row["label"] for row in rows(tmp_path / "found.jsonl")] == ["wet", "dry"]
+    run("evaluate", "classify", "--model", out, out, "--test", weather, "--split", "test")
+    assert "classify test: accuracy 100.0%" in capsys.readouterr().out
+
+
+def test_transformers_reads_the_tuned_model(
+    pretrained: Path, weather: Path, tmp_path: Path
+) -> None:
+    import transformers
+
+    out = tmp_path / "run"
+    run(
+        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *("--out", out, "--epochs", "1", *FAST),
+    )
+    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
+    predictor = load(out, precision="fp32")
+    ids = predictor.tokenizer.encode_pair("river stone").ids
+    with torch.no_grad():
+        expected = oracle(torch.tensor([ids])).logits.softmax(-1)[0]
+    found = predictor("river stone").probabilities
+    for number, label in oracle.config.id2label.items():
+        assert found[label] == pytest.approx(float(expected[number]), abs=1e-5)
+
+
+def test_multi_label_and_regress(pretrained: Path, tmp_path: Path, write: Write) -> None:
+    lines = [
+        {"text": text, "topics": topics, "score": score}
+        for text, topics, score in (
+            ("river stone", ["wet"], 1.0),
+            ("candle forest", ["dry"], 4.0),
+            ("river candle", ["wet", "dry"], 2.5),
+            ("garden", [], 3.0),
+        )
+    ]
+    data = write("topics.jsonl", "".join(json.dumps(line) + "\n" for line in lines * 3))
+    common = ("--model", pretrained, "--train", data, "--dev", data, "--epochs", "20", *FAST)
+    run("finetune", "multi-label", *common, "--label", "topics", "--out", tmp_path / "many")
+    found = load(tmp_path / "many")("river candle")
+    assert set(found.labels) == {"wet", "dry"}
+    assert load(tmp_path / "many")("garden").labels == ()
+    run("finetune", "regress", *common, "--label", "score", "--out", tmp_path / "number")
+    number = load(tmp_path / "number")
+    assert number("river stone").value < number("candle forest").value
+    config = json.loads((tmp_path / "number" / "model" / "config.json").read_text())
+    assert config["problem_type"] == "regression"
+
+
+def test_choose(pretrained: Path, tmp_path: Path, write: Write) -> None:
+    head = "start,a,b,c,right\n"
+    body = "".join(
+        f"{word},river {word},candle {word},garden {word},{key}\n"
+        for word, key in (("bridge", "A"), ("lantern", "A"), ("letter", "A"), ("winter", "a"))
+    )
+    data = write("choices.csv", head + body)
+    run(
+        *("finetune", "choose", "--model", pretrained, "--train", data, "--dev", data),
+        *("--text", "start", "--choices", "a", "b", "c", "--label", "right"),
+        *("--out", tmp_path / "run", "--epochs", "20", *FAST),
+    )
+    found = load(tmp_path / "run")("stone", ["garden", "river stone", "candle"])
+    assert found.choice == 1
+    assert found.text == "river stone"
+    assert sum(found.probabilities) == pytest.approx(1)
+    assert (tmp_path / "run" / "results" / "dev.csv").read_text().splitlines()[0] == "pred"
+
+
+TAGGED = "-DOCSTART- O\n\n" + "".join(
+    f"{word} O\nriver {first}\nstone {inside}\n. O\n\n"
+    for word in ("bridge", "lantern", "harvest", "winter", "garden")
+    for first, inside in (("B-PLACE", "I-PLACE"),)
+)
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_tag(pretrained: Path, tmp_path: Path, write: Write, context: str) -> None:
+    data = write("tags.txt", TAGGED)
+    out = tmp_path / "run"
+    run(
+        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *("--context", context, "--out", out, "--epochs", "25", *FAST),
+    )
+    assert json.loads((out / "results.json").read_text())["scores"]["dev"]["f1"] == 1.0
+    assert (out / "results" / "dev.txt").read_text().splitlines()[0] == "bridge O O"
+    found = load(out)("  letter river   stone.")
+    [entity] = found.entities
+    assert entity.type == "PLACE"
+    assert entity.text == "river   stone"
+    assert "  letter river   stone."[entity.start : entity.end] == entity.text
+    assert [word.word for word in found.words] == ["letter", "river", "stone", "."]
+    given = load(out)(["a", "", "\u200b", "river", "stone"])
+    assert len(given.words) == 5
+
+
+def squad_file(*, impossible: bool) -> str:
+    paragraphs = []
+    for number, place in enumerate(("bridge", "garden", "harbour", "meadow")):
+        context = f"The sailor is in the {place}. The pigeon sleeps slowly."
+        start = context.index(place)
+        qas = [{"id": f"q{number}", "question": "Where is the sailor?",
+                "answers": [{"text": place, "answer_start": start}]}]  # fmt: skip
+        if impossible:
+            qas[0]["is_impossible"] = False  # type: ignore[assignment]
+            qas.append({"id": f"n{number}", "question": "cotton barley copper thread",
+                        "answers": [], "is_impossible": True})  # fmt: skip
+        paragraphs.append({"context": context, "qas": qas})
+    return json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]})
+
+
+@pytest.mark.parametrize("impossible", [False, True])
+def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool) -> None:
+    data = write("questions.json", squad_file(impossible=impossible))
+    out = tmp_path / "run"
+    run(
+        *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data),
+        *("--longest", "40", "--stride", "8", "--question-length", "12"),
+        *("--out", out, "--epochs", "60", *FAST),
+    )
+    scores = json.loads((out / "results.json").read_text())["scores"]["dev"]
+    assert scores["f1"] > 0.9
+    predictions = json.loads((out / "results" / "dev" / "predictions.json").read_text())
+    assert predictions["q0"] == "bridge"
+    assert (out / "results" / "dev" / "null_odds.json").exists() == impossible
+    details = json.loads((out / "model" / "bertkit.json").read_text())
+    assert details["settings"]["null"] is impossible
+    ask = load(out)
+    context = "The sailor is in the garden. The pigeon sleeps slowly. " + "walking running. " * 20
+    found = ask("Where is the sailor?", context)
+    assert context[found.start : found.end] == found.answer == "garden"
+    if impossible:
+        none = ask("cotton barley copper thread", context)
+        assert none.answer == ""
+        assert none.start is None
+        assert none.no_answer_probability > found.no_answer_probability
+
+
+def test_a_grid_goes_on_where_it_was(
+    pretrained: Path,
+    weather: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed in the third of six runs: the same command makes the missing ones, to the same end."""
+    out, whole = tmp_path / "run", tmp_path / "whole"
+    command = (
+        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *("--learning-rate", "1e-3", "5e-3", "--seeds", "3", "--epochs", "2"),
+        *("--batch-size", "8", "--precision", "fp32", "--out"),
+    )
+    real, made = finetune_module.tune, []
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        made.append(arguments[3].name)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(finetune_module, "tune", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main([str(word) for word in (*command, out)])
+    assert end.value.code == 130
+    run(*command, out)
+    assert len(made) == 3 + 4  # the interrupted one again, and the three others
+    assert "2 of 6 runs are done already" in capsys.readouterr().err
+    run(*command, whole)
+    for name in ("results.json", "results/dev.jsonl", "model/model.safetensors"):
+        found, expected = (out / name).read_bytes(), (whole / name).read_bytes()
+        if name == "results.json":
+            first, second = json.loads(found), json.loads(expected)
+            for result in (*first["runs"], *second["runs"]):
+                result.pop("seconds")
+            assert first == second
+        else:
+            assert found == expected, name
+    grid = Grid(batch_size=(8,), learning_rate=(1e-3, 5e-3), epochs=(2,), seeds=3)
+    results = read_results(out, grid.runs())
+    assert len(results) == 6
+    kept = [path.parent.name for path in out.glob("runs/*/model")]
+    assert kept == [best_of(results).name]
+    made.clear()
+    run(*command, out)
+    assert made == []
+    other = [word if word != "3" else "2" for word in command]
+    run(*other, out)  # a smaller or a larger grid may use the same folder
+    assert made == []
+    assert "other settings" in fails(capsys, *command, out, "--weight-decay", "0.5")
+
+
+def test_tuning_twice_keeps_a_head_of_the_same_labels(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    common = ("--train", weather, "--dev", weather, "--epochs", "6", *FAST)
+    run("finetune", "classify", "--model", pretrained, *common, "--out", tmp_path / "one")
+    assert "the head is new" in capsys.readouterr().err
+    run("finetune", "classify", "--model", tmp_path / "one", *common, "--out", tmp_path / "two")
+    assert "the head is new" not in capsys.readouterr().err
+    other = write("other.csv", WEATHER.replace("wet", "damp").replace(",dry\n", ",arid\n", 3))
+    run(
+        *("finetune", "classify", "--model", tmp_path / "one", "--train", other, "--dev", other),
+        *("--epochs", "1", *FAST, "--out", tmp_path / "three"),
+    )
+    assert "the head is new" in capsys.readouterr().err
+    assert load(tmp_path / "three")("river").label in {"damp", "dry", "arid"}
+
+
+def test_a_google_checkpoint_is_a_start(data: Path, tmp_path: Path, write: Write) -> None:
+    texts = write("small.csv", "text,label\na b,x\nc d,y\ne f,x\ng h,y\n")
+    run(
+        *("finetune", "classify", "--model", data / "tf-checkpoint", "--train", texts),
+        *("--dev", texts, "--epochs", "1", "--out", tmp_path / "run", *FAST),
+    )
+    assert load_config(tmp_path / "run" / "model").hidden_size == 4
+
+
+def test_dev_data_is_set_apart_where_there_is_none(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(
+        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev-share", "0.25"),
+        *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
+    )
+    said = capsys.readouterr().err
+    assert "train: 9 inputs" in said
+    assert "dev: 3 inputs" in said
+
+
+def test_long_texts_are_windowed_and_counted(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "river stone " * 60
+    data = write("long.csv", f"text,label\n{long},wet\ncandle,dry\ncandle forest,dry\n{long},wet\n")
+    run(
+        *("finetune", "classify", "--model", pretrained, "--train", data, "--dev", data),
+        *("--epochs", "8", *FAST, "--out", tmp_path / "run"),
+    )
+    assert "inputs in several windows: train 2, dev 2; cut: 0" in capsys.readouterr().err
+    assert load(tmp_path / "run")(long).label == "wet"
+
+
+def test_diverged_runs_are_flagged_and_do_not_end_the_grid(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+               "--epochs", "2", "--batch-size", "8", "--precision", "fp32")  # fmt: skip
+    run(*command, "--learning-rate", "1e30", "1e-3", "--out", out)
+    said = capsys.readouterr().err
+    assert "degenerate: diverged" in said
+    assert "1 diverged" in said
+    assert json.loads((out / "results.json").read_text())["best"] == "b8-lr0.001-e2-s1"
+    found = fails(capsys, *command, "--learning-rate", "1e30", "--out", tmp_path / "none")
+    assert "every run diverged" in found
+
+
+def test_degenerate_runs_come_last() -> None:
+    from bertkit.tasks.grid import RunResult
+
+    flat = RunResult("a-s1", {}, {"dev": {"f1": 0.81}}, 0.81, "answers 'yes' to every input", 1.0)
+    real = RunResult("b-s1", {}, {"dev": {"f1": 0.80}}, 0.80, "", 1.0)
+    assert best_of([flat, real]) is real
+    assert best_of([flat]) is flat
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("text,label\nriver,wet\nstone,dry\nbridge,misty\n", "misty"),
+        ("words,label\nriver,wet\n", "column"),
+        ("text,label\nriver,\n", "label"),
+    ],
+    ids=["unknown label in dev", "missing column", "no label"],
+)
+def test_bad_dev_data_is_named(
+    pretrained: Path,
+    weather: Path,
+    tmp_path: Path,
+    write: Write,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    message: str,
+) -> None:
+    dev = write("dev.csv", text)
+    found = fails(
+        capsys,
+        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", dev),
+        *("--out", tmp_path / "run", *FAST),
+    )
+    assert message in found
+    assert "dev.csv" in found
+
+
+def test_a_label_seen_once_is_counted(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write("train.csv", WEATHER + "kettle,odd\n")
+    run(
+        *("finetune", "classify", "--model", pretrained, "--train", train, "--dev", train),
+        *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
+    )
+    assert "label seen once in training, kept: 1 (first: label 'odd')" in capsys.readouterr().err
+
+
+def test_absent_official_data_says_where_to_get_it(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"mrpc": "gluebenchmark.com", "squad-2.0": "SQuAD-explorer", "swag": "swagaf",
+              "conll-2003": "clips.uantwerpen.be"}  # fmt: skip
+    for task, place in places.items():
+        found = fails(
+            capsys,
+            *("finetune", task, "--model", pretrained, "--data", tmp_path, "--out", tmp_path / "x"),
+        )
+        assert place in found, task
+
+
+def test_wrong_requests(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", tmp_path / "x")
+    own = ("--model", pretrained, "--train", weather, *out)
+    assert "did you mean 'mrpc'" in fails(capsys, "finetune", "mrcp", "--model", pretrained, *out)
+    assert "--data FOLDER" in fails(capsys, "finetune", "mrpc", "--model", pretrained, *out)
+    assert "--train FILE" in fails(capsys, "finetune", "classify", "--model", pretrained, *out)
+    assert "positions" in fails(capsys, "finetune", "classify", *own, "--longest", "999")
+    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--head", "bilstm")
+    assert "tagging" in fails(capsys, "finetune", "classify", *own, "--frozen")
+    assert "seeds" in fails(capsys, "finetune", "classify", *own, "--seeds", "0")
+    assert "tuned for no task" in fails(
+        capsys, "evaluate", "classify", "--model", pretrained, "--dev", weather
+    )
+    with pytest.raises(BertkitError, match="no model"):
+        load(tmp_path / "nothing")
