@@ -25,8 +25,8 @@ SETTINGS = {
     "arc-easy": Setting(16, 1e-4, 2),
     "conll-2003": Setting(32, 1e-4, 2),
     "sst-2": Setting(32, 1e-4, 1),
-    "squad-1.1": Setting(16, 1e-4, 2),
-    "squad-2.0": Setting(16, 1e-4, 2),
+    "squad-1.1": Setting(16, 1e-4, 1),
+    "squad-2.0": Setting(16, 1e-4, 1),
 }
 
 

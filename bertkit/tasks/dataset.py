@@ -43,6 +43,8 @@ class Dataset:
     """What was skipped while reading."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Split -> path, for the record."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """What own data calls its columns; predicting for another file begins with the same names."""
     write: Writer = no_official_files
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import torch
 
 from bertkit.config import as_json, claim_settings
 from bertkit.errors import BertkitError
-from bertkit.files import only_process, write_json
-from bertkit.model.directory import save_model
-from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.files import only_process, read_json, write_json
 from bertkit.model.heads import TaskModel
 from bertkit.model.start import Start
 from bertkit.tasks.dataset import Dataset, describe_items, encode, is_labelled, write_results
@@ -31,23 +28,12 @@ from bertkit.tasks.grid import (
     shown_scores,
     summary,
 )
+from bertkit.tasks.head import Head, build_with, same_task, save_tuned
 from bertkit.tasks.load import load_task_model
 from bertkit.tasks.task import Items, Task, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
 from bertkit.training.devices import choose_device, choose_precision, environment
 from bertkit.training.journal import Console, Journal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Head:
-    """What stands on the encoder, where it is not the task's own linear layer."""
-
-    frozen: bool = False
-    """Leave the encoder as it is and train only what stands on it (paper section 5.3)."""
-    layers: str = "last"
-    """Which of the frozen layers are read; `bertkit features --help` lists them."""
-    head: str = "linear"
-    """linear, or bilstm: the paper's two layers of 768 units in each direction."""
 
 
 class Finetuning:
@@ -139,8 +125,20 @@ class Finetuning:
                     self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
             results = read_results(self.out, runs)
             best = best_of(results)
-            self.finish(best, results)
+            if len(done) == len(runs) and self.is_finished(best, results):
+                self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
+            else:
+                self.finish(best, results)
         return best
+
+    def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
+        """Whether `finish` was done for these runs."""
+        path = self.out / "results.json"
+        if not path.is_file() or not (self.out / "model" / "bertkit.json").is_file():
+            return False
+        found = read_json(path)
+        names = {run["name"] for run in found.get("runs", [])}
+        return found.get("best") == best.name and names == {result.name for result in results}
 
     def make(self, run: RunSettings, title: str) -> RunResult:
         """One run: train, score on dev, save, write `run.json` last."""
@@ -227,17 +225,14 @@ class Finetuning:
             "labels": list(task.labels),
             "settings": task.settings(),
             "data": self.data.name,
+            "columns": dict(self.data.columns),
             "made_by": "bertkit finetune",
             "run": dataclasses.asdict(run),
             "tuning": as_json(self.tuning),
             "precision": self.precision,
             "scores": scores,
         }
-        if isinstance(model, FeatureModel):
-            details |= {"layers": self.head.layers, "head": self.head.head}
-            save_feature_model(folder, model, self.start.tokenizer, details)
-        else:
-            save_model(folder, model, self.start.tokenizer, details)
+        save_tuned(folder, model, self.start.tokenizer, details)
 
     def finish(self, best: RunResult, results: list[RunResult]) -> None:
         """The best model, its predictions on dev and test, and the table of the grid."""
@@ -278,29 +273,6 @@ class Finetuning:
 
 
 ONE_RUN, USUAL, OWN_HEAD = Grid(), Tuning(), Head()
-
-
-def same_task(start: Start, task: Task[Any, Any]) -> bool:
-    """Whether the start was tuned for the same kind of task with the same labels."""
-    return (
-        start.details.get("task") == task.kind
-        and tuple(start.details.get("labels") or ()) == task.labels
-    )
-
-
-def build_with(head: Head, task: Task[Any, Any]) -> Callable[..., Any] | None:
-    """What makes the network where it is not the task's own way.
-
-    Raises:
-        BertkitError: layers or a head were named without `frozen`, or the task has no such head.
-    """
-    if not head.frozen:
-        if head != Head():
-            raise BertkitError("--layers and --head go with --frozen; add it or leave them out")
-        return None
-    if task.kind != "tag":
-        raise BertkitError(f"--frozen is for tagging (paper section 5.3), not for {task.kind}")
-    return lambda config: FeatureModel(config, len(task.labels), head.layers, head.head)
 
 
 def finetune(

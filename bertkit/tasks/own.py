@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.examples.generator import SPLIT, generator
 from bertkit.tasks.answer import Answer
@@ -123,7 +124,8 @@ def own_dataset(
         recorded["test"] = files.test
     task = task_for(kind, train, columns, lengths, positions, counts)
     return Dataset(
-        *(kind, task, train, [dev], tests, counts, recorded), write=official_writer(kind)
+        *(kind, task, train, [dev], tests, counts, recorded, as_json(columns)),
+        write=official_writer(kind),
     )
 
 

@@ -32,7 +32,6 @@ from bertkit.tokens.tokenizer import Tokenizer
 
 CONTEXTS = ("sentence", "document")
 ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
-CUT = "words of more pieces than a window, in their later pieces"
 NO_TAG = -1
 
 
@@ -55,7 +54,7 @@ class Tag:
     stride: int = 0
     """Pieces from one window to the next; 0 for 3/4 of the room."""
     context: str = "sentence"
-    """"sentence", or "document": all sentences with the same number, one after the other."""
+    """Whether a window holds one sentence, or goes on through its "document"."""
     entities: bool = True
     """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
     kind = "tag"
@@ -91,7 +90,8 @@ class Tag:
             BertkitError: a tag is unknown, or a sentence has another number of tags than of words;
                 the message names the place.
         """
-        pieces, cut = word_pieces(inputs, tokenizer, self.longest - 2)
+        room = self.longest - 2
+        pieces, cut = word_pieces(inputs, tokenizer, room)
         labels = [self._labels(given) for given in inputs]
         found: list[Item] = []
         spread: Counter[int] = Counter()
@@ -107,7 +107,7 @@ class Tag:
                 parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
                 found.append(Item(made[0][0], parts))
         windowed = sum(count > 1 for count in spread.values())
-        return Items(found, len(inputs), windowed, {CUT: cut} if cut else {})
+        return Items(found, len(inputs), windowed, {f"words cut at {room} pieces, in inputs": cut})
 
     def _stream(self, inputs: Sequence[WordsInput], number: int) -> int:
         """Neighbouring sentences with the same number run on in one stream."""
@@ -208,9 +208,8 @@ class Tag:
     def degenerate(self, predictions: Sequence[Tags]) -> str:
         """No entity anywhere; of other tags, the same one for every word."""
         if self.entities:
-            return (
-                "" if any(prediction.entities for prediction in predictions) else "finds no entity"
-            )
+            some = any(prediction.entities for prediction in predictions)
+            return "" if some else "finds no entity"
         found = {tag for prediction in predictions for tag in prediction.tags}
         return f"gives every word the tag {found.pop()!r}" if len(found) == 1 else ""
 

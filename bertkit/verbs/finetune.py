@@ -7,9 +7,9 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.model.start import read_start
-from bertkit.tasks.finetune import Head
 from bertkit.tasks.finetune import finetune as run_grid
 from bertkit.tasks.grid import Grid
+from bertkit.tasks.head import Head
 from bertkit.tasks.own import Columns, Files, Lengths
 from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import Tuning

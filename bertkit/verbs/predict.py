@@ -61,7 +61,7 @@ def predict(
     """
     counts = TextCounts()
     predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
-    inputs = read_inputs(predictor.task.kind, file, columns, counts)
+    inputs = read_inputs(predictor.task.kind, file, remembered(columns, predictor), counts)
     lines: list[str] = []
     windowed, cut = 0, 0
     with Console() as console:
@@ -80,6 +80,16 @@ def predict(
         sys.stdout.writelines(lines)
     else:
         write_text(out, "".join(lines))
+
+
+def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
+    """The columns as given; where none was, those that the model was tuned with."""
+    known = predictor.loaded[0].details.get("columns") or {}
+    if columns != COLUMNS or not known:
+        return columns
+    names = {"text", "pair", "choices", "header", "word_column"}
+    kept = {name: value for name, value in known.items() if name in names}
+    return Columns(**{**kept, "choices": tuple(kept.get("choices", ()))})
 
 
 def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:

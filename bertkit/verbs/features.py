@@ -1,0 +1,138 @@
+"""`bertkit features`: the texts of a file → a model's hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+from torch import Tensor
+
+from bertkit.config import FLATTEN
+from bertkit.model.encoder import Encoder
+from bertkit.model.features import is_weighted, load_feature_model
+from bertkit.model.start import Start, model_folder, read_start
+from bertkit.tasks.feature_files import feature_format, write_features
+from bertkit.tasks.features import Extraction, TextFeatures, extract
+from bertkit.tasks.rows import read_rows, require_all
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import text_lines
+from bertkit.text.sources import find_sources
+from bertkit.training.devices import choose_device, choose_precision
+from bertkit.training.journal import Console
+from bertkit.verbs.prepare import describe_skipped
+
+EXTRACTION = Extraction()
+
+
+def features(
+    model: Path,
+    file: str,
+    *,
+    out: Path,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+    precision: str = "fp32",
+    device: str = "auto",
+    extraction: Annotated[Extraction, FLATTEN] = EXTRACTION,
+) -> None:
+    """Write a model's hidden states for the texts of a file, in order.
+
+    Plain text has a text on each line; CSV, TSV, JSON lines, Parquet and hf:NAME have one in a
+    column. No text is left out, and none is cut: long ones are read through windows.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory, or a Google checkpoint.
+    file
+        The texts.
+    out
+        The file to write.
+    format
+        safetensors, parquet, npy, or auto for the ending of the file.
+    column
+        The column of the text, in formats that have columns.
+    precision
+        fp32, bf16, or auto: bf16 where the device is made for it.
+    device
+        auto, cpu or cuda.
+    """
+    feature_format(out, format)
+    start, where = read_start(model), choose_device(device)
+    encoder = start.build(Encoder, keep_head=False).model.to(where)
+    mix = learned_mix(model, start, extraction.layers)
+    counts = TextCounts()
+    with Console() as console:
+        console.start(None, title="features", unit="texts")
+        found = extract(
+            encoder,
+            start.tokenizer,
+            read_lines(file, column, counts),
+            extraction,
+            mix=None if mix is None else mix.to(where),
+            device=where,
+            precision=choose_precision(precision, where),
+        )
+        progress = Progress(console)
+        details = {"model": str(model), "layers": extraction.layers, "pooling": extraction.pooling}
+        write_features(out, progress.follow(found), format, details)
+        console.close()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        console.say(
+            f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
+            f"numbers, {progress.windowed:,} texts in several windows, 0 cut"
+        )
+
+
+class Progress:
+    """Counts what passes, and shows it."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.texts = self.rows = self.width = self.windowed = 0
+
+    def follow(self, found: Iterable[TextFeatures]) -> Iterator[TextFeatures]:
+        """The same features."""
+        for text in found:
+            self.texts += 1
+            self.rows += len(text.vectors)
+            self.width = text.vectors.shape[1]
+            self.windowed += text.windows > 1
+            yield text
+            self.console.update({"done": self.texts, "vectors": self.rows})
+
+
+def learned_mix(model: Path, start: Start, layers: str) -> Tensor | None:
+    """The weights of a weighted sum, where the model was tuned with it."""
+    if not is_weighted(layers) or start.details.get("layers") != layers:
+        return None
+    mix = load_feature_model(model_folder(model)).mix
+    return None if mix is None else mix.detach()
+
+
+def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
+    """Every text of a file; an empty one is a text, too, so that numbers stay those of the lines.
+
+    Raises:
+        BertkitError: the file is absent or damaged, or a row lacks the column.
+    """
+    for source in find_sources([file]):
+        if source.format == "wikiextractor":
+            yield from read_documents(source, counts)
+        elif source.format == "text":
+            for number, line in text_lines(source, counts):
+                if not line.strip():
+                    counts.note("empty text, kept", f"{source.path}:{number}")
+                yield line
+        elif source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+        else:
+            for place, row in read_rows(source.path, counts, source.format, columns=[column]):
+                require_all(counts, "correct it, so that the vectors stay those of the rows")
+                text = "" if row[column] is None else str(row[column])
+                if not text.strip():
+                    counts.note("empty text, kept", place)
+                yield text
+            require_all(counts, "correct it, so that the vectors stay those of the rows")
