@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.encoder import Encoder
-from bertkit.model.features import check_layers, encoder_features, is_weighted
+from bertkit.model.features import check_layers, encoder_features
 from bertkit.tasks.task import (
     PREDICTION_TOKENS,
     Encoded,
@@ -31,7 +31,7 @@ from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast
 
 POOLING = ("tokens", "cls", "mean")
-NUMBERS = ("float32", "float16")
+DTYPES = ("float32", "float16")
 CPU = torch.device("cpu")
 
 
@@ -45,7 +45,7 @@ class Extraction:
     pooling: str = "tokens"
     """tokens: a vector for each token, [CLS] and [SEP] too; cls: that of [CLS]; mean: their
     mean."""
-    numbers: str = "float32"
+    dtype: str = "float32"
     """float32, or float16 for files of half the size."""
     longest: int = 0
     """Tokens of a window; 0 for all that the model can take."""
@@ -58,7 +58,7 @@ class Extraction:
         Raises:
             BertkitError: says which is unknown.
         """
-        for field, known in (("pooling", POOLING), ("numbers", NUMBERS)):
+        for field, known in (("pooling", POOLING), ("dtype", DTYPES)):
             value = getattr(self, field)
             if value not in known:
                 raise BertkitError(f"--{field} cannot be '{value}'{nearest(value, known)}")
@@ -115,11 +115,6 @@ def extract(
     """
     layers, positions = extraction.layers, encoder.config.max_position_embeddings
     check_layers(layers, encoder.config)
-    if is_weighted(layers) and mix is None:
-        raise BertkitError(
-            f"the weights of '{layers}' are learned; choose sum, or a model tuned with "
-            f"--frozen --layers {layers}"
-        )
     longest = extraction.longest or positions
     if not 3 <= longest <= positions:
         raise BertkitError(
@@ -189,7 +184,7 @@ def compute(
             pieces, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
             vectors = pooled[None]
-        yield TextFeatures(vectors.astype(extraction.numbers), pieces, offsets, len(text.parts))
+        yield TextFeatures(vectors.astype(extraction.dtype), pieces, offsets, len(text.parts))
 
 
 def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:

@@ -89,6 +89,7 @@ class Finetuning:
         }
         claim_settings(out / "finetune.json", shared, "a fine-tuning")
         write_json(out / "environment.json", environment())
+        self.latest: tuple[str, dict[str, list[Any]]] = ("", {})
         self._encode()
 
     def _encode(self) -> None:
@@ -150,7 +151,6 @@ class Finetuning:
         self.console.start(total, title=f"{title}, {run.name}")
         scores: dict[str, dict[str, float]] = {}
         degenerate = ""
-        task = self.task
         try:
             model = tune(
                 self.start,
@@ -168,8 +168,12 @@ class Finetuning:
         except BertkitError as error:
             degenerate = f"diverged: {error}"
         else:
-            task, scores, degenerate = self.evaluate(model)
+            task, predictions = self.evaluate(model)
+            splits = dict(self.data.dev)
+            scores = {name: task.score(splits[name], own) for name, own in predictions.items()}
+            degenerate = task.degenerate(predictions[self.data.dev[0][0]])
             self.save(folder / "model", model, task, run, scores)
+            self.latest = run.name, predictions
         finally:
             self.console.close()
             journal.close()
@@ -186,16 +190,11 @@ class Finetuning:
         write_json(folder / "run.json", {**dataclasses.asdict(result), "metric": metric})
         return result
 
-    def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, dict[str, float]], str]:
-        """The task with its thresholds, its scores on every dev split, and what went wrong."""
-        task, scores, degenerate = self.task, {}, ""
-        for number, (name, inputs) in enumerate(self.data.dev):
-            predictions = self.predict(model, name, inputs)
-            if number == 0:
-                task = task.calibrated(inputs, predictions)
-                degenerate = task.degenerate(predictions)
-            scores[name] = task.score(inputs, predictions)
-        return task, scores, degenerate
+    def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, list[Any]]]:
+        """The task with its thresholds, and the predictions for every dev split."""
+        predictions = {name: self.predict(model, name, inputs) for name, inputs in self.data.dev}
+        first, inputs = self.data.dev[0]
+        return self.task.calibrated(inputs, predictions[first]), predictions
 
     def predict(self, model: TaskModel, split: str, inputs: Any) -> list[Any]:
         """Predictions for a split, with a progress bar."""
@@ -242,7 +241,10 @@ class Finetuning:
         for name, inputs in (*self.data.dev, *self.data.test):
             if name not in self.items:
                 continue
-            predictions = self.predict(loaded.model, name, inputs)
+            run, known = self.latest
+            predictions = known.get(name) if run == best.name else None
+            if predictions is None:
+                predictions = self.predict(loaded.model, name, inputs)
             written = write_results(
                 self.data, loaded.task, self.out / "results", name, inputs, predictions
             )

@@ -24,11 +24,9 @@ def official_writer(name: str) -> Writer:
     """What writes the official files of a set or a kind."""
     if name in GLUE:
         return lambda folder, split, *rest: write_glue(name, folder, split, *rest)
-    writers: dict[str, Writer] = {
-        "answer": write_answers,
-        "choose": write_choices,
-        "tag": write_tags,
-    }
+    if name == "swag":
+        return write_choices
+    writers: dict[str, Writer] = {"answer": write_answers, "tag": write_tags}
     return writers.get(KIND_OF.get(name, name), no_official_files)
 
 

@@ -27,12 +27,11 @@ from bertkit.tasks.classify import softmax, unknown_label
 from bertkit.tasks.conll import entities, entity_scores, to_iob2
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.task import Item, Items, Part, TaskBatch
-from bertkit.tasks.words import Target, word_pieces, word_windows
+from bertkit.tasks.words import NO_TAG, Target, word_pieces, word_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
 CONTEXTS = ("sentence", "document")
 ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
-NO_TAG = -1
 
 
 class Tags(NamedTuple):
@@ -107,7 +106,7 @@ class Tag:
                 parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
                 found.append(Item(made[0][0], parts))
         windowed = sum(count > 1 for count in spread.values())
-        return Items(found, len(inputs), windowed, {f"words cut at {room} pieces, in inputs": cut})
+        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} pieces": cut})
 
     def _stream(self, inputs: Sequence[WordsInput], number: int) -> int:
         """Neighbouring sentences with the same number run on in one stream."""

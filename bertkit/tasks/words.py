@@ -19,6 +19,8 @@ from bertkit.tasks.task import Encoded, Part
 from bertkit.tasks.windows import OVERLAP
 from bertkit.tokens.tokenizer import Tokenizer
 
+NO_TAG = -1
+
 
 class Target(NamedTuple):
     """The n words that a window answers, in order."""
@@ -46,29 +48,32 @@ class Window(NamedTuple):
 def context_windows(lengths: np.ndarray, room: int, stride: int = 0) -> list[Window]:
     """Overlapping windows of whole units that together answer each unit exactly once.
 
-    A window takes as many units as fit. The next one begins `stride` pieces later: as much later as
-    it must to hold the unit after the last, and no later than is needed to reach the end. The
-    context of a unit is the number of pieces on its shorter side within the window; of equals the
-    first window answers.
+    A window takes as many units as fit, and the next one shares its last `room - stride` pieces, or
+    a little more, as units stay whole. It shares fewer where it could not hold the next unit else,
+    and begins no later than is needed to reach the end. The context of a unit is the number of
+    pieces on its shorter side within the window; of equals the first window answers. No units make
+    one empty window.
 
     Args:
         lengths: (units,) pieces of each unit (word, or piece), from 1 to `room`.
         room: pieces that fit into a window.
-        stride: pieces; 0 for 3/4 of the room.
+        stride: pieces from one full window to the next; 0 for 3/4 of the room.
     """
+    if len(lengths) == 0:
+        return [Window(0, 0, np.arange(0))]
     ends = np.cumsum(lengths)
     starts = ends - lengths
     spans: list[tuple[int, int]] = []
     first = 0
-    step = min(stride, room) if stride else max(1, room - room // OVERLAP)
+    shared = max(0, room - stride) if stride else min(room - 1, room // OVERLAP)
     while not spans or spans[-1][1] < len(lengths):
         end = int(np.searchsorted(ends, starts[first] + room, side="right"))
         spans.append((first, end))
         if end < len(lengths):
-            stepped = np.searchsorted(starts, starts[first] + step, side="right") - 1
+            sharing = np.searchsorted(starts, ends[end - 1] - shared, side="right") - 1
             holding_next = np.searchsorted(starts, ends[end] - room)
             reaching_end = np.searchsorted(starts, ends[-1] - room)
-            first = int(min(max(stepped, holding_next), reaching_end))
+            first = int(min(max(sharing, holding_next), reaching_end))
     if len(spans) == 1:
         return [Window(0, len(lengths), np.arange(len(lengths)))]
     best = np.full(len(lengths), -1)
@@ -117,7 +122,7 @@ def word_windows(
         group: the numbers of the sentences.
         inputs: all sentences.
         pieces: of `word_pieces`.
-        labels: of every sentence, (words,) indices of tags or -1.
+        labels: of every sentence, (words,) indices of tags, or `NO_TAG`.
         tokenizer: for [CLS] and [SEP].
         longest: tokens of a window, these two included.
         stride: see `context_windows`.

@@ -146,7 +146,7 @@ def test_choose(pretrained: Path, tmp_path: Path, write: Write) -> None:
     assert found.choice == 1
     assert found.text == "river stone"
     assert sum(found.probabilities) == pytest.approx(1)
-    assert (tmp_path / "run" / "results" / "dev.csv").read_text().splitlines()[0] == "pred"
+    assert rows(tmp_path / "run" / "results" / "dev.jsonl")[0]["text"] == "river bridge"
 
 
 TAGGED = "-DOCSTART- O\n\n" + "".join(
@@ -320,6 +320,18 @@ def test_long_texts_are_windowed_and_counted(
     )
     assert "inputs in several windows: train 2, dev 2; cut: 0" in capsys.readouterr().err
     assert load(tmp_path / "run")(long).label == "wet"
+
+
+def test_a_text_of_a_million_characters_is_read_whole(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    common = ("--model", pretrained, "--train", weather, "--dev", weather)
+    run("finetune", "classify", *common, "--epochs", "1", *FAST, "--out", out)
+    text = write("long.txt", "river stone " * 84_000 + "\n")
+    run("predict", out, text, "--out", tmp_path / "found.jsonl")
+    assert "1 inputs, 1 in several windows, 0 cut" in capsys.readouterr().err
+    assert len(rows(tmp_path / "found.jsonl")) == 1
 
 
 def test_diverged_runs_are_flagged_and_do_not_end_the_grid(

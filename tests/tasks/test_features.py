@@ -1,0 +1,306 @@
+"""Hidden states of texts and the files that hold them, against transformers and other readers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+from bertkit.cli import main
+from bertkit.errors import BertkitError
+from bertkit.model.directory import load_encoder
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.tasks import feature_files
+from bertkit.tasks.feature_files import npy_header, write_features
+from bertkit.tasks.features import Extraction, TextFeatures, extract
+from bertkit.tokens.tokenizer import Tokenizer
+
+Write = Callable[[str, str], Path]
+TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
+LONG = "river meadow stone walking lantern " * 12
+
+
+@pytest.fixture(scope="module")
+def encoder(pretrained: Path) -> Encoder:
+    return load_encoder(pretrained)
+
+
+@pytest.fixture(scope="module")
+def oracle(pretrained: Path) -> Callable[[list[int]], Any]:
+    """Hidden states of ids, by transformers: embeddings first."""
+    model = transformers.BertModel.from_pretrained(pretrained).eval()
+
+    def states(ids: list[int]) -> list[np.ndarray]:
+        with torch.no_grad():
+            found = model(torch.tensor([ids]), output_hidden_states=True)
+        return [state[0].numpy() for state in found.hidden_states]
+
+    return states
+
+
+def surrounded(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
+    return [tokenizer.cls_id, *ids, tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("layers", ["embeddings", "second-to-last", "last", "sum"])
+def test_tokens_equal_transformers(
+    encoder: Encoder, tokenizer: Tokenizer, oracle: Any, layers: str
+) -> None:
+    found = list(extract(encoder, tokenizer, TEXTS, Extraction(layers=layers)))
+    assert len(found) == len(TEXTS)
+    for text, features in zip(TEXTS, found, strict=True):
+        encoding = tokenizer.encode(text)
+        states = oracle(surrounded(tokenizer, encoding.ids))
+        named = {"embeddings": 0, "second-to-last": -2, "last": -1}
+        wanted = sum(states[1:]) if layers == "sum" else states[named[layers]]
+        np.testing.assert_allclose(features.vectors, wanted, atol=2e-5)
+        assert features.pieces == ["[CLS]", *encoding.pieces, "[SEP]"]
+        assert features.offsets == [(0, 0), *encoding.offsets, (0, 0)]
+        assert (features.vectors.dtype, features.windows) == (np.float32, 1)
+
+
+def test_pooling(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    texts = [*TEXTS, LONG]
+    tokens = list(extract(encoder, tokenizer, texts))
+    pooled = {
+        name: list(extract(encoder, tokenizer, texts, Extraction(pooling=name)))
+        for name in ("cls", "mean")
+    }
+    for n, features in enumerate(tokens):
+        assert pooled["cls"][n].vectors.shape == (1, 32)
+        assert pooled["cls"][n].pieces == []
+        np.testing.assert_array_equal(pooled["cls"][n].vectors[0], features.vectors[0])
+        np.testing.assert_allclose(
+            pooled["mean"][n].vectors[0], features.vectors.mean(0), atol=1e-6
+        )
+
+
+def test_long_texts_lose_nothing(encoder: Encoder, tokenizer: Tokenizer, oracle: Any) -> None:
+    """Windows of 10 pieces that share 4: each piece from the one where it is most central."""
+    [features] = extract(encoder, tokenizer, [LONG], Extraction(longest=12, stride=6))
+    ids = tokenizer.encode(LONG).ids
+    assert len(features.vectors) == len(features.pieces) == len(ids) + 2
+    starts = [*range(0, len(ids) - 10, 6), len(ids) - 10]
+    assert features.windows == len(starts)
+    windows = [oracle(surrounded(tokenizer, ids[start : start + 10]))[-1] for start in starts]
+    for piece in range(len(ids)):
+        contexts = [min(piece - s, s + 9 - piece) for s in starts]
+        best = int(np.argmax(contexts))
+        wanted = windows[best][1 + piece - starts[best]]
+        np.testing.assert_allclose(features.vectors[1 + piece], wanted, atol=2e-5)
+    for row in (0, -1):
+        mean = np.mean([window[row] for window in windows], axis=0)
+        np.testing.assert_allclose(features.vectors[row], mean, atol=2e-5)
+
+
+def test_texts_come_one_after_the_other(
+    encoder: Encoder, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch is computed as soon as it is full, and batches change nothing."""
+    whole = list(extract(encoder, tokenizer, [*TEXTS, LONG] * 3))
+    monkeypatch.setattr("bertkit.tasks.features.PREDICTION_TOKENS", 30)
+    read = []
+
+    def texts() -> Iterator[str]:
+        for text in [*TEXTS, LONG] * 3:
+            read.append(text)
+            yield text
+
+    found = extract(encoder, tokenizer, texts())
+    first = next(found)
+    assert len(read) < 6
+    for one, other in zip([first, *found], whole, strict=True):
+        np.testing.assert_allclose(one.vectors, other.vectors, atol=1e-5)
+
+
+def test_precision_and_dtype(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    [exact] = extract(encoder, tokenizer, TEXTS[:1])
+    [half] = extract(encoder, tokenizer, TEXTS[:1], Extraction(dtype="float16"))
+    [low] = extract(encoder, tokenizer, TEXTS[:1], precision="bf16")
+    assert half.vectors.dtype == np.float16
+    np.testing.assert_array_equal(half.vectors, exact.vectors.astype(np.float16))
+    assert not np.array_equal(low.vectors, exact.vectors)
+    np.testing.assert_allclose(low.vectors, exact.vectors, atol=0.1)
+
+
+def test_bad_requests(encoder: Encoder, tokenizer: Tokenizer) -> None:
+    def fails(message: str, **changes: Any) -> None:
+        with pytest.raises(BertkitError, match=message):
+            list(extract(encoder, tokenizer, TEXTS, Extraction(**changes)))
+
+    fails("--pooling cannot be 'token'; did you mean 'tokens'", pooling="token")
+    fails("--dtype cannot be 'float64'", dtype="float64")
+    fails("did you mean 'last'", layers="lst")
+    fails("needs 4 layers", layers="concat-last-four")
+    fails("weights of 'weighted-sum' are learned", layers="weighted-sum")
+    fails("windows of 41 tokens do not fit the model's 40 positions", longest=41)
+    fails("windows of 2 tokens", longest=2)
+
+
+@pytest.fixture(params=["tokens", "mean"])
+def some(
+    request: pytest.FixtureRequest, encoder: Encoder, tokenizer: Tokenizer
+) -> list[TextFeatures]:
+    return list(extract(encoder, tokenizer, TEXTS, Extraction(pooling=request.param)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_safetensors(some: list[TextFeatures], tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "deep" / "f.safetensors"
+    some = [text._replace(vectors=text.vectors.astype(dtype)) for text in some]
+    write_features(path, iter(some), details={"layers": "last"})
+    tensors = load_file(path)
+    assert sorted(tensors, key=int) == [str(n) for n in range(len(some))]
+    for n, text in enumerate(some):
+        assert tensors[str(n)].dtype == dtype
+        np.testing.assert_array_equal(tensors[str(n)], text.vectors)
+    with safetensors.safe_open(path, framework="np") as file:
+        details = {name: json.loads(value) for name, value in file.metadata().items()}
+    assert details["layers"] == "last"
+    if some[0].pieces:
+        assert details["pieces"] == [text.pieces for text in some]
+        assert details["offsets"] == [[list(o) for o in text.offsets] for text in some]
+    else:
+        assert "pieces" not in details
+    assert [file.name for file in path.parent.iterdir()] == ["f.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_npy(some: list[TextFeatures], tmp_path: Path, dtype: str) -> None:
+    some = [text._replace(vectors=text.vectors.astype(dtype)) for text in some]
+    write_features(tmp_path / "f.npy", some, details={"pooling": "?"})
+    rows = np.load(tmp_path / "f.npy", mmap_mode="r")
+    assert (rows.dtype, rows.ndim) == (np.dtype(dtype), 2)
+    index = json.loads((tmp_path / "f.json").read_text())
+    bounds = index["boundaries"]
+    assert bounds[-1] == len(rows)
+    for n, text in enumerate(some):
+        np.testing.assert_array_equal(rows[bounds[n] : bounds[n + 1]], text.vectors)
+    assert index["pooling"] == "?"
+    assert index.get("pieces", []) == ([text.pieces for text in some] if some[0].pieces else [])
+
+
+def test_the_npy_header_does_not_grow() -> None:
+    kind = np.dtype(np.float32)
+    assert len(npy_header(0, 768, kind)) == len(npy_header(10**15, 768, kind))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_parquet(
+    some: list[TextFeatures], tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(feature_files, "GROUP_ROWS", 4)
+    some = [text._replace(vectors=text.vectors.astype(dtype)) for text in some]
+    write_features(tmp_path / "f.parquet", some, details={"layers": "last"})
+    table = parquet.read_table(tmp_path / "f.parquet")
+    assert parquet.ParquetFile(tmp_path / "f.parquet").num_row_groups > 1
+    assert json.loads(table.schema.metadata[b"bertkit"]) == {"layers": "last"}
+    columns = table.to_pydict()
+    vectors = np.concatenate([text.vectors for text in some])
+    np.testing.assert_array_equal(np.array(columns["vector"], dtype=dtype), vectors)
+    assert columns["text"] == [n for n, text in enumerate(some) for _ in text.vectors]
+    if some[0].pieces:
+        assert columns["piece"] == [piece for text in some for piece in text.pieces]
+        spans = list(zip(columns["start"], columns["end"], strict=True))
+        assert spans == [span for text in some for span in text.offsets]
+        assert columns["token"][:3] == [0, 1, 2]
+    else:
+        assert list(columns) == ["text", "vector"]
+
+
+def test_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = TextFeatures(np.ones((1, 2), dtype=np.float32), ["x"], [(0, 1)], 1)
+    with pytest.raises(BertkitError, match="no format is called 'parket'; did you mean 'parquet'"):
+        write_features(tmp_path / "f.parket", [one])
+    with pytest.raises(BertkitError, match="no text"):
+        write_features(tmp_path / "f.npy", [])
+    monkeypatch.setattr(feature_files, "LONGEST_HEADER", 100)
+    with pytest.raises(BertkitError, match="choose parquet or npy"):
+        write_features(tmp_path / "f.safetensors", [one] * 9)
+
+    def broken() -> Iterator[TextFeatures]:
+        yield one
+        raise BertkitError("the input ends here")
+
+    for name in feature_files.WRITERS:
+        with pytest.raises(BertkitError, match="the input ends here"):
+            write_features(tmp_path / f"f.{name}", broken())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command(
+    pretrained: Path, encoder: Encoder, tokenizer: Tokenizer, write: Write, capsys: Any
+) -> None:
+    text = write("some.txt", f"river stone\n\n{LONG}\n")
+    out = text.with_name("f.npy")
+    with pytest.raises(SystemExit) as end:
+        main(["features", str(pretrained), str(text), "--out", str(out), "--layers", "sum"])
+    assert end.value.code == 0
+    said = capsys.readouterr().err
+    assert "3 texts" in said
+    assert "1 texts in several windows, 0 cut" in said
+    assert "empty text, kept: 1" in said
+    wanted = extract(encoder, tokenizer, ["river stone", "", LONG], Extraction(layers="sum"))
+    vectors = np.concatenate([found.vectors for found in wanted])
+    np.testing.assert_allclose(np.load(out), vectors, atol=1e-5)
+
+
+def test_columns(pretrained: Path, write: Write, capsys: Any) -> None:
+    def run(file: Path, *more: str) -> Any:
+        out = file.with_name("f.safetensors")
+        with pytest.raises(SystemExit) as end:
+            main(["features", str(pretrained), str(file), "--out", str(out), *more])
+        return end.value.code, capsys.readouterr().err
+
+    rows = write("rows.jsonl", '{"body": "river"}\n{"body": null}\n{"body": 7}\n')
+    code, said = run(rows, "--column", "body", "--pooling", "cls")
+    assert (code, len(load_file(rows.with_name("f.safetensors")))) == (0, 3)
+    code, said = run(rows)
+    assert code == 2
+    assert "column 'text'" in said
+    code, said = run(write("bad.csv", "id,text\n1,river\n2,stone,x\n3,x\n"))
+    assert code == 2
+    assert "bad.csv:3" in said
+    code, said = run(rows, "--column", "body", "--layers", "weighted-sum")
+    assert code == 2
+    assert "are learned" in said
+
+
+def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: Any) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    model = FeatureModel(config, 2, "weighted-sum", "linear").eval()
+    assert model.mix is not None
+    torch.nn.init.normal_(model.mix)
+    text = write("some.txt", "river stone")
+    folder = text.with_name("model")
+    save_feature_model(folder, model, tokenizer, {"task": "tag", "labels": ["O", "B-X"]})
+    out = text.with_name("f.npy")
+    with pytest.raises(SystemExit) as end:
+        main(["features", str(folder), str(text), "--out", str(out), "--layers", "weighted-sum"])
+    assert end.value.code == 0
+    [wanted] = extract(
+        model.encoder,
+        tokenizer,
+        ["river stone"],
+        Extraction(layers="weighted-sum"),
+        mix=model.mix.detach(),
+    )
+    np.testing.assert_allclose(np.load(out), wanted.vectors, atol=1e-6)
+    assert "1 texts" in capsys.readouterr().err
