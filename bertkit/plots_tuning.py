@@ -7,16 +7,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertkit.page import drawing, plain
 from bertkit.plots import (
     BASELINE,
     HELD_OUT,
     TEXT,
     TRAINING,
     Curve,
+    Plot,
+    curve,
+    draw,
     number,
     rendered,
     thin,
 )
+from bertkit.tasks.grid import RunResult
+from bertkit.training.journal import JOURNAL, read_journal
+from bertkit.tuned import Tuned
+
+NO_POINT = np.empty(0)
 
 ROLES: dict[str, dict[str, Any]] = {
     "run": {"color": TRAINING, "alpha": 0.5, "linewidth": 1.1},
@@ -41,35 +50,42 @@ class DotRow(NamedTuple):
 def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, prefix: str) -> str:
     """A row for each setting, a dot for each run, the median as a bar, as an SVG element.
 
+    Runs that learnt nothing may lie far from the others: they are drawn at the edge then, with
+    their score beside them, so that the others stay apart.
+
     Args:
         metric: what the values are.
         rows: at least one, from the top; values as fractions of 1.
         baseline: the score without looking at the input; drawn where it is near the dots.
         prefix: begins every id.
     """
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    near = baseline is not None and is_near(baseline, [v for row in rows for v in row.values])
+    lowest, highest = shown_range(rows)
 
     def paint(axes: Any) -> None:
         for place, row in enumerate(rows):
-            values, degenerate = np.array(row.values), np.array(row.degenerate)
-            count = len(values)
-            beside = place + 0.22 * (2 * np.arange(count) / max(1, count - 1) - 1) * (count > 1)
-            for flag, colour, mark, name in (
-                (False, TRAINING, "o", "run"),
-                (True, HELD_OUT, "X", "degenerate run"),
+            for value, beside, flag in zip(
+                row.values, beside_each_other(row), row.degenerate, strict=True
             ):
-                own = degenerate == flag
+                at = min(max(value, lowest), highest)
+                colour, mark = (HELD_OUT, "X") if flag else (TRAINING, "o")
+                name = "degenerate run" if flag else "run"
                 style = {"color": colour, "markersize": 6, "markeredgewidth": 0, "alpha": 0.85}
-                axes.plot(values[own], beside[own], mark, label=name * bool(own.any()), **style)
-            ends = [place - 0.36, place + 0.36]
-            axes.plot([row.median] * 2, ends, color=TEXT, linewidth=1.8, label="median")
-        if near:
+                axes.plot(at, place + beside, mark, label=name, **style)
+                if at != value:
+                    text, point = number(value, "share"), (at, place + beside)
+                    how = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+                    axes.annotate(text, point, xytext=(6, 0), **how)
+            if lowest <= row.median <= highest:
+                ends = [place - 0.36, place + 0.36]
+                axes.plot([row.median] * 2, ends, color=TEXT, linewidth=1.8, label="median")
+        if baseline is not None and lowest <= baseline <= highest:
             axes.axvline(baseline, color=BASELINE, linewidth=1.2, linestyle="--", label="baseline")
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlabel(metric)
         legend(axes)
@@ -83,10 +99,21 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, pr
     return rendered(paint, prefix, f"{metric} of every run. {described}.", height)
 
 
-def is_near(value: float, others: Sequence[float]) -> bool:
-    """Whether a value can be drawn beside others without pressing them together."""
-    span = max(others) - min(others)
-    return min(others) - span <= value <= max(others) + span
+def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
+    """The lowest and highest value that are drawn where they are: a span beyond those that learnt.
+
+    All values, where no run learnt anything.
+    """
+    pairs = [pair for row in rows for pair in zip(row.values, row.degenerate, strict=True)]
+    values = [value for value, flag in pairs if not flag] or [value for value, _ in pairs]
+    span = max(max(values) - min(values), 0.01)
+    return min(values) - span, max(values) + span
+
+
+def beside_each_other(row: DotRow) -> list[float]:
+    """How far above or below its row each dot lies, so that equal values can be told apart."""
+    last = len(row.values) - 1
+    return [0.22 * (2 * i / last - 1) for i in range(last + 1)] if last else [0.0]
 
 
 def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
@@ -124,3 +151,61 @@ def legend(axes: Any) -> None:
         frameon=False,
         fontsize=9,
     )
+
+
+def varying_names(tuned: Tuned) -> dict[str, str]:
+    """Each setting in words, without what is the same in all of them."""
+    parts = {row["setting"]: tuned.named(row["setting"]).split(", ") for row in tuned.settings}
+    alike = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
+    if all(alike):
+        return {setting: ", ".join(own) for setting, own in parts.items()}
+    return {
+        setting: ", ".join(part for part, same in zip(own, alike, strict=True) if not same)
+        for setting, own in parts.items()
+    }
+
+
+def figures(tuned: Tuned) -> str:
+    """Every run of every setting as a dot; losses and learning rate of the best setting."""
+    if tuned.best is None:
+        return ""
+    rows, names = [], varying_names(tuned)
+    for row in tuned.settings:
+        own = [run for run in tuned.scored if run.setting == row["setting"]]
+        if own:
+            values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
+            rows.append(DotRow(names[row["setting"]], values, flags, tuned.median(row)))
+    metric, split = plain(tuned.metric), tuned.splits[0]
+    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), prefix="dots-")
+    drawings = [drawing(f"{metric} on {split}: every run", dots)]
+    setting = tuned.settings[0]["setting"]
+    lines = losses(tuned, tuned.best, setting)
+    if lines:
+        drawn = draw_losses([(name, loss) for name, loss, _ in lines], prefix="loss-")
+        drawings.append(drawing(f"Training loss: {tuned.named(setting)}", drawn))
+        plot, rate = Plot("Learning rate", "learning_rate", "power"), lines[-1][2]
+        drawn = draw(plot, rate, Curve(NO_POINT, NO_POINT), prefix="rate-")
+        drawings.append(drawing(f"Learning rate: {tuned.named(setting)}", drawn))
+    return f'<h2>Runs</h2><div class="plots">{"".join(drawings)}</div>'
+
+
+def losses(tuned: Tuned, best: RunResult, setting: str) -> list[tuple[str, Curve, Curve]]:
+    """(role, loss, learning rate) of the runs of a setting, the best run's last."""
+    lines = []
+    for run in tuned.runs:
+        path = tuned.folder / "runs" / run.name / JOURNAL
+        if run.setting == setting and path.is_file():
+            records = [one for one in read_journal(path) if one.get("kind") == "step"]
+            loss = curve(records, "loss")
+            if len(loss.values):
+                lines.append((role(run, best), loss, curve(records, "learning_rate")))
+    return sorted(lines, key=lambda line: line[0] == "best run")
+
+
+def role(run: RunResult, best: RunResult) -> str:
+    """As what a run's loss is drawn."""
+    if not run.scores:
+        return "diverged run"
+    if run.degenerate:
+        return "degenerate run"
+    return "best run" if run.name == best.name else "run"

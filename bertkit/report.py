@@ -17,7 +17,7 @@ import numpy as np
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.page import card_list, drawing, flat, folded, optional_json, page, table
+from bertkit.page import card_list, drawing, flat, folded, optional_json, page, plain, table
 from bertkit.plots import Plot, curve, draw, number
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -229,7 +229,7 @@ def tables(run: Run, folder: Path) -> str:
         ("Notes", "note", ["step", "message"]),
     ):
         rows = [[record.get(column) for column in columns] for record in run.of(kind)]
-        parts.append((title, [name.replace("_", " ") for name in columns], rows))
+        parts.append((title, [plain(name) for name in columns], rows))
     known = {key: value for key, value in run.start.items() if key not in {"kind", "time"}}
     for title, value in (
         ("Before the first step", known),

@@ -70,7 +70,7 @@ def matrix(pairs: Pairs, labels: Sequence[str]) -> str:
     return (
         "<h3>Confusion: a row for each label that is right, a column for each answer</h3>"
         f'<div class="wide"><table><thead><tr><th scope="col">right label</th>{head}'
-        f'<th scope="col">found</th></tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+        f'<th scope="col">recall</th></tr></thead><tbody>{"".join(body)}</tbody></table></div>'
     )
 
 
@@ -111,7 +111,8 @@ def confident_errors(wrong: Sequence[Mapping[str, Any]]) -> str:
         for row in surest
     ]
     columns = ["id", "right label", "answer", "probability", *texts]
-    return f"<h3>Most confident wrong answers</h3>{table(columns, rows)}"
+    body = table(columns, rows)
+    return f'<h3>Most confident wrong answers</h3><div class="texts">{body}</div>'
 
 
 def shortened(text: Any) -> str | None:

@@ -6,14 +6,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bertkit.page import card_list, drawing, field_table, flat, folded, optional_json, page, table
-from bertkit.plots import Curve, Plot, curve, draw, number
-from bertkit.plots_tuning import DotRow, draw_dots, draw_losses
+from bertkit.page import card_list, field_table, flat, folded, optional_json, page, plain, table
+from bertkit.plots import number
+from bertkit.plots_tuning import figures
 from bertkit.report_answers import answers, types_table
-from bertkit.tasks.grid import RunResult
-from bertkit.training.journal import JOURNAL, read_journal
+from bertkit.training.journal import read_journal
 from bertkit.tuned import Row, Tuned
 
 BLIND = "without looking at the input"
@@ -21,7 +18,6 @@ CHOSEN = (
     "The best run was chosen by this very score, which therefore flatters it; "
     "the median of its setting is the fairer number."
 )
-NO_POINT = np.empty(0)
 
 
 def tuning_page(folder: Path) -> str:
@@ -78,11 +74,6 @@ def points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f} points"
 
 
-def plain(metric: str) -> str:
-    """A metric's name for reading."""
-    return metric.replace("_", " ")
-
-
 def headline(scores: dict[str, float]) -> dict[str, float]:
     """The scores over everything, without those of single types ("f1/PER")."""
     return {name: value for name, value in scores.items() if "/" not in name}
@@ -102,42 +93,55 @@ def in_words(tuned: Tuned) -> str:
     parts = [f"{first} {shown(tuned.metric, best.metric)} on {split}{blind}"]
     if best.degenerate:
         parts.append(f"but it has learnt nothing: it {best.degenerate}")
-    top = tuned.settings[0]
-    scored = top["runs"] - top["diverged"]
-    if scored > 1:
-        found = tuned.main_scores(top)
-        lowest, highest = (shown(tuned.metric, found[end]) for end in ("lowest", "highest"))
-        parts.append(
-            f"the setting with the highest median ({tuned.named(top['setting'])}) has median "
-            f"{shown(tuned.metric, found['median'])} over {scored} seeds, from {lowest} to "
-            f"{highest}, deviation {points(found['deviation'])}"
-        )
+    if len(tuned.runs) == 1:
+        parts.append("one run shows neither the spread between seeds nor what other settings give")
     else:
-        parts.append(
-            f"with one seed ({tuned.named(top['setting'])} is the best setting), nothing is known "
-            f"of the spread between seeds"
-        )
-    return "; ".join([*parts, rivalry(tuned)]) + "."
+        parts += [spread_in_words(tuned), rivalry(tuned)]
+    return "; ".join(parts) + "."
+
+
+def spread_in_words(tuned: Tuned) -> str:
+    """What the seeds of the best setting gave."""
+    top, found = tuned.settings[0], tuned.main_scores(tuned.settings[0])
+    scored, named = top["runs"] - top["diverged"], tuned.named(top["setting"])
+    if scored == 1:
+        return f"{named} is the best setting, but one seed does not show the spread between seeds"
+    lowest, highest = (shown(tuned.metric, found[end]) for end in ("lowest", "highest"))
+    notes = [f"{lowest} to {highest}"]
+    if top["degenerate"]:
+        notes.append(f"{top['degenerate']} learnt nothing")
+    if top["diverged"]:
+        notes.append(f"{top['diverged']} more diverged")
+    spread = tuned.spread(top["setting"])
+    if spread is not None:
+        others = " of the others" * bool(top["degenerate"])
+        notes.append(f"standard deviation{others} {points(spread)}")
+    median = shown(tuned.metric, found["median"])
+    line = f"the setting with the highest median ({named}) has median {median} over {scored} seeds"
+    return f"{line} ({', '.join(notes)})"
 
 
 def rivalry(tuned: Tuned) -> str:
     """Whether the lead of the best setting over the next is larger than the spread of seeds.
 
-    The spread is the larger one of the two settings' standard deviations between seeds.
+    The spread is the larger one of the two settings' standard deviations between seeds, of the
+    runs that learnt something.
     """
     ranked = [row for row in tuned.settings if row["scores"]]
     if len(ranked) == 1:
-        return "no other setting has a score"
-    first, second = (tuned.main_scores(row) for row in ranked[:2])
-    lead = first["median"] - second["median"]
-    known = [one["deviation"] for one in (first, second) if one["deviation"] is not None]
-    line = f"its lead over the next setting ({tuned.named(ranked[1]['setting'])}), {points(lead)}, "
-    if not known:
-        return line + "may be chance"
-    spread = max(known)
+        tried = "has a score" if len(tuned.settings) > 1 else "was tried"
+        return f"no other setting {tried}"
+    first, second = ranked[:2]
+    lead = tuned.median(first) - tuned.median(second)
+    known = [tuned.spread(row["setting"]) for row in (first, second)]
+    spreads = [spread for spread in known if spread is not None]
+    line = f"its lead over the next setting ({tuned.named(second['setting'])}), {points(lead)}, "
+    if not spreads:
+        return line + "may be chance: the spread between seeds is not known"
+    spread = max(spreads)
     if lead > spread:
-        return line + f"is larger than the seeds' spread, {points(spread)}"
-    return line + f"is not larger than the seeds' spread, {points(spread)}: no clear choice"
+        return line + f"is larger than the spread between seeds, {points(spread)}"
+    return line + f"is not larger than the spread between seeds, {points(spread)}: no clear choice"
 
 
 def cards(tuned: Tuned) -> str:
@@ -174,52 +178,6 @@ def total(counts: Any) -> int:
     return sum(int(count) for _, count in flat(counts) if count)
 
 
-def figures(tuned: Tuned) -> str:
-    """Every run of every setting as a dot; losses and learning rate of the best setting."""
-    if tuned.best is None:
-        return ""
-    rows = []
-    for row in tuned.settings:
-        own = [run for run in tuned.scored if run.setting == row["setting"]]
-        if own:
-            values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
-            rows.append(DotRow(tuned.named(row["setting"]), values, flags, tuned.median(row)))
-    metric, split = plain(tuned.metric), tuned.splits[0]
-    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), prefix="dots-")
-    drawings = [drawing(f"{metric} on {split}: every run", dots)]
-    setting = tuned.settings[0]["setting"]
-    lines = losses(tuned, tuned.best, setting)
-    if lines:
-        drawn = draw_losses([(name, loss) for name, loss, _ in lines], prefix="loss-")
-        drawings.append(drawing(f"Training loss: {tuned.named(setting)}", drawn))
-        plot, rate = Plot("Learning rate", "learning_rate", "power"), lines[-1][2]
-        drawn = draw(plot, rate, Curve(NO_POINT, NO_POINT), prefix="rate-")
-        drawings.append(drawing(f"Learning rate: {tuned.named(setting)}", drawn))
-    return f'<h2>Runs</h2><div class="plots">{"".join(drawings)}</div>'
-
-
-def losses(tuned: Tuned, best: RunResult, setting: str) -> list[tuple[str, Curve, Curve]]:
-    """(role, loss, learning rate) of the runs of a setting, the best run's last."""
-    lines = []
-    for run in tuned.runs:
-        path = tuned.folder / "runs" / run.name / JOURNAL
-        if run.setting == setting and path.is_file():
-            records = [one for one in read_journal(path) if one.get("kind") == "step"]
-            loss = curve(records, "loss")
-            if len(loss.values):
-                lines.append((role(run, best), loss, curve(records, "learning_rate")))
-    return sorted(lines, key=lambda line: line[0] == "best run")
-
-
-def role(run: RunResult, best: RunResult) -> str:
-    """As what a run's loss is drawn."""
-    if not run.scores:
-        return "diverged run"
-    if run.degenerate:
-        return "degenerate run"
-    return "best run" if run.name == best.name else "run"
-
-
 def settings_tables(tuned: Tuned) -> str:
     """The main metric of every setting; every other score folded away."""
     main = [(split, tuned.metric) for split in tuned.splits[:1]]
@@ -246,10 +204,10 @@ def settings_table(tuned: Tuned, pairs: list[tuple[str, str]]) -> str:
             if found:
                 ends = f"{shown(metric, found['lowest'])} to {shown(metric, found['highest'])}"
                 score = [shown(metric, found["median"]), ends, deviation(metric, found)]
-            counts = [row["runs"], row["degenerate"], row["diverged"]]
+            counts = [row["degenerate"], row["diverged"], row["runs"]]
             rows.append([tuned.named(row["setting"]), split, plain(metric), *score, *counts])
     columns = ["setting", "split", "metric", "median", "lowest to highest", "deviation"]
-    return table([*columns, "n", "degenerate", "diverged"], rows)
+    return table([*columns, "degenerate", "diverged", "n"], rows)
 
 
 def deviation(metric: str, found: Row) -> str:
@@ -279,7 +237,8 @@ def runs_table(tuned: Tuned) -> str:
         for run in sorted(tuned.runs, key=lambda run: (bool(run.degenerate), -run.metric))
     ]
     columns = ["run", *(f"{split} {plain(metric)}" for split, metric in names)]
-    return f"<h2>All runs</h2>{table([*columns, 'seconds', 'learnt nothing because'], rows)}"
+    body = table([*columns, "seconds", "learnt nothing because"], rows)
+    return f'<h2>All runs</h2><div class="named">{body}</div>'
 
 
 def on_dev(tuned: Tuned) -> str:

@@ -30,9 +30,7 @@ if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
     NextLogits: TypeAlias = Tensor
     """(sequences, 2)."""
     ClassLogits: TypeAlias = Tensor
-    """(sequences, classes)."""
-    TokenLogits: TypeAlias = Tensor
-    """(tokens, classes)."""
+    """(sequences or tokens, classes)."""
     SequenceLabels: TypeAlias = Tensor
     """(sequences,) integers."""
     Scalar: TypeAlias = Tensor
@@ -48,7 +46,6 @@ else:
     TargetIndices = Int[Tensor, "targets"]
     VocabularyLogits = Float[Tensor, "targets vocabulary"]
     NextLogits = Float[Tensor, "sequences 2"]
-    ClassLogits = Float[Tensor, "sequences classes"]
-    TokenLogits = Float[Tensor, "tokens classes"]
+    ClassLogits = Float[Tensor, "rows classes"]
     SequenceLabels = Int[Tensor, "sequences"]
     Scalar = Float[Tensor, ""]

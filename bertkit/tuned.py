@@ -7,6 +7,7 @@ on test data and the runs whose folders are gone.
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,14 @@ class Tuned:
     def median(self, row: Row) -> float:
         """Of the main metric; -inf where all runs diverged."""
         return float(self.main_scores(row).get("median", "-inf"))
+
+    def spread(self, setting: str) -> float | None:
+        """Standard deviation of the main metric between seeds, of the runs that learnt something.
+
+        One run that learnt nothing would hide all else. None with fewer than two runs.
+        """
+        own = [run for run in self.scored if run.setting == setting and not run.degenerate]
+        return statistics.stdev(run.metric for run in own) if len(own) > 1 else None
 
     def recorded(self, name: str) -> Any:
         """A field of `results.json` or else of `finetune.json`; {} where neither has it."""

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import PretrainingModel, SpanModel, TaskModel
+from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import optional, parameter_names
 from bertkit.model.weights import load_state, some, write_tensors
 
-Savable = PretrainingModel | Encoder | TaskModel
 Model = TypeVar("Model", bound=nn.Module)
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -82,17 +81,17 @@ class Loaded(Generic[Model]):
 
 def save_model(
     directory: Path,
-    model: Savable,
+    model: nn.Module,
     tokenizer: SavedTokenizer,
     details: Mapping[str, Any],
     *,
-    extra: Callable[[Path], None] | None = None,
+    extra: Callable[[Path], object] = lambda folder: None,
 ) -> None:
     """Write a complete model directory, or, after any error, nothing.
 
     Args:
         directory: made, or replaced where it is a model directory already.
-        model: unwrapped (not compiled or distributed), on any device.
+        model: with a `config`, unwrapped (not compiled or distributed), on any device.
         tokenizer: the one whose ids the model knows.
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
         extra: writes more files into the folder it is given.
@@ -101,29 +100,29 @@ def save_model(
         BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
             holds something else, or it cannot be written.
     """
-    check_vocabulary(model.config, tokenizer.size)
+    config = model.config
+    assert isinstance(config, ModelConfig)
+    check_vocabulary(config, tokenizer.size)
     if directory.exists() and not (directory / "config.json").is_file():
         empty = directory.is_dir() and not any(directory.iterdir())
         if not empty:
             raise BertkitError(f"{directory} exists and is no model directory; choose another")
     with new_folder(directory) as folder:
-        write_json(folder / "config.json", describe(model, details))
+        write_json(folder / "config.json", describe(model, config, details))
         write_tensors(folder / "model.safetensors", foreign_tensors(model), format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
-        if extra is not None:
-            extra(folder)
+        extra(folder)
 
 
-def describe(model: Savable, details: Mapping[str, Any]) -> dict[str, Any]:
+def describe(model: nn.Module, config: ModelConfig, details: Mapping[str, Any]) -> dict[str, Any]:
     """The content of `config.json` for a model and its `bertkit.json`."""
-    fields = dataclasses.asdict(model.config)
-    fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[model.config.hidden_act]
-    if isinstance(model, TaskModel):
+    fields = dataclasses.asdict(config)
+    fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
+    head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
+    if isinstance(head, nn.Linear):
         architecture, problem = ARCHITECTURES[details.get("task", "classify")]
-        if problem:
-            fields["problem_type"] = problem
-        head = model.qa_outputs if isinstance(model, SpanModel) else model.classifier
+        fields |= {"problem_type": problem} if problem else {}
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:
             raise BertkitError(

@@ -22,7 +22,7 @@ from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.model.start import read_details
 from bertkit.model.weights import read_tensors, some, write_tensors
-from bertkit.shapes import Hidden, TokenLogits
+from bertkit.shapes import ClassLogits, Hidden
 
 LAYERS = (
     "embeddings",
@@ -199,7 +199,7 @@ class FeatureModel(nn.Module):
         self.encoder.eval()
         return self
 
-    def forward(self, packed: Packed) -> TokenLogits:
+    def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, classes)."""
         hidden = encoder_features(self.encoder, packed, self.layers, self.mix)
         if self.bilstm is not None:

@@ -1,7 +1,4 @@
-"""What stands on the encoder: heads of pre-training (paper section 3.1) and of the tasks (4).
-
-A task's head is one linear layer: the whole of what it adds to the network.
-"""
+"""What stands on the encoder in pre-training: the two heads of paper section 3.1."""
 
 from __future__ import annotations
 
@@ -12,15 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from bertkit.examples.packed import Packed
-from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, activation, initialize
 from bertkit.shapes import (
-    ClassLogits,
     Hidden,
     NextLogits,
     Pooled,
     TargetIndices,
-    TokenLogits,
     VocabularyLogits,
 )
 
@@ -91,57 +85,6 @@ class PretrainingModel(nn.Module):
             mlm_logits=self.mlm(targets, self.encoder.word_embeddings),
             nsp_logits=self.nsp(self.encoder.pool(hidden, packed)),
         )
-
-
-class ClassificationModel(nn.Module):
-    """Encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1)."""
-
-    def __init__(self, config: ModelConfig, classes: int) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, classes)
-        initialize(self.classifier, config)
-
-    def forward(self, packed: Packed) -> ClassLogits:
-        """Logits (sequences, classes)."""
-        pooled = self.encoder.pool(self.encoder(packed), packed)
-        return self.classifier(self.dropout(pooled))
-
-
-class TokenClassificationModel(nn.Module):
-    """Encoder, dropout and one linear layer on every token (paper section 5.3)."""
-
-    def __init__(self, config: ModelConfig, classes: int) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, classes)
-        initialize(self.classifier, config)
-
-    def forward(self, packed: Packed) -> TokenLogits:
-        """Logits (tokens, classes)."""
-        return self.classifier(self.dropout(self.encoder(packed)))
-
-
-class SpanModel(nn.Module):
-    """Encoder and a start and an end vector (paper section 4.2); no dropout on top."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        initialize(self.qa_outputs, config)
-
-    def forward(self, packed: Packed) -> TokenLogits:
-        """Logits (tokens, 2) of being the answer's first and last token."""
-        return self.qa_outputs(self.encoder(packed))
-
-
-TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
 
 
 def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:

@@ -58,11 +58,10 @@ def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
         module, _, kind = f"{prefix}{own}".rpartition(".")
         layer = re.search(r"\.(\d+)\.", module)
         number = layer[1] if layer else ""
-        foreign = HUGGING_FACE.get(re.sub(r"\.\d+\.", ".N.", module))
-        if foreign is None:  # a head that only bertkit has
-            names[own] = (own,)
-            continue
-        names[own] = tuple(f"{name}.{kind}".replace(".N.", f".{number}.") for name in foreign)
+        foreign = HUGGING_FACE.get(re.sub(r"\.\d+\.", ".N.", module), (module,))
+        for name in foreign:  # the head that only bertkit has keeps its name
+            renamed = f"{name}.{kind}".replace(".N.", f".{number}.").lstrip(".")
+            names[own] = (*names.get(own, ()), renamed)
     return names
 
 

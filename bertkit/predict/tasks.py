@@ -20,14 +20,14 @@ from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.choose import Choice
 from bertkit.tasks.classify import Label, LabelSet
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
-from bertkit.tasks.load import LoadedTask, load_task_model
+from bertkit.tasks.load import LoadedTask, choose_precision, load_task_model
 from bertkit.tasks.regress import Value
 from bertkit.tasks.task import Items, mean_outputs, run_model
-from bertkit.training.devices import choose_device, choose_precision
+from bertkit.training.devices import choose_device
 from bertkit.training.journal import Console
 
-WORD = re.compile(r"\w+(?:[.,'’&/-]\w+)*|[^\w\s]")
-"""Words of running text: inner points, commas, hyphens and the like belong to the word."""
+WORD = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:[.,'’&/-]\w+)*|[^\w\s]")
+"""Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each."""
 CHUNK = 2048
 """Inputs that are tokenised and run together."""
 

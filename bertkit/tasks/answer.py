@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import SpanModel
+from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.inputs import QuestionInput
 from bertkit.tasks.spans import Span, Window, align, decode, make_windows

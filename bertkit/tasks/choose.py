@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import ClassificationModel
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import leading, softmax
 from bertkit.tasks.inputs import ChoiceInput

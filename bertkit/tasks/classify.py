@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import ClassificationModel
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label

@@ -13,8 +13,8 @@ import torch
 from bertkit.config import as_json, claim_settings
 from bertkit.errors import BertkitError
 from bertkit.files import only_process, read_json, write_json
-from bertkit.model.heads import TaskModel
 from bertkit.model.start import Start
+from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.dataset import Dataset, describe_items, encode, is_labelled, write_results
 from bertkit.tasks.grid import (
     Grid,
@@ -29,10 +29,10 @@ from bertkit.tasks.grid import (
     summary,
 )
 from bertkit.tasks.head import Head, build_with, same_task, save_tuned
-from bertkit.tasks.load import load_task_model
+from bertkit.tasks.load import choose_precision, load_task_model
 from bertkit.tasks.task import Items, Task, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
-from bertkit.training.devices import choose_device, choose_precision, environment
+from bertkit.training.devices import choose_device, environment
 from bertkit.training.journal import Console, Journal
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from bertkit.errors import BertkitError
 from bertkit.model.directory import save_model
 from bertkit.model.features import FeatureModel, save_feature_model
-from bertkit.model.heads import TaskModel
 from bertkit.model.start import Start
+from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.task import Task
 from bertkit.tokens.tokenizer import Tokenizer
 

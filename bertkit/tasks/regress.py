@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import ClassificationModel
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import leading, mean_logits, text_items, weights_of
 from bertkit.tasks.inputs import TextInput

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import TokenClassificationModel
+from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import softmax, unknown_label
 from bertkit.tasks.conll import entities, entity_scores, to_iob2

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertkit.examples.packed import Packed, from_arrays
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import ClassificationModel, TaskModel
+from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from bertkit.examples.generator import FINE_TUNING, generator
-from bertkit.model.heads import TaskModel
 from bertkit.model.start import Start
+from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.compact import CompactEmbeddings
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.journal import Journal

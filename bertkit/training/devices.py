@@ -91,23 +91,6 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise BertkitError(f"{name} does not compute in bf16; choose precision fp32")
 
 
-def choose_precision(name: str, device: torch.device) -> str:
-    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
-
-    Raises:
-        BertkitError: see `check_precision`.
-    """
-    if name != "auto":
-        check_precision(name, device)
-        return name
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        able = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-        fast = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-    return "bf16" if fast else "fp32"
-
-
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """A context in which matrix products are computed in bf16; for fp32, one with autocast off.
 

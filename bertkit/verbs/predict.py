@@ -104,9 +104,7 @@ def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> S
     if not plain:
         return read_unlabelled(kind, file, columns, counts)
     if kind not in {"classify", "multi-label", "regress", "tag"}:
-        raise BertkitError(
-            f"{file}: a model tuned to {kind} needs columns, not plain text"
-        )
+        raise BertkitError(f"{file}: a model tuned to {kind} needs columns, not plain text")
     if columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
     found: list[Any] = []

@@ -23,7 +23,8 @@ from bertkit.model.directory import (
     save_model,
 )
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import ClassificationModel, PretrainingModel
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.heads import ClassificationModel, PretrainingModel, count_parameters
+from bertkit.model.heads import PretrainingModel, count_parameters
+from bertkit.model.task_heads import ClassificationModel
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(

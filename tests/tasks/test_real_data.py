@@ -90,7 +90,8 @@ def test_conll(data: Path, encoder: Path, tmp_path: Path) -> None:
         head(data / "conll2003" / f"{split}.txt", tmp_path / "conll" / f"{split}.txt", lines)
     out = tmp_path / "run"
     run("finetune", "conll-2003", "--data", tmp_path / "conll", "--model", encoder, "--out", out,
-        "--context", "document", "--learning-rate", "1e-3", "--epochs", "4", "--batch-size", "2")  # fmt: skip
+        "--context", "document", "--learning-rate", "1e-3", "--epochs", "4",
+        "--batch-size", "2")  # fmt: skip
     assert scores(out)["f1"] > 0.05
     assert scores(out)["accuracy"] > 0.8
     lines = (out / "results" / "test.txt").read_text().splitlines()
