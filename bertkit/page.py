@@ -27,8 +27,9 @@ svg{display:block;height:auto;width:100%}svg *{stroke-linecap:butt;stroke-linejo
 svg text{font-family:system-ui,sans-serif!important}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 td,th{border-bottom:1px solid var(--grid);padding:.25rem 1rem .25rem 0;text-align:left;
- vertical-align:top}td:last-child{overflow-wrap:anywhere}.named td:first-child{white-space:nowrap}
-.named td:last-child,.texts td:nth-child(n+5){min-width:12rem}
+ vertical-align:top}details td:last-child{overflow-wrap:anywhere}.named td{white-space:nowrap}
+.remarks td:last-child,.texts td:nth-child(n+5){min-width:12rem;overflow-wrap:anywhere;
+ white-space:normal}
 section h3{margin:1rem 0 .25rem}summary{cursor:pointer;font-weight:600;margin:.75rem 0}
 """
 

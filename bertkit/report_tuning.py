@@ -14,6 +14,10 @@ from bertkit.training.journal import read_journal
 from bertkit.tuned import Row, Tuned
 
 BLIND = "without looking at the input"
+SETTINGS = [
+    *("setting", "split", "metric", "median", "lowest to highest", "deviation"),
+    *("n", "degenerate", "diverged"),
+]
 CHOSEN = (
     "The best run was chosen by this very score, which therefore flatters it; "
     "the median of its setting is the fairer number."
@@ -180,21 +184,26 @@ def total(counts: Any) -> int:
 
 def settings_tables(tuned: Tuned) -> str:
     """The main metric of every setting; every other score folded away."""
-    main = [(split, tuned.metric) for split in tuned.splits[:1]]
+    split = tuned.splits[0] if tuned.splits else "dev"
     pairs = list(
         dict.fromkeys(
-            (split, metric)
+            (name, metric)
             for row in tuned.settings
-            for split, found in row["scores"].items()
+            for name, found in row["scores"].items()
             for metric in found
         )
     )
-    rest = settings_table(tuned, pairs)
-    more = folded("Every score of every setting", rest) if len(pairs) > 1 else ""
-    return f"<h2>Settings</h2>{settings_table(tuned, main or [('', '')])}{more}"
+    main = [row[:1] + row[3:] for row in settings_rows(tuned, [(split, tuned.metric)])]
+    rest = table(SETTINGS, settings_rows(tuned, pairs))
+    parts = [
+        f"<h2>Settings: {escape(plain(tuned.metric))} on {escape(split)}</h2>",
+        f'<div class="named">{table(SETTINGS[:1] + SETTINGS[3:], main)}</div>',
+        folded("Every score of every setting", rest) if len(pairs) > 1 else "",
+    ]
+    return "".join(parts)
 
 
-def settings_table(tuned: Tuned, pairs: list[tuple[str, str]]) -> str:
+def settings_rows(tuned: Tuned, pairs: list[tuple[str, str]]) -> list[list[Any]]:
     """Median and spread of some (split, metric) for every setting, the best first."""
     rows = []
     for row in tuned.settings:
@@ -204,10 +213,9 @@ def settings_table(tuned: Tuned, pairs: list[tuple[str, str]]) -> str:
             if found:
                 ends = f"{shown(metric, found['lowest'])} to {shown(metric, found['highest'])}"
                 score = [shown(metric, found["median"]), ends, deviation(metric, found)]
-            counts = [row["degenerate"], row["diverged"], row["runs"]]
+            counts = [row["runs"], row["degenerate"], row["diverged"]]
             rows.append([tuned.named(row["setting"]), split, plain(metric), *score, *counts])
-    columns = ["setting", "split", "metric", "median", "lowest to highest", "deviation"]
-    return table([*columns, "degenerate", "diverged", "n"], rows)
+    return rows
 
 
 def deviation(metric: str, found: Row) -> str:
@@ -238,7 +246,7 @@ def runs_table(tuned: Tuned) -> str:
     ]
     columns = ["run", *(f"{split} {plain(metric)}" for split, metric in names)]
     body = table([*columns, "seconds", "learnt nothing because"], rows)
-    return f'<h2>All runs</h2><div class="named">{body}</div>'
+    return f'<h2>All runs</h2><div class="named remarks">{body}</div>'
 
 
 def on_dev(tuned: Tuned) -> str:
@@ -250,5 +258,6 @@ def on_dev(tuned: Tuned) -> str:
         path = tuned.folder / "results" / f"{split}.jsonl"
         if tuned.shared.get("kind") == "classify" and path.is_file():
             labels = [str(label) for label in tuned.shared.get("labels") or []]
-            parts.append(answers(read_journal(path), labels, split, tuned.written.get("best")))
+            rows = read_journal(path)  # which is JSON lines, too
+            parts.append(answers(rows, labels, split, tuned.written.get("best")))
     return "".join(parts)

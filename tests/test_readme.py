@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks import tables
 from bertkit import ModelConfig, PretrainingModel, Tokenizer
-from bertkit.cli import PREDICTIONS, VERBS, application
+from bertkit.cli import VERBS, application
 from bertkit.config import shipped_recipes
 from bertkit.model.directory import save_model
+from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from tests.markdown import DOCUMENTS, ROOT, blocks, commands, section
 
 README = (ROOT / "README.md").read_text()
@@ -72,10 +73,7 @@ def test_make_targets_exist() -> None:
 @pytest.mark.parametrize("words", bertkit_commands(), ids=" ".join)
 def test_commands_are_accepted(words: list[str]) -> None:
     """Verb, recipe and flags are looked up and converted; nothing is run."""
-    if words[0] == "predict":
-        assert words[1] in PREDICTIONS
-    else:
-        assert words[0] in VERBS
+    assert words[0] in {*VERBS, "predict"}
     application().parse_args(words, exit_on_error=False, print_error=False)
 
 
@@ -88,7 +86,7 @@ def test_a_wrong_flag_would_be_noticed() -> None:
 
 def test_the_readme_shows_every_verb() -> None:
     shown = {words[1] for words in commands(README) if words[0] == "bertkit"}
-    assert set(VERBS) - {"demo"} <= shown
+    assert {*VERBS, "predict"} - {"demo"} <= shown
     assert "make demo" in README
 
 
@@ -98,7 +96,7 @@ def test_recipes_named_exist() -> None:
             assert name in shipped_recipes(), f"{path.name}: {name}"
 
 
-def test_the_python_block_runs(
+def test_the_python_blocks_run(
     tokenizer: Tokenizer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -113,9 +111,20 @@ def test_the_python_block_runs(
         max_position_embeddings=128,
     )
     save_model(tmp_path / "runs/demo/model", PretrainingModel(config), tokenizer, {})
+    topics = {"task": "classify", "labels": ["a", "b"]}
+    save_model(tmp_path / "runs/topics/model", ClassificationModel(config, 2), tokenizer, topics)
+    answers = {"task": "answer", "labels": ["start", "end"], "settings": {"longest": 128}}
+    save_model(tmp_path / "runs/squad/model", SpanModel(config), tokenizer, answers)
+    tags = {"task": "tag", "labels": ["O", "B-PER", "I-PER"]}
+    save_model(tmp_path / "runs/ner/model", TokenClassificationModel(config, 3), tokenizer, tags)
     monkeypatch.chdir(tmp_path)
-    [block] = blocks(README, "python")
-    exec(compile(block, "README.md", "exec"), {})
+    pretrained, tuned = blocks(README, "python")
+    exec(compile(tuned, "README.md", "exec"), {})
+    label, answer, entities = capsys.readouterr().out.splitlines()
+    assert label in {"a", "b"}
+    assert answer in "The sailor is in the garden."
+    assert entities.startswith("(")
+    exec(compile(pretrained, "README.md", "exec"), {})
     candidate, probability, shape = capsys.readouterr().out.splitlines()
     assert candidate.startswith("Candidate(piece='")
     assert 0 < float(probability) < 1

@@ -13,6 +13,6 @@ def report(run: Path) -> None:
     Parameters
     ----------
     run
-        A run directory, finished or still running.
+        The folder of a pre-training or a fine-tuning, finished or still going on.
     """
     print(f"report: {write_report(run)}")  # noqa: T201

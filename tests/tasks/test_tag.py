@@ -1,9 +1,8 @@
-"""Tags: windows that answer every word once, labels in any scheme, and transformers' own class."""
+"""Tags: every word gets its own, labels in any scheme, and transformers' own class."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.load import TASKS
 from bertkit.tasks.tag import Tag, Tags, tag_labels
 from bertkit.tasks.task import Items, Part, make_batch, run_model
-from bertkit.tasks.words import NO_TAG, context_windows, word_pieces
+from bertkit.tasks.words import NO_TAG
 from bertkit.text.lines import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -42,56 +41,6 @@ def sentence(
 
 def flat(items: Items) -> list[Part]:
     return [part for item in items.items for part in item.parts]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_windows_answer_every_unit_where_it_has_most_context(data: st.DataObject) -> None:
-    room = data.draw(st.integers(1, 12))
-    lengths = np.array(data.draw(st.lists(st.integers(1, room), min_size=1, max_size=40)))
-    stride = data.draw(st.integers(0, room + 3))
-    windows = context_windows(lengths, room, stride)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    assert windows[0].first == 0
-    assert windows[-1].end == len(lengths)
-    for before, after in pairwise(windows):
-        assert before.first < after.first <= before.end < after.end
-        shares = ends[before.end - 1] - starts[after.first]
-        crowded = ends[before.end] - starts[after.first - 1] > room
-        assert crowded or shares >= (room - stride if stride else room // 4)
-    for unit in range(len(lengths)):
-        contexts = [
-            min(starts[unit] - starts[w.first], ends[w.end - 1] - ends[unit])
-            if w.first <= unit < w.end
-            else -1
-            for w in windows
-        ]
-        answering = [number for number, w in enumerate(windows) if unit in w.answered]
-        assert answering == [int(np.argmax(contexts))]
-    assert all(ends[w.end - 1] - starts[w.first] <= room for w in windows)
-
-
-def test_windows_by_hand() -> None:
-    windows = context_windows(np.ones(10, dtype=int), 6, 2)
-    assert [(w.first, w.end) for w in windows] == [(0, 6), (2, 8), (4, 10)]
-    assert [w.answered.tolist() for w in windows] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    words = context_windows(np.array([3, 1, 4, 2, 2]), 6)  # they share a piece
-    assert [(w.first, w.end) for w in words] == [(0, 2), (1, 3), (2, 4), (3, 5)]
-    [empty] = context_windows(np.ones(0, dtype=int), 6)
-    assert (empty.first, empty.end, len(empty.answered)) == (0, 0, 0)
-
-
-def test_every_word_has_a_piece(tokenizer: Tokenizer) -> None:
-    pieces, cut = word_pieces([sentence(WORDS), sentence(WORDS[:2])], tokenizer, 100)
-    assert list(pieces) == WORDS
-    for word, ids in pieces.items():
-        assert ids == (tokenizer.encode(word).ids or [tokenizer.unk_id])
-    assert pieces["\u200b"] == pieces[""] == pieces["\x07"] == [tokenizer.unk_id]
-    assert cut == 0
-    pieces, cut = word_pieces([sentence(["zebra", "zebra"]), sentence("river")], tokenizer, 3)
-    assert pieces["zebra"] == tokenizer.encode("zebra").ids[:3]
-    assert cut == 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -287,46 +236,12 @@ def test_errors_name_the_place(tokenizer: Tokenizer) -> None:
         tag_labels([sentence("river", "O")])
 
 
-def predicted(tags: str) -> Tags:
-    own = tuple(tags.split())
-    return Tags(own, (1.0,) * len(own), Tag(LABELS)._entities(own))
-
-
-def test_scores() -> None:
-    seqeval = pytest.importorskip("seqeval.metrics")
-    gold = ["B-PER I-PER O B-LOC", "O O", "I-LOC I-LOC B-LOC"]
-    found = ["B-PER I-PER O B-PER", "B-LOC O", "B-LOC I-LOC B-LOC"]
-    inputs = [sentence("x " * len(tags.split()), tags) for tags in gold]
-    task = Tag(LABELS)
-    scores = task.score(inputs, [predicted(tags) for tags in found])
-    first, second = [t.split() for t in gold], [t.split() for t in found]
-    assert list(scores)[:4] == ["f1", "precision", "recall", "accuracy"]
-    assert scores["f1"] == pytest.approx(seqeval.f1_score(first, second))
-    assert scores["precision"] == pytest.approx(seqeval.precision_score(first, second))
-    assert scores["recall"] == pytest.approx(3 / 4)
-    assert scores["accuracy"] == pytest.approx(7 / 9)
-    assert scores["f1/PER"] == pytest.approx(2 / 3)
-    assert task.baseline(inputs)["f1"] == 0.0
-    assert task.baseline(inputs)["accuracy"] == pytest.approx(3 / 9)
-    assert task.calibrated(inputs, []) is task
-    plain = Tag(("A", "B"), entities=False)
-    own = [sentence("x x x", "A B B")]
-    assert plain.score(own, [Tags(("A", "B", "A"), (1.0,) * 3, ())]) == {"accuracy": 2 / 3}
-    assert plain.baseline(own) == {"accuracy": 2 / 3}
-
-
-def test_runs_that_learnt_nothing() -> None:
-    task, plain = Tag(LABELS), Tag(("A", "B"), entities=False)
-    assert task.degenerate([predicted("O O"), predicted("O")]) == "finds no entity"
-    assert task.degenerate([predicted("O O"), predicted("B-PER")]) == ""
-    assert "'A'" in plain.degenerate([Tags(("A", "A"), (1.0, 1.0), ())])
-    assert plain.degenerate([Tags(("A", "B"), (1.0, 1.0), ())]) == ""
-
-
 def test_rows_are_json_and_settings_make_the_task_anew() -> None:
     task = Tag(LABELS, 40, 7, "document")
     own = sentence("river stone bridge", number=9)
-    row = json.loads(json.dumps(task.row(own, predicted("O B-PER I-PER"))))
+    row = json.loads(
+        json.dumps(task.row(own, Tags(("O", "B-PER", "I-PER"), (1.0,) * 3, (("PER", 1, 3),))))
+    )
     assert row["entities"] == [{"type": "PER", "start": 1, "end": 3, "text": "stone bridge"}]
     assert (row["id"], row["words"], row["tags"]) == (
         "9",

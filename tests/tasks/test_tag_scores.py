@@ -1,0 +1,50 @@
+"""Scores of tags, against seqeval, and runs that learnt nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from bertkit.tasks.inputs import WordsInput
+from bertkit.tasks.tag import Tag, Tags
+
+LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
+
+
+def sentence(words: str, tags: str) -> WordsInput:
+    return WordsInput("0", tuple(words.split()), tuple(tags.split()), 0, "a:1")
+
+
+def predicted(tags: str) -> Tags:
+    own = tuple(tags.split())
+    return Tags(own, (1.0,) * len(own), Tag(LABELS)._entities(own))
+
+
+def test_scores() -> None:
+    seqeval = pytest.importorskip("seqeval.metrics")
+    gold = ["B-PER I-PER O B-LOC", "O O", "I-LOC I-LOC B-LOC"]
+    found = ["B-PER I-PER O B-PER", "B-LOC O", "B-LOC I-LOC B-LOC"]
+    inputs = [sentence("x " * len(tags.split()), tags) for tags in gold]
+    task = Tag(LABELS)
+    scores = task.score(inputs, [predicted(tags) for tags in found])
+    first, second = [t.split() for t in gold], [t.split() for t in found]
+    assert list(scores)[:4] == ["f1", "precision", "recall", "accuracy"]
+    assert scores["f1"] == pytest.approx(seqeval.f1_score(first, second))
+    assert scores["precision"] == pytest.approx(seqeval.precision_score(first, second))
+    assert scores["recall"] == pytest.approx(3 / 4)
+    assert scores["accuracy"] == pytest.approx(7 / 9)
+    assert scores["f1/PER"] == pytest.approx(2 / 3)
+    assert task.baseline(inputs)["f1"] == 0.0
+    assert task.baseline(inputs)["accuracy"] == pytest.approx(3 / 9)
+    assert task.calibrated(inputs, []) is task
+    plain = Tag(("A", "B"), entities=False)
+    own = [sentence("x x x", "A B B")]
+    assert plain.score(own, [Tags(("A", "B", "A"), (1.0,) * 3, ())]) == {"accuracy": 2 / 3}
+    assert plain.baseline(own) == {"accuracy": 2 / 3}
+
+
+def test_runs_that_learnt_nothing() -> None:
+    task, plain = Tag(LABELS), Tag(("A", "B"), entities=False)
+    assert task.degenerate([predicted("O O"), predicted("O")]) == "finds no entity"
+    assert task.degenerate([predicted("O O"), predicted("B-PER")]) == ""
+    assert "'A'" in plain.degenerate([Tags(("A", "A"), (1.0, 1.0), ())])
+    assert plain.degenerate([Tags(("A", "B"), (1.0, 1.0), ())]) == ""
