@@ -21,7 +21,7 @@ from bertkit.text.sources import DAMAGE, Source, one_line
 PLACE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
 DOCUMENT = "-DOCSTART-"
-TAG = re.compile(r"O|[BIES]-.+")
+TAG = re.compile(r"(?![BIESLU]-$)\S+")
 SPACES = re.compile(" +")
 
 
@@ -130,7 +130,7 @@ def word_row(
     tag = "O" if tag_column is None else fields[tag_column].strip(" ")
     if not TAG.fullmatch(tag):
         raise BertkitError(
-            f"{place}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or I-PER; "
+            f"{place}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or NOUN; "
             f"correct it or name the column of the tags"
         )
     return WordRow(fields[word_column], tag)

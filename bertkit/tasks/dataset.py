@@ -10,6 +10,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
+from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.task import Items, Task
 from bertkit.text.lines import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
@@ -62,9 +63,17 @@ def write_results(
         BertkitError: the folder cannot be written.
     """
     path = folder / f"{split}.jsonl"
-    rows = (task.row(*pair) for pair in zip(inputs, predictions, strict=True))
+    pairs = zip(inputs, predictions, strict=True)
+    rows = ({**task.row(*pair), **given_text(pair[0])} for pair in pairs)
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return [path, *data.write(folder, split, inputs, predictions, task)]
+
+
+def given_text(given: Any) -> dict[str, Any]:
+    """What stands beside a prediction for reading: the gold label and the text."""
+    if not isinstance(given, TextInput):
+        return {}
+    return {"gold": given.label, "text": given.text, "pair": given.pair}
 
 
 def is_labelled(inputs: Sequence[Any]) -> bool:

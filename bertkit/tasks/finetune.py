@@ -102,8 +102,8 @@ class Finetuning:
         }
         for name, items in (("train", self.train), *self.items.items()):
             self.console.say(describe_items(name, items))
-        for name, inputs in self.data.dev:
-            found = self.task.baseline(inputs)
+        self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
+        for name, found in self.baselines.items():
             self.console.say(f"{name}, without looking at the input: {shown_scores(found)}")
         if not self.keep_head:
             self.console.say("the head is new")
@@ -116,6 +116,7 @@ class Finetuning:
         """
         with only_process(self.out):
             runs = self.grid.runs()
+            write_json(self.out / "grid.json", as_json(self.grid))
             done = {result.name for result in read_results(self.out, runs)}
             if done:
                 self.console.say(f"{len(done)} of {len(runs)} runs are done already")
@@ -257,20 +258,26 @@ class Finetuning:
             {**dataclasses.asdict(result), "metric": result.metric if result.scores else None}
             for result in results
         ]
-        write_json(
-            self.out / "results.json",
-            {"data": self.data.name, "metric": self.task.metric, "best": best.name,
-             "scores": scores, "settings": rows, "runs": runs},
-        )  # fmt: skip
+        every = {"train": self.train, **self.items}
+        windowed = {name: items.windowed for name, items in every.items()}
+        cut = {name: items.cut for name, items in every.items()}
+        results_json = {
+            "data": self.data.name,
+            "metric": self.task.metric,
+            "best": best.name,
+            "scores": scores,
+            "baseline": self.baselines,
+            "windowed": windowed,
+            "cut": cut,
+            "settings": rows,
+            "runs": runs,
+        }
+        write_json(self.out / "results.json", results_json)
         for row in rows:
             self.console.say(setting_in_words(row))
-        windowed = {name: items.windowed for name, items in self.items.items()}
-        cut = sum(sum(items.cut.values()) for items in (self.train, *self.items.values()))
-        self.console.say(
-            f"inputs in several windows: train {self.train.windowed:,}, "
-            + ", ".join(f"{name} {count:,}" for name, count in windowed.items())
-            + f"; cut: {cut:,}"
-        )
+        counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
+        lost = sum(sum(own.values()) for own in cut.values())
+        self.console.say(f"inputs in several windows: {counted}; cut: {lost:,}")
         self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
 
 

@@ -146,6 +146,8 @@ def summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
         }
         for split in scored[0].scores if scored else {}:
             for metric in scored[0].scores[split]:
+                if any(metric not in result.scores[split] for result in scored):
+                    continue  # a type of entity that only some runs predict
                 values = [result.scores[split][metric] for result in scored]
                 row["scores"].setdefault(split, {})[metric] = {
                     "median": statistics.median(values),

@@ -111,7 +111,9 @@ def numbered_labels(config: Mapping[str, Any]) -> dict[int, str]:
 
 def is_entity_set(labels: list[str]) -> bool:
     """Whether tags are those of entities: O and B-X, I-X and the like."""
-    return all(label == "O" or label[:2] in {"B-", "I-", "E-", "S-"} for label in labels)
+    return all(
+        label == "O" or label[:2] in {"B-", "I-", "E-", "S-", "L-", "U-"} for label in labels
+    )
 
 
 def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:

@@ -254,7 +254,12 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
             f"the training data has {len(seen)} different tags ({', '.join(seen) or 'no word'}); "
             "there is nothing to tell apart"
         )
-    are_entities = all(ENTITY_TAG.fullmatch(tag) for tag in seen)
+    others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
+    if others and any(tag.startswith(("B-", "I-")) for tag in seen):
+        raise BertkitError(
+            f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
+        )
+    are_entities = not others
     if are_entities:
         kinds = {tag[2:] for tag in seen} - {""}
         seen = {"O"} | {f"{prefix}-{kind}" for prefix in "BI" for kind in kinds}

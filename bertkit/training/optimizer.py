@@ -61,8 +61,8 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: weights, which decay, and biases and LayerNorms, which do not.
 
-    A parameter is kept from decay when its own name is `bias`, when its name ends in `_bias`, or
-    when it belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
+    A parameter is kept from decay when its own name begins or ends with `bias`, or when it
+    belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
     frozen one (`requires_grad` false) in no group.
 
     Args:
@@ -84,7 +84,9 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     }
     for name, parameter in trainable_parameters(model):
         own_name = name.rpartition(".")[2]
-        exempt = id(parameter) in normalised or own_name == "bias" or own_name.endswith("_bias")
+        exempt = (
+            id(parameter) in normalised or own_name.startswith("bias") or own_name.endswith("_bias")
+        )
         groups[exempt]["params"].append(parameter)
         groups[exempt]["names"].append(name)
     return groups

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.model.start import read_start
+from bertkit.report import write_report
 from bertkit.tasks.finetune import finetune as run_grid
 from bertkit.tasks.grid import Grid
 from bertkit.tasks.head import Head
@@ -72,3 +73,4 @@ def finetune(
             device=device,
             console=console,
         )
+        console.say(f"report: {write_report(out)}")

@@ -214,8 +214,8 @@ def test_labels_of_every_scheme(tokenizer: Tokenizer) -> None:
         assert (labels, are_entities) == (("O", "B-PER", "I-PER"), True)
         [item] = Tag(labels).items([sentence(words, tags)], tokenizer).items
         assert item.parts[0].target.labels.tolist() == [1, 2, 1, 0]
-    labels, are_entities = tag_labels([sentence(words, "NOUN VERB O B-NP")])
-    assert (labels, are_entities) == (("O", "B-NP", "NOUN", "VERB"), False)
+    labels, are_entities = tag_labels([sentence(words, "NOUN VERB O ADJ")])
+    assert (labels, are_entities) == (("O", "ADJ", "NOUN", "VERB"), False)
     task = Tag(labels, entities=are_entities)
     assert task.metric == "accuracy"
     assert Tag(LABELS).metric == "f1"
@@ -280,3 +280,10 @@ def test_real_sentences(data: Path, tokenizer: Tokenizer, context: str) -> None:
         perfect.append(rows)
     scores = task.score(inputs, task.decode(inputs, items, perfect))
     assert set(scores.values()) == {1.0}
+
+
+def test_tags_of_entities_and_others_do_not_mix() -> None:
+    given = WordsInput("0", ("a", "b", "c"), ("O", "B-PER", "PER"), 0, "t:1")
+    with pytest.raises(BertkitError, match="mixes tags such as B-PER with 'PER'"):
+        tag_labels([given])
+    assert tag_labels([given._replace(tags=("NOUN", "VERB", "NOUN"))]) == (("NOUN", "VERB"), False)
