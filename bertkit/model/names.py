@@ -56,12 +56,10 @@ def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for own in model.state_dict():
         module, _, kind = f"{prefix}{own}".rpartition(".")
-        layer = re.search(r"\.(\d+)\.", module)
-        number = layer[1] if layer else ""
+        number = "".join(re.findall(r"\.(\d+)\.", module))
         foreign = HUGGING_FACE.get(re.sub(r"\.\d+\.", ".N.", module), (module,))
-        for name in foreign:  # the head that only bertkit has keeps its name
-            renamed = f"{name}.{kind}".replace(".N.", f".{number}.").lstrip(".")
-            names[own] = (*names.get(own, ()), renamed)
+        full = [f"{name}.{kind}".replace(".N.", f".{number}.").lstrip(".") for name in foreign]
+        names[own] = tuple(full)
     return names
 
 
