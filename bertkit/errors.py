@@ -14,6 +14,10 @@ class BertkitError(Exception):
     """Bad input, a damaged file or an impossible request; the message is for the user."""
 
 
+class DivergedError(BertkitError):
+    """The loss or the gradient is no longer a number."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the list of what is known.
 

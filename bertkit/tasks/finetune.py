@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bertkit.config import as_json, claim_settings
-from bertkit.errors import BertkitError
+from bertkit.errors import DivergedError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.model.start import Start
 from bertkit.model.task_heads import TaskModel
@@ -129,8 +129,11 @@ class Finetuning:
             best = best_of(results)
             if len(done) == len(runs) and self.is_finished(best, results):
                 self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
-            else:
-                self.finish(best, results)
+                return best
+            if not (self.out / "runs" / best.name / "model").is_dir():
+                self.console.say(f"{best.name} did not keep its model: it is made again")
+                self.make(next(run for run in runs if run.name == best.name), "again")
+            self.finish(best, results)
         return best
 
     def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
@@ -166,7 +169,7 @@ class Finetuning:
                 progress=self.console.update,
                 build=self.build,
             )
-        except BertkitError as error:
+        except DivergedError as error:
             degenerate = f"diverged: {error}"
         else:
             task, predictions = self.evaluate(model)

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.examples.packed import Packed
 from bertkit.objectives import Sum, Sums, total_loss
 from bertkit.training.devices import autocast, step_seed
@@ -26,16 +26,13 @@ class Batch(Protocol):
     @property
     def packed(self) -> Packed:
         """The sequences."""
-        ...
 
     @property
     def counts(self) -> dict[str, int]:
         """What losses are divided by, for example {"sequences": 32}."""
-        ...
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The same batch on another device."""
-        ...
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
@@ -180,10 +177,10 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
     """Stop a run whose loss or gradient is no longer a number.
 
     Raises:
-        BertkitError: says at which step and what to change; the last checkpoint is from before.
+        DivergedError: says at which step and what to change; the last checkpoint is from before.
     """
     if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
-        raise BertkitError(
+        raise DivergedError(
             f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
             f"(learning rate {learning_rate:.2e}); the last checkpoint is from before. Start a new "
             "run with a lower training.learning_rate or a longer warm-up"

@@ -269,6 +269,13 @@ def test_a_grid_goes_on_where_it_was(
     run(*other, out)  # a smaller or a larger grid may use the same folder
     assert made == []
     assert "other settings" in fails(capsys, *command, out, "--weight-decay", "0.5")
+    model = out / "runs" / best_of(results).name / "model"
+    model.rename(tmp_path / "gone")  # as after a larger grid with another best run
+    (out / "results.json").unlink()
+    run(*command, out)
+    assert made == [best_of(results).name]
+    weights = (tmp_path / "gone" / "model.safetensors").read_bytes()
+    assert (out / "model" / "model.safetensors").read_bytes() == weights
 
 
 def test_tuning_twice_keeps_a_head_of_the_same_labels(
