@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
     from bertkit.predict.load import load
+    from bertkit.tasks.finetune import finetune
+    from bertkit.tasks.grid import Grid
+    from bertkit.tasks.own import Columns, Files, Lengths
+    from bertkit.tasks.tune import Tuning
     from bertkit.tokens.learn import learn_vocabulary
     from bertkit.tokens.tokenizer import Tokenizer
     from bertkit.training.pretrain import pretrain
@@ -27,13 +31,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BertkitError": "bertkit.errors",
+    "Columns": "bertkit.tasks.own",
     "Encoder": "bertkit.model.encoder",
+    "Files": "bertkit.tasks.own",
+    "Grid": "bertkit.tasks.grid",
+    "Lengths": "bertkit.tasks.own",
     "ModelConfig": "bertkit.model.encoder",
     "Packed": "bertkit.examples.packed",
     "PretrainRecipe": "bertkit.training.recipe",
     "PretrainingModel": "bertkit.model.heads",
     "TokenStore": "bertkit.corpus.store",
     "Tokenizer": "bertkit.tokens.tokenizer",
+    "Tuning": "bertkit.tasks.tune",
+    "finetune": "bertkit.tasks.finetune",
     "learn_vocabulary": "bertkit.tokens.learn",
     "load": "bertkit.predict.load",
     "pack": "bertkit.examples.packed",
@@ -43,13 +53,19 @@ _HOMES = {
 
 __all__ = [
     "BertkitError",
+    "Columns",
     "Encoder",
+    "Files",
+    "Grid",
+    "Lengths",
     "ModelConfig",
     "Packed",
     "PretrainRecipe",
     "PretrainingModel",
     "TokenStore",
     "Tokenizer",
+    "Tuning",
+    "finetune",
     "learn_vocabulary",
     "load",
     "pack",

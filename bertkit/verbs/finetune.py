@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
-from bertkit.model.start import read_start
 from bertkit.report import write_report
+from bertkit.tasks.dataset import Dataset
+from bertkit.tasks.finetune import COLUMNS, FILES, LENGTHS, ONE_RUN, OWN_HEAD, USUAL
 from bertkit.tasks.finetune import finetune as run_grid
 from bertkit.tasks.grid import Grid
 from bertkit.tasks.head import Head
 from bertkit.tasks.own import Columns, Files, Lengths
-from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import Tuning
 from bertkit.training.journal import Console
 from bertkit.verbs.prepare import describe_skipped
-
-FILES, COLUMNS, LENGTHS = Files(), Columns(), Lengths()
-GRID, TUNING, HEAD = Grid(), Tuning(), Head()
 
 
 def finetune(
@@ -31,9 +28,9 @@ def finetune(
     files: Annotated[Files, FLATTEN] = FILES,
     columns: Annotated[Columns, FLATTEN] = COLUMNS,
     lengths: Annotated[Lengths, FLATTEN] = LENGTHS,
-    grid: Annotated[Grid, FLATTEN] = GRID,
-    tuning: Annotated[Tuning, FLATTEN] = TUNING,
-    head: Annotated[Head, FLATTEN] = HEAD,
+    grid: Annotated[Grid, FLATTEN] = ONE_RUN,
+    tuning: Annotated[Tuning, FLATTEN] = USUAL,
+    head: Annotated[Head, FLATTEN] = OWN_HEAD,
 ) -> None:
     """Tune a model on labelled data: one run, or a grid of settings and seeds.
 
@@ -57,20 +54,25 @@ def finetune(
     device
         auto, cpu or cuda.
     """
-    start = read_start(model)
     with Console() as console:
-        data = load_dataset(task, files, columns, lengths, start.config.max_position_embeddings)
-        for line in describe_skipped(data.counts.skipped, data.counts.examples):
-            console.say(line)
+
+        def say_skipped(data: Dataset) -> None:
+            for line in describe_skipped(data.counts.skipped, data.counts.examples):
+                console.say(line)
+
         run_grid(
-            data,
-            start,
+            task,
+            model,
             out,
+            files=files,
+            columns=columns,
+            lengths=lengths,
             grid=grid,
             tuning=tuning,
             head=head,
             keep=keep,
             device=device,
             console=console,
+            say_skipped=say_skipped,
         )
         console.say(f"report: {write_report(out)}")

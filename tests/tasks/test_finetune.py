@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import load
+from bertkit import Files, Tuning, finetune, load
 from bertkit.cli import main
 from bertkit.errors import BertkitError
 from bertkit.model.directory import load_config
-from bertkit.tasks import finetune as finetune_module
+from bertkit.tasks import finetuning
 from bertkit.tasks.grid import Grid, best_of, read_results
 
 Write = Callable[[str, str], Path]
@@ -85,6 +85,19 @@ def test_classify_from_csv_to_answers(
     assert [row["label"] for row in rows(tmp_path / "found.jsonl")] == ["wet", "dry"]
     run("evaluate", "classify", "--model", out, out, "--test", weather, "--split", "test")
     assert "classify test: accuracy 100.0%" in capsys.readouterr().out
+
+
+def test_from_python(pretrained: Path, weather: Path, tmp_path: Path) -> None:
+    best = finetune(
+        "classify",
+        pretrained,
+        tmp_path / "run",
+        files=Files(train=str(weather), dev=str(weather)),
+        grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
+        tuning=Tuning(precision="fp32"),
+    )
+    assert best.scores["dev"]["accuracy"] == 1.0
+    assert load(tmp_path / "run")("river stone").label == "wet"
 
 
 def test_transformers_reads_the_tuned_model(
@@ -232,7 +245,7 @@ def test_a_grid_goes_on_where_it_was(
         *("--learning-rate", "1e-3", "5e-3", "--seeds", "3", "--epochs", "2"),
         *("--batch-size", "8", "--precision", "fp32", "--out"),
     )
-    real, made = finetune_module.tune, []
+    real, made = finetuning.tune, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         made.append(arguments[3].name)
@@ -240,7 +253,7 @@ def test_a_grid_goes_on_where_it_was(
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(finetune_module, "tune", interrupted)
+    monkeypatch.setattr(finetuning, "tune", interrupted)
     with pytest.raises(SystemExit) as end:
         main([str(word) for word in (*command, out)])
     assert end.value.code == 130

@@ -1,0 +1,282 @@
+"""One fine-tuning folder being filled: every run of a grid, then the best one's files."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.config import as_json, claim_settings
+from bertkit.errors import DivergedError
+from bertkit.files import only_process, read_json, write_json
+from bertkit.model.start import Start
+from bertkit.model.task_heads import TaskModel
+from bertkit.tasks.dataset import Dataset, describe_items, encode, is_labelled, write_results
+from bertkit.tasks.grid import (
+    Grid,
+    RunResult,
+    best_of,
+    copy_model,
+    in_words,
+    keep_models,
+    read_results,
+    setting_in_words,
+    shown_scores,
+    summary,
+)
+from bertkit.tasks.head import Head, build_with, same_task, save_tuned
+from bertkit.tasks.load import choose_precision, load_task_model
+from bertkit.tasks.task import Items, Task, run_model
+from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.training.devices import choose_device, environment
+from bertkit.training.journal import Console, Journal
+
+
+class Finetuning:
+    """A folder of runs.
+
+    Args:
+        data: the task and its inputs.
+        start: the weights to begin with.
+        out: the folder; runs that are done in it are not repeated.
+        grid: which runs to make.
+        tuning: what they share.
+        head: what stands on the encoder.
+        keep: how many of the best runs keep their model in `runs/NAME/model`.
+        device: "auto", "cpu", "cuda", ...
+        console: where progress is shown.
+
+    Raises:
+        BertkitError: the folder holds other settings, an input has an unknown label, or the head
+            does not fit the task.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        start: Start,
+        out: Path,
+        *,
+        grid: Grid,
+        tuning: Tuning,
+        head: Head,
+        keep: int,
+        device: str,
+        console: Console,
+    ) -> None:
+        self.data, self.start, self.out, self.console = data, start, out, console
+        self.grid, self.tuning, self.head, self.keep = grid, tuning, head, max(1, keep)
+        self.task: Task[Any, Any] = data.task
+        self.device = choose_device(device)
+        self.precision = choose_precision(tuning.precision, self.device)
+        self.keep_head = same_task(start, self.task) and not head.frozen
+        self.build = build_with(head, self.task)
+        shared = {
+            "data": data.name,
+            "files": dict(data.files),
+            "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
+            "start": str(start.path),
+            "kind": self.task.kind,
+            "labels": list(self.task.labels),
+            "task": self.task.settings(),
+            "tuning": as_json(tuning),
+            "head": as_json(head),
+            "precision": self.precision,
+        }
+        claim_settings(out / "finetune.json", shared, "a fine-tuning")
+        write_json(out / "environment.json", environment())
+        self.latest: tuple[str, dict[str, list[Any]]] = ("", {})
+        self._encode()
+
+    def _encode(self) -> None:
+        """Tokenise every split once, and say what is in it."""
+        tokenizer = self.start.tokenizer
+        self.train = encode(self.task, self.data.train, tokenizer, "train")
+        splits = [*self.data.dev, *self.data.test]
+        self.items = {
+            name: encode(self.task, inputs, tokenizer, name) for name, inputs in splits if inputs
+        }
+        for name, items in (("train", self.train), *self.items.items()):
+            self.console.say(describe_items(name, items))
+        self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
+        for name, found in self.baselines.items():
+            self.console.say(f"{name}, without looking at the input: {shown_scores(found)}")
+        if not self.keep_head:
+            self.console.say("the head is new")
+
+    def run(self) -> RunResult:
+        """Make all runs that are not done, then write the best one's model and results.
+
+        Raises:
+            BertkitError: every run diverged, the disk is full, or another process works here.
+        """
+        with only_process(self.out):
+            runs = self.grid.runs()
+            write_json(self.out / "grid.json", as_json(self.grid))
+            done = {result.name for result in read_results(self.out, runs)}
+            if done:
+                self.console.say(f"{len(done)} of {len(runs)} runs are done already")
+            for number, run in enumerate(runs, 1):
+                if run.name not in done:
+                    result = self.make(run, f"run {number} of {len(runs)}")
+                    keep_models(self.out, read_results(self.out, runs), self.keep)
+                    self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
+            results = read_results(self.out, runs)
+            best = best_of(results)
+            if len(done) == len(runs) and self.is_finished(best, results):
+                self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
+                return best
+            if not (self.out / "runs" / best.name / "model").is_dir():
+                self.console.say(f"{best.name} did not keep its model: it is made again")
+                self.make(next(run for run in runs if run.name == best.name), "again")
+            self.finish(best, results)
+        return best
+
+    def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
+        """Whether `finish` was done for these runs."""
+        path = self.out / "results.json"
+        if not path.is_file() or not (self.out / "model" / "bertkit.json").is_file():
+            return False
+        found = read_json(path)
+        names = {run["name"] for run in found.get("runs", [])}
+        return found.get("best") == best.name and names == {result.name for result in results}
+
+    def make(self, run: RunSettings, title: str) -> RunResult:
+        """One run: train, score on dev, save, write `run.json` last."""
+        folder = self.out / "runs" / run.name
+        (folder / "journal.jsonl").unlink(missing_ok=True)  # of a run that was killed
+        journal = Journal(folder, tensorboard=False)
+        began = time.perf_counter()
+        total = -(-len(self.train.items) // run.batch_size) * run.epochs
+        self.console.start(total, title=f"{title}, {run.name}")
+        scores: dict[str, dict[str, float]] = {}
+        degenerate = ""
+        try:
+            model = tune(
+                self.start,
+                self.task,
+                self.train,
+                run,
+                self.tuning,
+                device=self.device,
+                precision=self.precision,
+                keep_head=self.keep_head,
+                journal=journal,
+                progress=self.console.update,
+                build=self.build,
+            )
+        except DivergedError as error:
+            degenerate = f"diverged: {error}"
+        else:
+            task, predictions = self.evaluate(model)
+            splits = dict(self.data.dev)
+            scores = {name: task.score(splits[name], own) for name, own in predictions.items()}
+            degenerate = task.degenerate(predictions[self.data.dev[0][0]])
+            self.save(folder / "model", model, task, run, scores)
+            self.latest = run.name, predictions
+        finally:
+            self.console.close()
+            journal.close()
+        first = next(iter(scores.values()), {})
+        result = RunResult(
+            run.name,
+            dataclasses.asdict(run),
+            scores,
+            first.get(self.task.metric, float("-inf")),
+            degenerate,
+            round(time.perf_counter() - began, 1),
+        )
+        metric = result.metric if scores else None
+        write_json(folder / "run.json", {**dataclasses.asdict(result), "metric": metric})
+        return result
+
+    def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, list[Any]]]:
+        """The task with its thresholds, and the predictions for every dev split."""
+        predictions = {name: self.predict(model, name, inputs) for name, inputs in self.data.dev}
+        first, inputs = self.data.dev[0]
+        return self.task.calibrated(inputs, predictions[first]), predictions
+
+    def predict(self, model: TaskModel, split: str, inputs: Any) -> list[Any]:
+        """Predictions for a split, with a progress bar."""
+        items: Items = self.items[split]
+        self.console.start(sum(len(i.parts) for i in items.items), title=split, unit="windows")
+        outputs = run_model(
+            model,
+            items,
+            self.device,
+            precision=self.precision,
+            progress=lambda done: self.console.update({"done": done}),
+        )
+        self.console.close()
+        return self.task.decode(inputs, items, outputs)
+
+    def save(
+        self,
+        folder: Path,
+        model: TaskModel,
+        task: Task[Any, Any],
+        run: RunSettings,
+        scores: dict[str, dict[str, float]],
+    ) -> None:
+        """Write the model of a run with everything needed to use it."""
+        details = {
+            "task": task.kind,
+            "labels": list(task.labels),
+            "settings": task.settings(),
+            "data": self.data.name,
+            "columns": dict(self.data.columns),
+            "made_by": "bertkit finetune",
+            "run": dataclasses.asdict(run),
+            "tuning": as_json(self.tuning),
+            "precision": self.precision,
+            "scores": scores,
+        }
+        save_tuned(folder, model, self.start.tokenizer, details)
+
+    def finish(self, best: RunResult, results: list[RunResult]) -> None:
+        """The best model, its predictions on dev and test, and the table of the grid."""
+        copy_model(self.out / "runs" / best.name / "model", self.out / "model")
+        loaded = load_task_model(self.out / "model", self.device)
+        scores: dict[str, dict[str, float]] = {}
+        for name, inputs in (*self.data.dev, *self.data.test):
+            if name not in self.items:
+                continue
+            run, known = self.latest
+            predictions = known.get(name) if run == best.name else None
+            if predictions is None:
+                predictions = self.predict(loaded.model, name, inputs)
+            written = write_results(
+                self.data, loaded.task, self.out / "results", name, inputs, predictions
+            )
+            if is_labelled(inputs):
+                scores[name] = loaded.task.score(inputs, predictions)
+                self.console.say(f"{name}: {shown_scores(scores[name])}")
+            self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
+        rows = summary(results)
+        runs = [
+            {**dataclasses.asdict(result), "metric": result.metric if result.scores else None}
+            for result in results
+        ]
+        every = {"train": self.train, **self.items}
+        windowed = {name: items.windowed for name, items in every.items()}
+        cut = {name: items.cut for name, items in every.items()}
+        results_json = {
+            "data": self.data.name,
+            "metric": self.task.metric,
+            "best": best.name,
+            "scores": scores,
+            "baseline": self.baselines,
+            "windowed": windowed,
+            "cut": cut,
+            "settings": rows,
+            "runs": runs,
+        }
+        write_json(self.out / "results.json", results_json)
+        for row in rows:
+            self.console.say(setting_in_words(row))
+        counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
+        lost = sum(sum(own.values()) for own in cut.values())
+        self.console.say(f"inputs in several windows: {counted}; cut: {lost:,}")
+        self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
