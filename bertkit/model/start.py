@@ -6,11 +6,14 @@ Google publishes them. It is read once; every run of a grid builds its own model
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertkit.errors import BertkitError
@@ -40,6 +43,16 @@ class Start:
     tokenizer: Tokenizer
     details: Mapping[str, Any]
     """The content of `bertkit.json`; empty for other people's models."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the weights and the vocabulary, as hex."""
+        digest = hashlib.sha256(self.tokenizer.content_hash.encode())
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            tensor = self.tensors[name].detach().cpu().contiguous()
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
     def build(self, make: Callable[[ModelConfig], Model], *, keep_head: bool) -> Loaded[Model]:
         """A model with a copy of the weights; what they lack is drawn from torch's generator.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from bertkit.examples.packed import Packed
 from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.shapes import ClassLogits
+
+
+def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """The last layer without autocast: in bf16 different inputs would get equal scores."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return layer(hidden.float())
 
 
 class ClassificationModel(nn.Module):
@@ -24,7 +31,7 @@ class ClassificationModel(nn.Module):
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (sequences, classes)."""
         pooled = self.encoder.pool(self.encoder(packed), packed)
-        return self.classifier(self.dropout(pooled))
+        return in_fp32(self.classifier, self.dropout(pooled))
 
 
 class TokenClassificationModel(nn.Module):
@@ -40,7 +47,7 @@ class TokenClassificationModel(nn.Module):
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, classes)."""
-        return self.classifier(self.dropout(self.encoder(packed)))
+        return in_fp32(self.classifier, self.dropout(self.encoder(packed)))
 
 
 class SpanModel(nn.Module):
@@ -55,7 +62,7 @@ class SpanModel(nn.Module):
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, 2) of being the answer's first and last token."""
-        return self.qa_outputs(self.encoder(packed))
+        return in_fp32(self.qa_outputs, self.encoder(packed))
 
 
 TaskModel = ClassificationModel | TokenClassificationModel | SpanModel

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.directory import ARCHITECTURES
 from bertkit.model.start import model_folder, read_details
@@ -32,6 +33,8 @@ def load(
         BertkitError: there is no model, it is damaged, or the models do not go together.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    if not paths:
+        raise BertkitError("there is no model to load; name at least one")
     folder = model_folder(paths[0])
     if len(paths) == 1 and not is_tuned(folder):
         return load_pretrained(folder, device=device)

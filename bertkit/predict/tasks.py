@@ -9,7 +9,8 @@ Several folders make an ensemble: the mean of the models' outputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -68,6 +69,19 @@ class GivenAnswer(NamedTuple):
     no_answer_probability: float
 
 
+def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Inputs in stretches of `CHUNK` or a little more: no document of words is divided."""
+    start = 0
+    while start < len(inputs):
+        end = min(start + CHUNK, len(inputs))
+        while end < len(inputs) and isinstance(inputs[end], WordsInput):
+            if inputs[end].document != inputs[end - 1].document:
+                break
+            end += 1
+        yield inputs[start:end]
+        start = end
+
+
 class TaskPredictor:
     """A tuned model, or several of the same task, on a device.
 
@@ -83,6 +97,8 @@ class TaskPredictor:
     def __init__(
         self, loaded: Sequence[LoadedTask], device: torch.device, precision: str = "auto"
     ) -> None:
+        if not loaded:
+            raise BertkitError("there is no model to predict with; name at least one")
         self.loaded, self.device = list(loaded), device
         self.precision = choose_precision(precision, device)
         self.task, self.tokenizer = loaded[0].task, loaded[0].tokenizer
@@ -92,6 +108,13 @@ class TaskPredictor:
                 raise BertkitError(
                     "the models of an ensemble must have the same task, labels and tokenizer"
                 )
+            if unthresholded(other.task) != unthresholded(self.task):
+                raise BertkitError(
+                    "the models of an ensemble must have the same settings, such as window lengths"
+                )
+        if isinstance(self.task, Answer):  # outputs are averaged, and so are thresholds
+            thresholds = [one.task.threshold for one in loaded if isinstance(one.task, Answer)]
+            self.task = replace(self.task, threshold=sum(thresholds) / len(thresholds))
 
     @classmethod
     def load(
@@ -133,10 +156,17 @@ class TaskPredictor:
 
     def many(self, inputs: Sequence[Any]) -> list[Any]:
         """Predictions for inputs of `bertkit.tasks.inputs`, in order."""
-        found: list[Any] = []
-        for start in range(0, len(inputs), CHUNK):
-            found += self.run(inputs[start : start + CHUNK])[0]
-        return found
+        wrong = next((given for given in inputs if isinstance(given, str)), None)
+        if wrong is not None:
+            raise BertkitError(
+                f"many() takes the tuples of bertkit.tasks.inputs, not the text {wrong[:40]!r}"
+            )
+        return [found for chunk in chunks(inputs) for found in self.run(chunk)[0]]
+
+
+def unthresholded(task: Any) -> dict[str, Any]:
+    """A task's settings but for what was chosen on its own dev data."""
+    return {name: value for name, value in task.settings().items() if name != "threshold"}
 
 
 class TextPredictor(TaskPredictor):

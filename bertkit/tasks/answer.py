@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import Sum, Sums
@@ -82,11 +81,6 @@ class Answer:
 
         Windows are made before the shuffle; one without the answer is trained to point at [CLS].
         """
-        if self.longest < self.question_length + 8:
-            raise BertkitError(
-                f"windows of {self.longest} tokens leave no room for text after questions of up to "
-                f"{self.question_length}; lower question_length"
-            )
         items, windowed, cut, unaligned = [], 0, 0, 0
         for i, given in enumerate(inputs):
             made = make_windows(
@@ -101,7 +95,7 @@ class Answer:
             cut += made.question_cut > 0
             answer = given.answers[0] if given.answers else None
             spans = [align(answer, window) if answer else None for window in made.windows]
-            unaligned += answer is not None and not any(spans)
+            unaligned += answer is not None and answer.start >= 0 and not any(spans)
             for window, span in zip(made.windows, spans, strict=True):
                 target = Target(*(span or NO_ANSWER), window)
                 items.append(Item(i, [Part((Encoded(window.ids, window.first),), target)]))
@@ -201,7 +195,9 @@ class Answer:
         )
         return replace(self, threshold=float(best["best_f1_threshold"]))
 
-    def degenerate(self, predictions: Sequence[FoundAnswer]) -> str:
+    def degenerate(
+        self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
+    ) -> str:
         """No answer anywhere, or the same first token everywhere."""
         texts = {self.text_of(prediction) for prediction in predictions}
         if texts == {""}:

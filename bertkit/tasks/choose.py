@@ -127,7 +127,7 @@ class Choose:
         """See `Task`: there is no threshold."""
         return self
 
-    def degenerate(self, predictions: Sequence[Choice]) -> str:
+    def degenerate(self, inputs: Sequence[ChoiceInput], predictions: Sequence[Choice]) -> str:
         """Nearly equal probabilities for every choice of every input."""
         spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
         return "gives every choice nearly the same probability" if spread < 0.01 else ""

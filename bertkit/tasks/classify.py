@@ -102,7 +102,7 @@ class Classify:
 
     @property
     def positive(self) -> str:
-        """The class whose F1 is meant: the second of two, GLUE's 1; a yes where named so."""
+        """The class whose F1 is meant: the last one, which is GLUE's 1."""
         return self.labels[-1]
 
     def build(self, config: ModelConfig) -> ClassificationModel:
@@ -165,9 +165,11 @@ class Classify:
         """See `Task`: there is no threshold."""
         return self
 
-    def degenerate(self, predictions: Sequence[Label]) -> str:
+    def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> str:
         """One label for every input."""
         found = {prediction.label for prediction in predictions}
+        if len({given.label for given in inputs}) < 2:
+            return ""
         return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
 
     def row(self, given: TextInput, prediction: Label) -> dict[str, Any]:
@@ -251,9 +253,11 @@ class ClassifyMany:
         """See `Task`: there is no threshold."""
         return self
 
-    def degenerate(self, predictions: Sequence[LabelSet]) -> str:
+    def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> str:
         """One set of labels for every input."""
         found = {prediction.labels for prediction in predictions}
+        if len({given.label for given in inputs}) < 2:
+            return ""
         return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
 
     def row(self, given: TextInput, prediction: LabelSet) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,26 @@ def is_labelled(inputs: Sequence[Any]) -> bool:
         for name in ("label", "tags", "answers")
         if hasattr(given, name)
     )
+
+
+def check_labelled(split: str, inputs: Sequence[Any]) -> None:
+    """Refuse data to learn from or to choose by where an input has no label.
+
+    Raises:
+        BertkitError: names the first such input.
+    """
+    missing = next((given for given in inputs if not is_labelled([given])), None)
+    if missing is not None:
+        raise BertkitError(f"{missing.place}: the {split} data has no label here; it needs one")
+
+
+def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
+    """SHA-256 of all inputs, wherever their files lie, as hex."""
+    digest = hashlib.sha256()
+    for inputs in splits:
+        for given in inputs:
+            digest.update(repr(given._replace(place="")).encode(errors="surrogatepass"))
+    return digest.hexdigest()
 
 
 def encode(task: Task[Any, Any], inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from bertkit.model.start import Start, read_start
@@ -33,7 +32,6 @@ def finetune(
     keep: int = 1,
     device: str = "auto",
     console: Console | None = None,
-    say_skipped: Callable[[Dataset], None] = lambda data: None,
 ) -> RunResult:
     """Fine-tune a model on a data set.
 
@@ -50,7 +48,6 @@ def finetune(
         keep: how many of the best runs keep their model in `runs/NAME/model`.
         device: "auto", "cpu", "cuda", ...
         console: shows progress; a new one where absent.
-        say_skipped: is shown the data set before anything is trained.
 
     Returns:
         The best run; its model is in `out`/model.
@@ -63,7 +60,6 @@ def finetune(
     if isinstance(task, str):
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, lengths, positions)
-    say_skipped(task)
     work = Finetuning(
         task,
         start,

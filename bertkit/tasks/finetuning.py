@@ -13,7 +13,15 @@ from bertkit.errors import DivergedError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.model.start import Start
 from bertkit.model.task_heads import TaskModel
-from bertkit.tasks.dataset import Dataset, describe_items, encode, is_labelled, write_results
+from bertkit.tasks.dataset import (
+    Dataset,
+    check_labelled,
+    describe_items,
+    digest_inputs,
+    encode,
+    is_labelled,
+    write_results,
+)
 from bertkit.tasks.grid import (
     Grid,
     RunResult,
@@ -21,6 +29,7 @@ from bertkit.tasks.grid import (
     copy_model,
     in_words,
     keep_models,
+    ranked,
     read_results,
     setting_in_words,
     shown_scores,
@@ -30,6 +39,7 @@ from bertkit.tasks.head import Head, build_with, same_task, save_tuned
 from bertkit.tasks.load import choose_precision, load_task_model
 from bertkit.tasks.task import Items, Task, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.text.lines import describe_skipped
 from bertkit.training.devices import choose_device, environment
 from bertkit.training.journal import Console, Journal
 
@@ -71,27 +81,35 @@ class Finetuning:
         self.task: Task[Any, Any] = data.task
         self.device = choose_device(device)
         self.precision = choose_precision(tuning.precision, self.device)
-        self.keep_head = same_task(start, self.task) and not head.frozen
-        self.build = build_with(head, self.task)
-        shared = {
-            "data": data.name,
-            "files": dict(data.files),
-            "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
-            "start": str(start.path),
-            "kind": self.task.kind,
-            "labels": list(self.task.labels),
-            "task": self.task.settings(),
-            "tuning": as_json(tuning),
-            "head": as_json(head),
-            "precision": self.precision,
-        }
-        claim_settings(out / "finetune.json", shared, "a fine-tuning")
-        write_json(out / "environment.json", environment())
+        self.keep_head = same_task(start, self.task) and not (head.frozen or head.new_head)
+        self.build = build_with(head, self.task, start.config)
         self.latest: tuple[str, dict[str, list[Any]]] = ("", {})
         self._encode()
 
+    def shared(self) -> dict[str, Any]:
+        """What all runs in the folder have in common: `finetune.json`."""
+        data = self.data
+        return {
+            "data": data.name,
+            "files": dict(data.files),
+            "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
+            "inputs_digest": digest_inputs([data.train, *(dev for _, dev in data.dev)]),
+            "start": str(self.start.path),
+            "start_digest": self.start.digest,
+            "kind": self.task.kind,
+            "labels": list(self.task.labels),
+            "task": self.task.settings(),
+            "tuning": as_json(self.tuning),
+            "head": as_json(self.head),
+            "precision": self.precision,
+        }
+
     def _encode(self) -> None:
         """Tokenise every split once, and say what is in it."""
+        for line in describe_skipped(self.data.counts.skipped, self.data.counts.examples):
+            self.console.say(line)
+        for name, inputs in (("train", self.data.train), *self.data.dev):
+            check_labelled(name, inputs)
         tokenizer = self.start.tokenizer
         self.train = encode(self.task, self.data.train, tokenizer, "train")
         splits = [*self.data.dev, *self.data.test]
@@ -103,8 +121,9 @@ class Finetuning:
         self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
         for name, found in self.baselines.items():
             self.console.say(f"{name}, without looking at the input: {shown_scores(found)}")
-        if not self.keep_head:
-            self.console.say("the head is new")
+        self.console.say("the head is the start's" if self.keep_head else "the head is new")
+        if "bert.pooler.dense.weight" not in self.start.tensors:
+            self.console.say("the start has no pooler: it is new")
 
     def run(self) -> RunResult:
         """Make all runs that are not done, then write the best one's model and results.
@@ -113,6 +132,12 @@ class Finetuning:
             BertkitError: every run diverged, the disk is full, or another process works here.
         """
         with only_process(self.out):
+            # Paths may change as long as the digests do not.
+            ignored = ("files", "start")
+            claim_settings(
+                self.out / "finetune.json", self.shared(), "a fine-tuning", ignored=ignored
+            )
+            write_json(self.out / "environment.json", environment())
             runs = self.grid.runs()
             write_json(self.out / "grid.json", as_json(self.grid))
             done = {result.name for result in read_results(self.out, runs)}
@@ -125,13 +150,14 @@ class Finetuning:
                     self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
             results = read_results(self.out, runs)
             best = best_of(results)
+            for result in ranked(results)[: self.keep]:
+                if not (self.out / "runs" / result.name / "model").is_dir():
+                    self.console.say(f"{result.name} did not keep its model: it is made again")
+                    self.make(next(run for run in runs if run.name == result.name), "again")
             if len(done) == len(runs) and self.is_finished(best, results):
                 self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
-                return best
-            if not (self.out / "runs" / best.name / "model").is_dir():
-                self.console.say(f"{best.name} did not keep its model: it is made again")
-                self.make(next(run for run in runs if run.name == best.name), "again")
-            self.finish(best, results)
+            else:
+                self.finish(best, results)
         return best
 
     def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
@@ -173,7 +199,8 @@ class Finetuning:
             task, predictions = self.evaluate(model)
             splits = dict(self.data.dev)
             scores = {name: task.score(splits[name], own) for name, own in predictions.items()}
-            degenerate = task.degenerate(predictions[self.data.dev[0][0]])
+            first_split, first_inputs = self.data.dev[0]
+            degenerate = task.degenerate(first_inputs, predictions[first_split])
             self.save(folder / "model", model, task, run, scores)
             self.latest = run.name, predictions
         finally:

@@ -20,7 +20,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import new_folder, read_json
 from bertkit.tasks.tune import RunSettings
 
-SHOWN_SCORES = 4
+SHOWN_SCORES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,9 @@ class Grid:
                 raise BertkitError(f"{name} must be above 0, got {values}")
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
+        names = [run.name for run in self.runs()]
+        if len(set(names)) < len(names):
+            raise BertkitError("two runs of the grid are the same; give each value once")
 
     def runs(self) -> list[RunSettings]:
         """All runs: the first seed of every setting, then the second, and so on."""
@@ -109,19 +112,21 @@ def best_of(results: Sequence[RunResult]) -> RunResult:
     Raises:
         BertkitError: every run diverged.
     """
-    usable = [result for result in results if result.scores]
+    usable = ranked(results)
     if not usable:
         raise BertkitError("every run diverged; lower the learning rate or raise the warm-up")
-    return max(usable, key=lambda result: (not result.degenerate, result.metric))
+    return usable[0]
+
+
+def ranked(results: Sequence[RunResult]) -> list[RunResult]:
+    """The runs that did not diverge, best first, degenerate ones last."""
+    scored = [result for result in results if result.scores]
+    return sorted(scored, key=lambda result: (bool(result.degenerate), -result.metric))
 
 
 def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
     """Delete the models of all but the best `keep` runs."""
-    ranked = sorted(
-        (result for result in results if result.scores),
-        key=lambda result: (bool(result.degenerate), -result.metric),
-    )
-    for result in ranked[keep:]:
+    for result in ranked(results)[keep:]:
         shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
 
 
@@ -161,7 +166,7 @@ def summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 def shown_scores(scores: dict[str, float]) -> str:
     """The first few scores in percent; errors as they are."""
-    shown = list(scores.items())[:SHOWN_SCORES]
+    shown = [pair for pair in scores.items() if "/" not in pair[0]][:SHOWN_SCORES]
     return ", ".join(
         f"{name} {value:.4g}" if name.endswith(("error", "threshold")) else f"{name} {value:.1%}"
         for name, value in shown

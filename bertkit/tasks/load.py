@@ -7,6 +7,7 @@ class (BertForSequenceClassification, ...) and the labels.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from bertkit.files import read_json
 from bertkit.model.directory import ARCHITECTURES, check_vocabulary, complete, load_model
 from bertkit.model.features import load_feature_model
 from bertkit.model.start import model_folder, read_details
-from bertkit.model.task_heads import TaskModel
+from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
@@ -66,7 +67,11 @@ def load_task_model(path: Path, device: torch.device) -> LoadedTask:
     if details.get("head"):
         model = load_feature_model(folder)
     else:
-        model = complete(load_model(folder, task.build), folder)
+        loaded = load_model(folder, task.build)
+        if not isinstance(loaded.model, ClassificationModel):  # the others do not read the pooler
+            needed = [name for name in loaded.new if not name.startswith("bert.pooler.")]
+            loaded = replace(loaded, new=needed)
+        model = complete(loaded, folder)
     check_vocabulary(model.config, tokenizer.size)
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
 
@@ -82,11 +87,11 @@ def task_details(folder: Path) -> dict[str, Any]:
         return details
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     names = config.get("architectures") or ["none"]
-    problem = config.get("problem_type") or ""
+    problem = (config.get("problem_type") or "").removeprefix("single_label_classification")
     labels = [name for _, name in sorted(numbered_labels(config).items())]
     found = [
         kind for kind, (name, problems) in ARCHITECTURES.items()
-        if name == names[0] and problems == (problem if problems else "")
+        if name == names[0] and problems in ("", problem)
     ]  # fmt: skip
     if not found:
         what = details.get("task") or names[0]
@@ -97,10 +102,13 @@ def task_details(folder: Path) -> dict[str, Any]:
     kind = found[-1] if problem else found[0]
     if kind == "classify" and len(labels) == 1:
         kind = "regress"
-    positions = {"longest": config.get("max_position_embeddings", 512)}
+    longest = config.get("max_position_embeddings", 512)
+    if kind == "answer":
+        window = min(384, longest)
+        settings = {"longest": window, "question_length": min(64, max(8, window // 2))}
+        return {"task": kind, "labels": labels, "settings": settings}
     entities = {"entities": is_entity_set(labels)} if kind == "tag" else {}
-    settings = {} if kind == "answer" else {**positions, **entities}
-    return {"task": kind, "labels": labels, "settings": settings}
+    return {"task": kind, "labels": labels, "settings": {"longest": longest, **entities}}
 
 
 def numbered_labels(config: Mapping[str, Any]) -> dict[int, str]:

@@ -109,7 +109,7 @@ def own_dataset(
 ) -> Dataset:
     """The user's own files."""
     counts = TextCounts()
-    train = read_own(kind, files.train, columns, counts)
+    train = every = read_own(kind, files.train, columns, counts)
     recorded = {"train": files.train}
     if files.dev:
         dev: Split = ("dev", read_own(kind, files.dev, columns, counts, scoring=True))
@@ -122,7 +122,7 @@ def own_dataset(
     if files.test:
         tests.append(("test", read_own(kind, files.test, columns, counts, scoring=True, test=True)))
         recorded["test"] = files.test
-    task = task_for(kind, train, columns, lengths, positions, counts)
+    task = task_for(kind, every, columns, lengths, positions, counts)
     return Dataset(
         *(kind, task, train, [dev], tests, counts, recorded, as_json(columns)),
         write=official_writer(kind),
@@ -274,7 +274,7 @@ def task_for(
             null=null,
             longest=longest,
             stride=stride or 128,
-            question_length=lengths.question_length,
+            question_length=min(lengths.question_length, max(8, longest // 2)),
         )
     if kind == "tag":
         labels, entities = tag_labels(train)

@@ -82,10 +82,13 @@ class Regress:
         """See `Task`: there is no threshold."""
         return self
 
-    def degenerate(self, predictions: Sequence[Value]) -> str:
+    def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Value]) -> str:
         """Nearly the same number for every input."""
         spread = float(np.std([prediction.value for prediction in predictions]))
-        return f"answers nearly one number to every input (spread {spread:.1g})" * (spread < 0.01)
+        wanted = float(np.std([float(str(given.label)) for given in inputs]))
+        if spread >= 0.02 * wanted:
+            return ""
+        return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"
 
     def row(self, given: TextInput, prediction: Value) -> dict[str, Any]:
         """See `Task`."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.documents import LONGEST_FIELD, PARQUET_ROWS, optional_library
+from bertkit.text.documents import LONE_SURROGATE, LONGEST_FIELD, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
@@ -229,22 +231,31 @@ def huggingface_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow
         if rows.column_names:
             require_columns(source.path, columns, rows.column_names)
             rows = rows.select_columns(list(columns)) if columns else rows
-        named = {
-            column: feature.names
-            for column, feature in (rows.features or {}).items()
-            if isinstance(feature, datasets.ClassLabel)
-        }
+        named = {column: class_names(kind) for column, kind in (rows.features or {}).items()}
         for number, row in enumerate(rows, 1):
-            for column, names in named.items():  # -1 stands for no label
-                value = row[column]
-                row[column] = None if value is None or value < 0 else names[value]
-            yield number, row
+            yield number, {column: with_names(row[column], named.get(column)) for column in row}
     except BertkitError:
         raise
     except Exception as error:  # the library passes on errors of a dozen others
         raise BertkitError(
             f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
         ) from error
+
+
+def class_names(feature: Any) -> Sequence[str] | None:
+    """The names of a data set's classes, or of lists of them; None for any other column."""
+    while hasattr(feature, "feature"):  # of lists: what they hold
+        feature = feature.feature
+    return getattr(feature, "names", None)
+
+
+def with_names(value: Any, names: Sequence[str] | None) -> Any:
+    """Class numbers, in lists or alone, as names; -1 stands for none."""
+    if names is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [with_names(item, names) for item in value]
+    return None if value < 0 else names[value]
 
 
 def has_column(
@@ -261,3 +272,24 @@ def has_column(
     """
     rows = read_rows(path, TextCounts(), format, header=header)
     return any(column in row for _, row in islice(rows, PEEKED_ROWS))
+
+
+def name_of(value: object) -> str:
+    """A field as a name: numbers and truth values as JSON writes them, "" for none."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value.strip())
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # a column of integers with a gap comes as floats
+    return str(value)
+
+
+def whole(text: str, place: str, counts: TextCounts) -> str:
+    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    if text.isascii() or not LONE_SURROGATE.search(text):
+        return text
+    counts.note("lone surrogate replaced, kept", place)
+    return LONE_SURROGATE.sub("\ufffd", text)

@@ -14,7 +14,7 @@ from bertkit.tasks.answer import Answer
 from bertkit.tasks.classify import Classify
 from bertkit.tasks.conll import read_conll
 from bertkit.tasks.dataset import Dataset
-from bertkit.tasks.glue import GLUE, read_glue
+from bertkit.tasks.glue import GLUE, find_file, read_glue
 from bertkit.tasks.own import (
     KINDS,
     Columns,
@@ -51,6 +51,8 @@ def load_dataset(
             column.
     """
     key = name.lower()
+    if key in OFFICIAL:
+        refuse_own_flags(key, files, columns)
     if key in GLUE:
         return glue_dataset(key, files, lengths, positions)
     if key in KINDS:
@@ -60,6 +62,20 @@ def load_dataset(
     if key in OFFICIAL:
         return set_dataset(key, files, lengths, positions)
     raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")
+
+
+def refuse_own_flags(name: str, files: Files, columns: Columns) -> None:
+    """Official sets have columns of their own, and GLUE's files names of their own.
+
+    Raises:
+        BertkitError: a flag would have no effect.
+    """
+    if columns != Columns():
+        raise BertkitError(f"{name} knows its columns; for other files choose a kind: {KINDS}")
+    if name in GLUE and (files.train or files.dev or files.test):
+        raise BertkitError(
+            f"{name} is read from --data FOLDER; for other files choose {GLUE[name].kind}"
+        )
 
 
 def folder_of(files: Files, name: str) -> Path:
@@ -88,11 +104,11 @@ def glue_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> D
     tests = []
     for split in official.submissions:
         try:
-            tests.append((split, read_glue(name, folder, split, counts)))
+            find_file(name, official, folder, split)
         except BertkitError:
-            if any((folder / file).exists() for file in official.files[split]):
-                raise
             counts.note(f"{split} file is absent: nothing to submit", str(folder))
+        else:
+            tests.append((split, read_glue(name, folder, split, counts)))
     train = splits.pop("train")
     return Dataset(
         *(name, task, train, list(splits.items()), tests, counts, {"data": str(folder)}),
@@ -129,7 +145,11 @@ def official_paths(name: str, files: Files) -> dict[str, Path]:
     for split, file in OFFICIAL_FILES[name].items():
         if split in paths or (split == "test" and files.data is None):
             continue
-        path = folder_of(files, name) / file
+        folder = folder_of(files, name)
+        found = [
+            folder / other for other in OTHER_NAMES.get(file, ()) if (folder / other).is_file()
+        ]
+        path = found[0] if found else folder / file
         if split != "test" or path.is_file():  # a missing test file leaves nothing to predict
             paths[split] = path
     return paths
@@ -142,6 +162,13 @@ OFFICIAL_FILES: dict[str, dict[str, str]] = {
     "conll-2003": {"train": "train.txt", "dev": "valid.txt", "test": "test.txt"},
 }
 
+
+OTHER_NAMES = {
+    "train.txt": ("eng.train",),
+    "valid.txt": ("eng.testa", "dev.txt"),
+    "test.txt": ("eng.testb",),
+}
+"""What CoNLL-2003's files are called where its own script has made them."""
 
 READERS: dict[str, Callable[[Path, TextCounts, bool], Sequence[Any]]] = {
     "squad-1.1": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.inputs import ChoiceInput, TextInput
-from bertkit.tasks.rows import Fields, has_column, numbered_rows, read_rows
-from bertkit.text.documents import LONE_SURROGATE
+from bertkit.tasks.rows import Fields, has_column, name_of, numbered_rows, read_rows, whole
 from bertkit.text.lines import TextCounts
 
-__all__ = ["has_column", "read_choices", "read_rows", "read_texts"]
+__all__ = ["first_key_of", "has_column", "read_choices", "read_rows", "read_texts"]
 
 KINDS = ("classify", "regress", "multi-label")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -34,6 +33,7 @@ def read_texts(
     label: str = "label",
     id: str = "",  # noqa: A002
     labelled: bool = True,
+    keep_unlabelled: bool = False,
     kind: str = "classify",
     separator: str = "|",
     format: str = "auto",  # noqa: A002
@@ -49,6 +49,7 @@ def read_texts(
         label: the column of the label.
         id: the column of the ID; "" gives the number of the row, from 0.
         labelled: False leaves the label column unread: every label is None.
+        keep_unlabelled: whether a row without label is kept, with None, and not left out.
         kind: "classify": a label is a name; JSON's 1 is "1", true is "true". "regress": a number.
             "multi-label": a JSON list of names, or names between separators; empty is no name.
         separator: between the names of a multi-label field.
@@ -70,8 +71,7 @@ def read_texts(
         if texts is None:
             continue
         value = label_of(row[label], kind, separator, label, place) if labelled else None
-        if labelled and value is None:
-            found.note("row without label", place)
+        if labelled and value is None and unlabelled(keep_unlabelled, place, found):
             continue
         second = texts[1] if pair else None
         inputs.append(
@@ -112,12 +112,10 @@ def texts_of(
     return [whole(str(value), place, counts) for value in texts]
 
 
-def whole(text: str, place: str, counts: TextCounts) -> str:
-    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
-    if text.isascii() or not LONE_SURROGATE.search(text):
-        return text
-    counts.note("lone surrogate replaced, kept", place)
-    return LONE_SURROGATE.sub("\ufffd", text)
+def unlabelled(keep: bool, place: str, counts: TextCounts) -> bool:
+    """Whether a row without label is left out; it is counted either way."""
+    counts.note("row without label, kept" if keep else "row without label", place)
+    return not keep
 
 
 def check_some(inputs: Sequence[object], path: str | Path, counts: TextCounts) -> None:
@@ -146,19 +144,6 @@ def label_of(value: object, kind: str, separator: str, column: str, place: str) 
             f"a text use the kind multi-label"
         )
     return name_of(value) or None
-
-
-def name_of(value: object) -> str:
-    """A label as a name: numbers and truth values as JSON writes them, "" for none."""
-    if isinstance(value, str):
-        return LONE_SURROGATE.sub("\ufffd", value.strip())
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # a column of integers with a gap comes as floats
-    return str(value)
 
 
 def names_of(value: object, separator: str) -> tuple[str, ...] | None:
@@ -201,54 +186,85 @@ def read_choices(
     label: str = "label",
     id: str = "",  # noqa: A002
     labelled: bool = True,
+    keep_unlabelled: bool = False,
+    first_key: int | None = None,
     format: str = "auto",  # noqa: A002
     header: bool = True,
 ) -> list[ChoiceInput]:
     """Texts with several ways to go on or to answer, one of them right.
 
     A label is the name of a choice's column (where the file has a header), a letter from A or a, or
-    an index. Indices count from 0, but from 1 where the file shows that it means so: most of its
-    keys are letters (as in ARC, which mixes "A" and "1"), or no key is 0 and one is the number of
-    choices. That is noted as "keys counted from 1, kept".
-
-    A row may have fewer choices than others: empty ones at its end are left off.
+    an index. A row may have fewer choices than others: empty ones at its end are left off.
 
     Args:
         path: see `read_texts`, as for what is not named here.
-        counts: is told of every row left out: an empty text or choice, a label out of range.
+        counts: is told of every row left out: an empty text or choice, a label out of range; and of
+            "key counted from 1, kept".
         text: the column of what the choices go on from.
         choices: their columns, in order; at least two.
         label: the column of the right choice.
-        id: the column of the ID; "" gives the number of the row, from 0.
-        labelled: False leaves the label column unread: every label is None.
-        format: of the file, "auto" for its extension.
-        header: whether the first line of CSV or TSV names the columns; else they are "0", "1", ...
+        first_key: the index of the first choice, 0 or 1; None decides by this file, as
+            `first_key_of` does. Files that belong together must be read with the same.
 
     Raises:
-        BertkitError: see `read_texts`.
+        BertkitError: see `read_texts`; or `first_key` is another number.
     """
     if len(set(choices)) != len(choices) or len(choices) < 2:
         raise BertkitError(f"choices need two columns or more, each once, not {list(choices)}")
+    if first_key not in (None, 0, 1):
+        raise BertkitError(f"keys of choices count from 0 or 1, not from {first_key}")
     columns = [name for name in (text, *choices, label if labelled else "", id) if name]
     found = TextCounts()
     seen: dict[str, str] = {}
     rows: list[tuple[ChoiceInput, str]] = []
+    keys: list[str] = []
     for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+        keys.append(name_of(row[label]) if labelled else "")
         texts = texts_of(row, (text, *filled(row, choices)), place, found)
         if texts is None:
             continue
-        key = name_of(row[label]) if labelled else ""
-        if labelled and not key:
-            found.note("row without label", place)
+        if labelled and not keys[-1] and unlabelled(keep_unlabelled, place, found):
             continue
         name = id_of(id, number, row, place, seen)
-        rows.append((ChoiceInput(name, texts[0], tuple(texts[1:]), None, place), key))
-    inputs = [given for given, _ in rows]
-    if labelled:
-        inputs = list(with_labels(rows, choices if header else (), len(choices), found))
+        rows.append((ChoiceInput(name, texts[0], tuple(texts[1:]), None, place), keys[-1]))
+    names = choices if header else ()
+    first = first_key_among(keys, names, len(choices)) if first_key is None else first_key
+    inputs = list(with_labels(rows, names, first, found))
     check_some(inputs, path, found)
     counts += found
     return inputs
+
+
+def first_key_of(
+    path: str | Path,
+    *,
+    choices: Sequence[str],
+    label: str = "label",
+    format: str = "auto",  # noqa: A002
+    header: bool = True,
+) -> int:
+    """Whether the keys of a file's choices count from 0 or from 1.
+
+    From 1 where the file shows that it means so: most of its keys are letters (as in ARC, which
+    mixes "A" and "1"), or no key is 0 and one is the number of choices.
+
+    Args:
+        path: this and the others are as in `read_choices`.
+
+    Raises:
+        BertkitError: see `read_texts`.
+    """
+    rows = read_rows(path, TextCounts(), format, header=header, columns=[*choices, label])
+    keys = [name_of(row[label]) for _, row in rows]
+    return first_key_among(keys, choices if header else (), len(choices))
+
+
+def first_key_among(keys: Sequence[str], names: Sequence[str], most: int) -> int:
+    """The first index of keys ("" for none), given the names of the columns and how many."""
+    digits = {key for key in keys if key.isdecimal() and key not in names}
+    letters = sum(letter_index(key) >= 0 for key in keys)
+    mostly_letters = 2 * letters > sum(bool(key) for key in keys)
+    return int(mostly_letters or ("0" not in digits and str(most) in digits))
 
 
 def filled(row: Fields, choices: Sequence[str]) -> Sequence[str]:
@@ -260,33 +276,23 @@ def filled(row: Fields, choices: Sequence[str]) -> Sequence[str]:
 
 
 def with_labels(
-    rows: Sequence[tuple[ChoiceInput, str]], names: Sequence[str], most: int, counts: TextCounts
+    rows: Iterable[tuple[ChoiceInput, str]], names: Sequence[str], first: int, counts: TextCounts
 ) -> Iterator[ChoiceInput]:
-    """The inputs with their keys as indices; those whose key is out of range are left out.
-
-    Args:
-        rows: each with its key.
-        names: of the choices' columns, which keys may be.
-        most: choices of a row.
-        counts: is told.
-    """
-    keys = [key for _, key in rows]
-    digits = {key for key in keys if key.isdecimal() and key not in names}
-    letters = sum(letter_index(key) >= 0 for key in keys)
-    from_one = 2 * letters > len(keys) or ("0" not in digits and str(most) in digits)
+    """The inputs with their keys ("" for none) as indices; one out of range is left out."""
     for given, key in rows:
+        counted = key.isdecimal() and key not in names
         if key in names:
             index = names.index(key)
-        elif key in digits:
-            index = int(key[:9]) - from_one  # nine digits are out of range already
+        elif counted:
+            index = int(key[:9]) - first  # nine digits are out of range already
         else:
             index = letter_index(key)
-        if not 0 <= index < len(given.choices):
+        if key and not 0 <= index < len(given.choices):
             counts.note("label out of range", given.place)
             continue
-        if from_one and key in digits:
+        if first and counted:
             counts.note("key counted from 1, kept", given.place)
-        yield given._replace(label=index)
+        yield given._replace(label=index if key else None)
 
 
 def letter_index(key: str) -> int:

@@ -204,7 +204,7 @@ class Tag:
         """See `Task`: there is no threshold."""
         return self
 
-    def degenerate(self, predictions: Sequence[Tags]) -> str:
+    def degenerate(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> str:
         """No entity anywhere; of other tags, the same one for every word."""
         if self.entities:
             some = any(prediction.entities for prediction in predictions)

@@ -70,7 +70,8 @@ class Items:
     windowed: int
     """Inputs that take more than one window."""
     cut: dict[str, int]
-    """What was cut off -> from how many inputs; only questions of more than 64 tokens are."""
+    """What was lost -> of how many inputs: the ends of questions of more than 64 tokens, answers
+    that no window holds whole, the ends of words longer than a window."""
 
     @property
     def tokens(self) -> int:
@@ -164,8 +165,10 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
     ) -> Self:
         """The task with thresholds chosen on these labelled inputs; most kinds have none."""
 
-    def degenerate(self, predictions: Sequence[AnyPrediction]) -> str:
-        """Why a run learnt nothing, judged by its predictions; "" where it did."""
+    def degenerate(
+        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
+    ) -> str:
+        """Why a run learnt nothing, judged by its predictions on labelled inputs; "" if it did."""
 
     def row(self, given: AnyInput_contra, prediction: AnyPrediction) -> dict[str, Any]:
         """A prediction as plain JSON values, for a line of a result file."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bertkit.errors import BertkitError
 from bertkit.examples.generator import FINE_TUNING, generator
 from bertkit.model.start import Start
 from bertkit.model.task_heads import TaskModel
@@ -59,6 +60,19 @@ class Tuning:
     """fp32, bf16, or auto: bf16 where the device is made for it."""
     max_tokens: int = 16384
     """Tokens at a time; larger batches are taken in parts, with the same result."""
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            BertkitError: names the field.
+        """
+        if not 0 <= self.warmup < 1:
+            raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
+        if self.weight_decay < 0:
+            raise BertkitError(f"weight_decay must be 0 or more, not {self.weight_decay}")
+        if self.max_gradient_norm <= 0 or self.max_tokens < 1:
+            raise BertkitError("max_gradient_norm and max_tokens must be above 0")
 
 
 def micro_batches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Self
 
@@ -126,3 +126,12 @@ def check_encoding(head: bytes, path: str) -> None:
         f"{path} is not UTF-8 text ({problem}); if it is text, convert it: "
         f"iconv -f UTF-16 -t UTF-8 (or -f the encoding that it has)"
     )
+
+
+def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
+    """What was left out or changed, how often, and where first."""
+    return [
+        f"counted: {reason}: {count:,}"
+        + (f" (first: {examples[reason]})" if reason in examples else "")
+        for reason, count in sorted(skipped.items())
+    ]

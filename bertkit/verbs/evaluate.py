@@ -10,13 +10,14 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
-from bertkit.tasks.own import Columns, Files
+from bertkit.tasks.own import KINDS, Columns, Files
 from bertkit.tasks.results import KIND_OF, official_writer
 from bertkit.tasks.sets import read_split
-from bertkit.text.lines import TextCounts
+from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
-from bertkit.verbs.prepare import describe_skipped
+from bertkit.verbs.predict import remembered
 
 FILES, COLUMNS = Files(), Columns()
 
@@ -50,13 +51,15 @@ def evaluate(
         auto, cpu or cuda.
     """
     counts = TextCounts()
-    inputs = read_split(task, split, files, columns, counts)
     predictor = TaskPredictor.load(model, device=device, precision=precision)
-    kind = KIND_OF.get(task.lower(), task.lower())
-    if kind in {"choose", "tag", "answer"} and predictor.task.kind != kind:
+    key = task.lower()
+    kind = GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
+    if predictor.task.kind != kind:
         raise BertkitError(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
         )
+    known = remembered(columns, predictor) if key in KINDS else columns
+    inputs = read_split(task, split, files, known, counts)
     with Console() as console:
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)

@@ -17,11 +17,10 @@ from bertkit.tasks.features import Extraction, TextFeatures, extract
 from bertkit.tasks.load import choose_precision
 from bertkit.tasks.rows import read_rows, require_all
 from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.lines import text_lines
+from bertkit.text.lines import describe_skipped, text_lines
 from bertkit.text.sources import find_sources
 from bertkit.training.devices import choose_device
 from bertkit.training.journal import Console
-from bertkit.verbs.prepare import describe_skipped
 
 EXTRACTION = Extraction()
 

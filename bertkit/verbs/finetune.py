@@ -7,7 +7,6 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.report import write_report
-from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetune import COLUMNS, FILES, LENGTHS, ONE_RUN, OWN_HEAD, USUAL
 from bertkit.tasks.finetune import finetune as run_grid
 from bertkit.tasks.grid import Grid
@@ -15,7 +14,6 @@ from bertkit.tasks.head import Head
 from bertkit.tasks.own import Columns, Files, Lengths
 from bertkit.tasks.tune import Tuning
 from bertkit.training.journal import Console
-from bertkit.verbs.prepare import describe_skipped
 
 
 def finetune(
@@ -55,11 +53,6 @@ def finetune(
         auto, cpu or cuda.
     """
     with Console() as console:
-
-        def say_skipped(data: Dataset) -> None:
-            for line in describe_skipped(data.counts.skipped, data.counts.examples):
-                console.say(line)
-
         run_grid(
             task,
             model,
@@ -73,6 +66,5 @@ def finetune(
             keep=keep,
             device=device,
             console=console,
-            say_skipped=say_skipped,
         )
         console.say(f"report: {write_report(out)}")

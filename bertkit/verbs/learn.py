@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bertkit.files import write_json
 from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import describe_skipped
 from bertkit.text.sources import find_sources
 from bertkit.tokens.learn import learn_vocabulary, measure_vocabulary
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
-from bertkit.verbs.prepare import describe_skipped
 
 MEASURED_DOCUMENTS = 1000
 

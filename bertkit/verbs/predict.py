@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,13 +18,12 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.predict.predictor import load_pretrained
-from bertkit.predict.tasks import CHUNK, WORD, TaskPredictor
-from bertkit.tasks.inputs import TextInput, WordsInput
+from bertkit.predict.tasks import WORD, TaskPredictor, chunks
+from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own import Columns, read_unlabelled
-from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.lines import TextCounts, describe_skipped, text_lines
 from bertkit.text.sources import Source
 from bertkit.training.journal import Console
-from bertkit.verbs.prepare import describe_skipped
 
 COLUMNS = Columns()
 
@@ -67,13 +67,12 @@ def predict(
     with Console() as console:
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
-        for start in range(0, len(inputs), CHUNK):
-            chunk = inputs[start : start + CHUNK]
+        for chunk in chunks(inputs):
             predictions, items = predictor.run(chunk, console)
             windowed += items.windowed
             cut += sum(items.cut.values())
             for given, found in zip(chunk, predictions, strict=True):
-                row = predictor.task.row(given, found)
+                row = with_text(given, found, predictor.task.row(given, found))
                 lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         console.say(f"{len(inputs):,} inputs, {windowed:,} in several windows, {cut:,} cut")
     if out is None:
@@ -82,14 +81,24 @@ def predict(
         write_text(out, "".join(lines))
 
 
+def with_text(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the text that it is about."""
+    if isinstance(given, TextInput):
+        pair = {} if given.pair is None else {"pair": given.pair}
+        return {"id": given.id, "text": given.text, **pair, **row}
+    if isinstance(given, QuestionInput):
+        return {"id": given.id, "question": given.question, **row}
+    return row
+
+
 def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
-    """The columns as given; where none was, those that the model was tuned with."""
+    """The columns as given; what was not, as the model was tuned with."""
     known = predictor.loaded[0].details.get("columns") or {}
-    if columns != COLUMNS or not known:
-        return columns
-    names = {"text", "pair", "choices", "header", "word_column"}
-    kept = {name: value for name, value in known.items() if name in names}
-    return Columns(**{**kept, "choices": tuple(kept.get("choices", ()))})
+    changes: dict[str, Any] = {}
+    for name in ("text", "pair", "label", "choices", "header", "word_column", "tag_column"):
+        if name in known and getattr(columns, name) == getattr(COLUMNS, name):
+            changes[name] = tuple(known[name]) if name == "choices" else known[name]
+    return replace(columns, **changes)
 
 
 def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
@@ -108,12 +117,15 @@ def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> S
     if columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
     found: list[Any] = []
+    document = 0
     for number, line in text_lines(Source(file, "text", 0), counts):
-        if not line.strip():
-            continue
         place = f"{file}:{number}"
-        if kind == "tag":
-            found.append(WordsInput(str(number), tuple(WORD.findall(line)), None, 0, place))
+        if not line.strip():
+            counts.note("blank line", place)
+            document += 1  # as in a corpus, a blank line ends a document
+        elif kind == "tag":
+            words = tuple(WORD.findall(line))
+            found.append(WordsInput(str(number), words, None, document, place))
         else:
             found.append(TextInput(str(number), line.strip(), None, None, place))
     if not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from bertkit.corpus.prepare import prepare as prepare_store
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts
+from bertkit.text.lines import describe_skipped
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
 
@@ -81,12 +81,3 @@ def describe(store: TokenStore) -> list[str]:
     text = store.manifest["text"]
     skipped = {**text["skipped"], **store.manifest["tokenization"]}
     return [*lines, *describe_skipped(skipped, text.get("examples", {}))]
-
-
-def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
-    """What was left out or changed, how often, and where first."""
-    return [
-        f"counted: {reason}: {count:,}"
-        + (f" (first: {examples[reason]})" if reason in examples else "")
-        for reason, count in sorted(skipped.items())
-    ]

@@ -221,7 +221,7 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
     details = json.loads((out / "model" / "bertkit.json").read_text())
     assert details["settings"]["null"] is impossible
     ask = load(out)
-    context = "The sailor is in the garden. The pigeon sleeps slowly. " + "walking running. " * 20
+    context = "The sailor is in the garden. The pigeon sleeps slowly."
     found = ask("Where is the sailor?", context)
     assert context[found.start : found.end] == found.answer == "garden"
     if impossible:
@@ -229,6 +229,102 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
         assert none.answer == ""
         assert none.start is None
         assert none.no_answer_probability > found.no_answer_probability
+    long = context + " walking running" * 40  # several windows
+    found = ask("Where is the sailor?", long)
+    assert found.answer == ("" if found.start is None else long[found.start : found.end])
+
+
+def test_what_the_review_found(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    """Wrong requests that once passed in silence, and right ones that once failed."""
+    common = ("--model", pretrained, "--train", weather, "--dev", weather, "--epochs", "1", *FAST)
+    pairs = write(
+        "pairs.csv", WEATHER.replace("text,label", "text,label,more").replace("\n", ",x\n")
+    )
+    pairs.write_text(pairs.read_text().replace("more,x", "more"))
+    paired = ("--model", pretrained, "--train", pairs, "--dev", pairs, "--pair", "more")
+    run("finetune", "classify", *paired, "--epochs", "1", *FAST, "--out", tmp_path / "pair")
+    run("predict", tmp_path / "pair", pairs, "--id", "text", "--out", tmp_path / "found.jsonl")
+    assert rows(tmp_path / "found.jsonl")[0]["pair"] == "x"  # the column it was tuned with
+
+    run("finetune", "classify", *common, "--out", tmp_path / "one")
+    weather.write_text(WEATHER.replace("bridge", "kettle"))
+    assert "other settings" in fails(
+        capsys, "finetune", "classify", *common, "--out", tmp_path / "one", "--seeds", "2"
+    )
+    assert "tuned to classify, not to multi-label" in fails(
+        capsys, "evaluate", "multi-label", "--model", tmp_path / "one", "--dev", weather
+    )
+    assert "choose classify" in fails(
+        capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"
+    )
+    assert "are the same" in fails(
+        *(capsys, "finetune", "classify", *common[:-6], "--out", tmp_path / "x"),
+        *("--learning-rate", "5e-5", "0.00005"),
+    )
+    assert "warmup" in fails(
+        capsys, "finetune", "classify", *common, "--out", tmp_path / "x", "--warmup", "-0.5"
+    )
+    assert not (tmp_path / "x").exists()
+    unknown = write("unknown.json", squad_file(impossible=False).replace('"answers"', '"none"'))
+    assert "needs one" in fails(
+        *(capsys, "finetune", "answer", "--model", pretrained, "--train", unknown),
+        *("--dev", unknown, "--out", tmp_path / "x"),
+    )
+    with pytest.raises(BertkitError, match="tuples"):
+        load(tmp_path / "one").many(["river"])
+    with pytest.raises(BertkitError, match="at least one"):
+        load([])
+
+
+def test_more_models_of_a_finished_grid(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+               "--seeds", "3", "--epochs", "2", *FAST, "--out", out)  # fmt: skip
+    run(*command)
+    assert len(list(out.glob("runs/*/model"))) == 1
+    run(*command, "--keep", "2")
+    kept = sorted(out.glob("runs/*/model"))
+    assert len(kept) == 2
+    run("evaluate", "classify", "--model", *kept, "--dev", weather)
+    assert "classify dev: accuracy" in capsys.readouterr().out
+
+
+def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path) -> None:
+    import transformers
+
+    from bertkit.tokens.tokenizer import Tokenizer
+
+    for kind in (transformers.BertForTokenClassification, transformers.BertForQuestionAnswering):
+        folder = tmp_path / kind.__name__
+        kind.from_pretrained(pretrained).save_pretrained(folder)
+        Tokenizer.load(pretrained).save(folder)
+        load(folder)  # neither reads the pooler, and neither is saved with one
+    asked = load(tmp_path / "BertForQuestionAnswering")("river?", "stone bridge lantern " * 30)
+    assert asked.answer
+
+
+def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Path) -> None:
+    """Under bf16 autocast the last layer stays in fp32: different texts, different numbers."""
+    import numpy as np
+
+    from bertkit.model.start import read_start
+    from bertkit.tasks.inputs import TextInput
+    from bertkit.tasks.regress import Regress
+    from bertkit.tasks.task import run_model
+
+    start, task = read_start(pretrained), Regress(longest=40)
+    torch.manual_seed(0)
+    model = start.build(task.build, keep_head=False).model
+    words = ("river", "stone", "bridge", "lantern", "harvest", "winter", "garden", "letter")
+    texts = [f"{a} {b} {c}" for a in words for b in words for c in words]
+    items = task.items([TextInput("0", t, None, None, "t") for t in texts], start.tokenizer)
+    outputs = run_model(model, items, torch.device("cpu"), precision="bf16")
+    values = np.concatenate([parts[0][:, 0] for parts in outputs])
+    assert len(np.unique(values)) > 0.9 * len(texts)
 
 
 def test_a_grid_goes_on_where_it_was(

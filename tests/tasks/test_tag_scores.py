@@ -44,7 +44,7 @@ def test_scores() -> None:
 
 def test_runs_that_learnt_nothing() -> None:
     task, plain = Tag(LABELS), Tag(("A", "B"), entities=False)
-    assert task.degenerate([predicted("O O"), predicted("O")]) == "finds no entity"
-    assert task.degenerate([predicted("O O"), predicted("B-PER")]) == ""
-    assert "'A'" in plain.degenerate([Tags(("A", "A"), (1.0, 1.0), ())])
-    assert plain.degenerate([Tags(("A", "B"), (1.0, 1.0), ())]) == ""
+    assert task.degenerate([], [predicted("O O"), predicted("O")]) == "finds no entity"
+    assert task.degenerate([], [predicted("O O"), predicted("B-PER")]) == ""
+    assert "'A'" in plain.degenerate([], [Tags(("A", "A"), (1.0, 1.0), ())])
+    assert plain.degenerate([], [Tags(("A", "B"), (1.0, 1.0), ())]) == ""
