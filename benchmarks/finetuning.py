@@ -1,8 +1,8 @@
 """Speed of fine-tuning against transformers' Trainer on MRPC, side by side in one run.
 
 Every contestant tunes the same encoder on the same pairs for one epoch, in turn, several times:
-the Trainer with dynamic padding in fp32 and under bf16 autocast, bertkit in both. bertkit's time
-includes building the network; the Trainer's begins at `train()`. Scores are compared by
+the Trainer with dynamic padding in fp32 and under bf16 autocast, bertkit in both. Within
+its time each builds its optimizer, and bertkit its network too. Scores are compared by
 `benchmarks.quality`.
 """
 

@@ -21,7 +21,8 @@ from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetune import finetune
 from bertkit.tasks.grid import Grid, read_results
-from bertkit.tasks.own import Columns, Files, Lengths
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import Tuning
 from bertkit.training.journal import Console

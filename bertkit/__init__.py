@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from bertkit.predict.load import load
     from bertkit.tasks.finetune import finetune
     from bertkit.tasks.grid import Grid
-    from bertkit.tasks.own import Columns, Files, Lengths
+    from bertkit.tasks.own import Files, Lengths
+    from bertkit.tasks.own_files import Columns
     from bertkit.tasks.tune import Tuning
     from bertkit.tokens.learn import learn_vocabulary
     from bertkit.tokens.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BertkitError": "bertkit.errors",
-    "Columns": "bertkit.tasks.own",
+    "Columns": "bertkit.tasks.own_files",
     "Encoder": "bertkit.model.encoder",
     "Files": "bertkit.tasks.own",
     "Grid": "bertkit.tasks.grid",

@@ -34,6 +34,7 @@ def application() -> App:
         config=recipe_flags,
         default_parameter=FLAGS,
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for verb, text in VERBS.items():
         app.command(f"bertkit.verbs.{verb}:{verb}", name=verb, help=text)

@@ -190,10 +190,12 @@ class Answer:
         if not self.null:
             return self
         pairs = list(zip(inputs, predictions, strict=True))
-        best = best_threshold(
-            inputs, {i.id: p.text for i, p in pairs}, {i.id: p.null_odds for i, p in pairs}
-        )
-        return replace(self, threshold=float(best["best_f1_threshold"]))
+        odds = {i.id: p.null_odds for i, p in pairs}
+        best = best_threshold(inputs, {i.id: p.text for i, p in pairs}, odds)
+        lowest = float(best["best_f1_threshold"])
+        # Every threshold up to the next odds scores the same here; the middle serves new questions.
+        above = min((value for value in odds.values() if value > lowest), default=lowest)
+        return replace(self, threshold=(lowest + above) / 2)
 
     def degenerate(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]

@@ -29,7 +29,12 @@ SPACES = re.compile(" +")
 
 
 def read_conll(
-    path: str | Path, counts: TextCounts, *, word_column: int = 0, tag_column: int | None = -1
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    word_column: int = 0,
+    tag_column: int | None = -1,
+    untagged_ok: bool = False,
 ) -> list[WordsInput]:
     """The sentences of a file with one word a line and a blank line after each sentence.
 
@@ -43,6 +48,7 @@ def read_conll(
         counts: is told of invalid UTF-8.
         word_column: from 0, or -1 for the last.
         tag_column: the same; None for a file without tags.
+        untagged_ok: whether a file with one column only may be read, as words without tags.
 
     Raises:
         BertkitError: the file is absent (the message says where CoNLL-2003 is) or holds no
@@ -55,12 +61,12 @@ def read_conll(
     document = 0
     marked = False
     try:
-        for number, rows in sentence_rows(source, found, word_column, tag_column):
+        for number, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
             if rows:
                 words = tuple(row.word for row in rows)
-                tags = None if tag_column is None else tuple(row.tag for row in rows)
+                tags = tuple(row.tag for row in rows if row.tag is not None)
                 name, place = str(len(sentences)), f"{path}:{number}"
-                sentences.append(WordsInput(name, words, tags, document, place))
+                sentences.append(WordsInput(name, words, tags or None, document, place))
             else:
                 marked = True
                 document += bool(sentences) and sentences[-1].document == document
@@ -83,11 +89,15 @@ class WordRow(NamedTuple):
     """What is read of a line."""
 
     word: str
-    tag: str
+    tag: str | None
 
 
 def sentence_rows(
-    source: Source, counts: TextCounts, word_column: int, tag_column: int | None
+    source: Source,
+    counts: TextCounts,
+    word_column: int,
+    tag_column: int | None,
+    untagged_ok: bool,
 ) -> Iterator[tuple[int, list[WordRow]]]:
     """First line and rows of every sentence; no rows for the line that begins a document."""
     rows: list[WordRow] = []
@@ -109,6 +119,8 @@ def sentence_rows(
                 f"{place}: {len(fields)} columns where the first line has {columns}; correct the "
                 f"line, since leaving it out would shift the tags"
             )
+        if columns == 1 and untagged_ok:
+            tag_column = None
         start = start if rows else number
         rows.append(word_row(fields, word_column, tag_column, place))
     if rows:
@@ -127,7 +139,9 @@ def word_row(
             f"{place}: {count} column{'s' * (count > 1)}, so there are none for word "
             f"({word_column}) and tag ({tag_column}); correct the line or name other columns"
         )
-    tag = "O" if tag_column is None else fields[tag_column].strip(" ")
+    if tag_column is None:
+        return WordRow(fields[word_column], None)
+    tag = fields[tag_column].strip(" ")
     if not TAG.fullmatch(tag):
         raise BertkitError(
             f"{place}: '{tag[:40]}' in column {tag_column} is not a tag such as O, B-PER or NOUN; "

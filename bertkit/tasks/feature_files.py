@@ -1,10 +1,12 @@
-"""Files of features, written while the texts are computed, so that memory does not grow.
+"""Files of features, written while the texts are computed: memory does not hold them all.
 
 | format      | what                                                                              |
 |-------------|-----------------------------------------------------------------------------------|
-| safetensors | a tensor for each text, "0", "1", ...; pieces and offsets as JSON in its metadata  |
+| safetensors | a tensor for each text, "0", "1", ...; tensors "pieces" and "offsets": JSON, UTF-8 |
 | parquet     | a row for each token: text, token, piece, start, end, vector; pooled: text, vector |
-| npy         | one array (rows, width); `NAME.json` beside it says where each text begins         |
+| npy         | one array (rows, width); `NAME.npy.json` beside it says where each text begins     |
+
+The header of safetensors alone grows in memory, up to the 100 MB that the format allows.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import io
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,12 +24,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import write_atomic, write_text
+from bertkit.files import BLOCK_BYTES, disk_errors, read_json, sha256_file, write_atomic
 from bertkit.tasks.features import TextFeatures
 from bertkit.text.documents import optional_library
 
-LONGEST_HEADER = 100_000_000
-"""What safetensors accepts, in bytes."""
+LONGEST_HEADER = 100_000_000 - 512
+"""What safetensors accepts, in bytes, less what follows the last text."""
+TOKENS = ("pieces", "offsets")
+"""What is written of tokens beside their vectors: fields of `TextFeatures`."""
 NAMES = {"float32": "F32", "float16": "F16"}
 """NumPy's names -> those of safetensors."""
 GROUP_ROWS = 8192
@@ -48,7 +53,8 @@ def write_features(
         details: plain JSON values that say how the vectors were made.
 
     Raises:
-        BertkitError: unknown format, no text, a missing library, or a file that cannot be written.
+        BertkitError: see `feature_format`; no text, or more than the format can hold, a missing
+            library, or a file that cannot be written.
     """
     chosen = feature_format(path, format)
     rows = iter(texts)
@@ -62,49 +68,98 @@ def feature_format(path: Path, format: str) -> str:  # noqa: A002
     """The format asked for, or that of the file's ending.
 
     Raises:
-        BertkitError: there is none.
+        BertkitError: there is none, or the file's ending is that of another.
     """
-    found = path.suffix.removeprefix(".").lower() if format == "auto" else format
+    ending = path.suffix.removeprefix(".").lower()
+    found = ending if format == "auto" else format
     if found not in WRITERS:
         raise BertkitError(
             f"{path}: no format is called '{found}'{nearest(found, WRITERS)}; give --format or "
             "another ending"
         )
+    if found != ending and (found == "npy" or ending in WRITERS):  # npy has a second file
+        raise BertkitError(f"{path} is no name for the format {found}; let it end in .{found}")
     return found
+
+
+class JsonList:
+    """A JSON array that grows in a file; it holds one item or more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = 1  # of all, with the bracket that `copy_to` adds
+
+    def append(self, value: Any) -> None:
+        """One more item."""
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        self.size += self.file.write(("[" if self.size == 1 else ",").encode() + text.encode())
+
+    def copy_to(self, file: BinaryIO) -> None:
+        """Write the array to another file."""
+        self.file.seek(0)
+        shutil.copyfileobj(self.file, file, BLOCK_BYTES)
+        file.write(b"]")
+
+
+@contextmanager
+def json_lists(path: Path, names: Iterable[str]) -> Iterator[dict[str, JsonList]]:
+    """Arrays by name, in nameless files of the folder that `path` is to be in."""
+    with disk_errors(path), ExitStack() as files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield {
+            name: JsonList(files.enter_context(tempfile.TemporaryFile(dir=path.parent)))
+            for name in names
+        }
+
+
+class TensorsHeader:
+    """What stands before the tensors of a safetensors file: where each is."""
+
+    def __init__(self, details: Mapping[str, Any]) -> None:
+        metadata = {name: json.dumps(value) for name, value in details.items()}
+        self.text = bytearray(json.dumps({"__metadata__": metadata}).encode().removesuffix(b"}"))
+        self.end = 0
+
+    def add(self, name: str, kind: str, shape: Sequence[int], size: int) -> None:
+        """Enter the next tensor."""
+        entry = {"dtype": kind, "shape": list(shape), "data_offsets": [self.end, self.end + size]}
+        self.text += f',"{name}":{json.dumps(entry, separators=(",", ":"))}'.encode()
+        self.end += size
+
+    def whole(self) -> bytes:
+        """The header, padded so that the numbers are aligned, after its length."""
+        text = bytes(self.text) + b"}"
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
 
 
 def write_safetensors(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
     """The numbers go to a nameless file first: the header before them must know all shapes."""
+    names = TOKENS if first.pieces else ()
+    header = TensorsHeader(details)
 
     def write(temporary: Path) -> None:
-        header: dict[str, Any] = {}
-        tokens: dict[str, list[Any]] = {"pieces": [], "offsets": []}
-        end = 0
-        with tempfile.TemporaryFile(dir=path.parent) as numbers:
+        with json_lists(path, names) as lists, tempfile.TemporaryFile(dir=path.parent) as numbers:
             for number, text in enumerate(texts):
                 size = write_numbers(numbers, text.vectors)
-                header[str(number)] = {
-                    "dtype": NAMES[text.vectors.dtype.name],
-                    "shape": list(text.vectors.shape),
-                    "data_offsets": [end, end + size],
-                }
-                end += size
-                tokens["pieces"].append(text.pieces)
-                tokens["offsets"].append(text.offsets)
-            kept = {**details, **tokens} if first.pieces else details
-            header["__metadata__"] = {name: json.dumps(value) for name, value in kept.items()}
-            start = json.dumps(header, ensure_ascii=False).encode()
-            start += b" " * (-len(start) % 8)
-            if len(start) > LONGEST_HEADER:
-                raise BertkitError(
-                    f"{path}: safetensors cannot hold so many texts; choose parquet or npy"
-                )
+                header.add(str(number), NAMES[text.vectors.dtype.name], text.vectors.shape, size)
+                if len(header.text) > LONGEST_HEADER:
+                    raise BertkitError(
+                        f"{path}: safetensors cannot hold more than {number:,} such texts; choose "
+                        f"parquet or npy"
+                    )
+                for name in names:
+                    lists[name].append(getattr(text, name))
+            for name in names:
+                header.add(name, "U8", [lists[name].size], lists[name].size)
             numbers.seek(0)
             with temporary.open("wb") as file:
-                file.write(len(start).to_bytes(8, "little") + start)
-                shutil.copyfileobj(numbers, file, 1 << 20)
+                file.write(header.whole())
+                shutil.copyfileobj(numbers, file, BLOCK_BYTES)
+                for name in names:
+                    lists[name].copy_to(file)
 
     write_atomic(path, write)
 
@@ -119,27 +174,61 @@ def write_numbers(file: BinaryIO | Any, vectors: np.ndarray) -> int:
 def write_npy(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
-    """The header is written twice: NumPy leaves room in it for the final number of rows."""
-    boundaries = [0]
-    pieces: list[list[str]] = []
-    offsets: list[list[tuple[int, int]]] = []
+    """The header is written twice: NumPy leaves room in it for the final number of rows.
 
-    def write(temporary: Path) -> None:
-        width, kind = first.vectors.shape[1], first.vectors.dtype
-        with temporary.open("wb") as file:
-            file.write(npy_header(0, width, kind))
-            for text in texts:
-                write_numbers(file, text.vectors)
-                boundaries.append(boundaries[-1] + len(text.vectors))
-                pieces.append(text.pieces)
-                offsets.append(text.offsets)
-            file.seek(0)
-            file.write(npy_header(boundaries[-1], width, kind))
+    The index holds the array's checksum and is written last, after the one before it was removed:
+    where the process was killed in between, `read_npy` notices.
+    """
+    index = path.with_name(f"{path.name}.json")
+    names = TOKENS if first.pieces else ()
+    width, kind = first.vectors.shape[1], first.vectors.dtype
+    with json_lists(path, ("boundaries", *names)) as lists:
 
-    write_atomic(path, write)
-    tokens = {"pieces": pieces, "offsets": offsets} if first.pieces else {}
-    index = {**details, "boundaries": boundaries, **tokens}
-    write_text(path.with_suffix(".json"), json.dumps(index, ensure_ascii=False) + "\n")
+        def write(temporary: Path) -> None:
+            rows = 0
+            lists["boundaries"].append(rows)
+            with temporary.open("wb") as file:
+                file.write(npy_header(rows, width, kind))
+                for text in texts:
+                    write_numbers(file, text.vectors)
+                    rows += len(text.vectors)
+                    lists["boundaries"].append(rows)
+                    for name in names:
+                        lists[name].append(getattr(text, name))
+                file.seek(0)
+                file.write(npy_header(rows, width, kind))
+            details["sha256"] = sha256_file(temporary)
+            index.unlink(missing_ok=True)
+
+        write_atomic(path, write)
+        write_atomic(index, lambda temporary: write_index(temporary, details, lists))
+
+
+def write_index(path: Path, details: Mapping[str, Any], lists: Mapping[str, JsonList]) -> None:
+    """One JSON object of the details and the lists."""
+    with path.open("wb") as file:
+        file.write(json.dumps(details, ensure_ascii=False).encode().removesuffix(b"}"))
+        for name, items in lists.items():
+            file.write(f', "{name}": '.encode())
+            items.copy_to(file)
+        file.write(b"}\n")
+
+
+def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
+    """The vectors of a file, (rows, width), mapped into memory, and its index.
+
+    The index holds the details, "boundaries" (the first row of each text, then the number of rows)
+    and, unless pooled, "pieces" and "offsets" of each text.
+
+    Raises:
+        BertkitError: a file is absent or damaged, or the two were not written together.
+    """
+    index = read_json(path.with_name(f"{path.name}.json"))
+    if not path.is_file() or sha256_file(path) != index.get("sha256"):
+        raise BertkitError(
+            f"{path} is not the array that {path.name}.json was written for; write both again"
+        )
+    return np.load(path, mmap_mode="r", allow_pickle=False), index
 
 
 def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:

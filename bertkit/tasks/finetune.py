@@ -9,7 +9,8 @@ from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetuning import Finetuning
 from bertkit.tasks.grid import Grid, RunResult
 from bertkit.tasks.head import Head
-from bertkit.tasks.own import Columns, Files, Lengths
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import Tuning
 from bertkit.training.journal import Console

@@ -1,7 +1,6 @@
 """The user's own data by naming files and columns, and the task that its labels make.
 
-CSV, TSV, JSON lines, Parquet and Hugging Face data sets for texts and choices; CoNLL columns for
-tags; SQuAD's JSON for answers.
+How files are read is in `own_files.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from bertkit.examples.generator import SPLIT, generator
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.conll import read_conll
 from bertkit.tasks.dataset import Dataset, Split
-from bertkit.tasks.inputs import QuestionInput, TextInput
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.own_files import Columns, read_own, with_first_choice
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import official_writer
-from bertkit.tasks.rows import numbered_rows
-from bertkit.tasks.squad import make_question, read_squad
-from bertkit.tasks.tables import has_column, read_choices, read_texts
 from bertkit.tasks.tag import Tag, tag_labels
 from bertkit.tasks.task import Task
 from bertkit.text.lines import TextCounts
@@ -49,32 +45,6 @@ class Files:
     """Data to predict at the end, with or without labels."""
     dev_share: float = 0.1
     """Share of the training data that is set apart where there is no --dev."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """What the columns of own data are called."""
-
-    text: str = "text"
-    """The text; of choose, the context."""
-    pair: str = ""
-    """The second text of a pair."""
-    label: str = "label"
-    """The label, the number, or the right choice (a column's name, a letter, or an index)."""
-    choices: tuple[str, ...] = ()
-    """Of choose: the columns of the choices."""
-    id: str = ""
-    """An identifier; the number of the row where not given."""
-    separator: str = "|"
-    """Between several labels in one field."""
-    format: str = "auto"
-    """csv, tsv, jsonl, parquet, huggingface, or auto."""
-    header: bool = True
-    """False: columns are called 0, 1, 2, ..."""
-    word_column: int = 0
-    """Of tag: the column of the word, from 0; -1 is the last."""
-    tag_column: int = -1
-    """Of tag: the column of the tag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +79,7 @@ def own_dataset(
 ) -> Dataset:
     """The user's own files."""
     counts = TextCounts()
+    columns = with_first_choice(kind, files.train, columns)
     train = every = read_own(kind, files.train, columns, counts)
     recorded = {"train": files.train}
     if files.dev:
@@ -127,107 +98,6 @@ def own_dataset(
         *(kind, task, train, [dev], tests, counts, recorded, as_json(columns)),
         write=official_writer(kind),
     )
-
-
-def read_own(
-    kind: str,
-    path: str,
-    columns: Columns,
-    counts: TextCounts,
-    *,
-    scoring: bool = False,
-    test: bool = False,
-) -> Sequence[Any]:
-    """The inputs of a file of one's own.
-
-    Args:
-        kind: of the task.
-        path: the file.
-        columns: what they are called.
-        counts: of what is skipped.
-        scoring: whether the file is only scored, so that gold answers outside of a context stay.
-        test: whether labels may be missing.
-    """
-    if kind == "answer":
-        return read_squad(Path(path), counts, scoring=scoring)
-    if kind == "tag":
-        return read_conll(
-            path, counts, word_column=columns.word_column, tag_column=columns.tag_column
-        )
-    labels = not test or has_column(path, columns.label, columns.format, header=columns.header)
-    if kind == "choose":
-        return read_choices(
-            *(path, counts),
-            text=columns.text,
-            choices=columns.choices,
-            label=columns.label,
-            id=columns.id,
-            labelled=labels,
-            format=columns.format,
-            header=columns.header,
-        )
-    return read_texts(
-        *(path, counts),
-        text=columns.text,
-        pair=columns.pair,
-        label=columns.label,
-        id=columns.id,
-        labelled=labels,
-        kind=kind,
-        separator=columns.separator,
-        format=columns.format,
-        header=columns.header,
-    )
-
-
-def read_unlabelled(kind: str, path: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
-    """The inputs of a file to predict for; its labels, where it has some, are not read."""
-    if kind == "answer" and path.endswith(".json") and columns.format == "auto":
-        return read_squad(Path(path), counts, scoring=True)
-    if kind == "answer":
-        return read_questions(path, columns, counts)
-    if kind == "tag":
-        return read_conll(path, counts, word_column=columns.word_column, tag_column=None)
-    if kind == "choose":
-        return read_choices(
-            *(path, counts),
-            text=columns.text,
-            choices=columns.choices,
-            id=columns.id,
-            labelled=False,
-            format=columns.format,
-            header=columns.header,
-        )
-    return read_texts(
-        *(path, counts),
-        text=columns.text,
-        pair=columns.pair,
-        id=columns.id,
-        labelled=False,
-        format=columns.format,
-        header=columns.header,
-    )
-
-
-def read_questions(path: str, columns: Columns, counts: TextCounts) -> list[QuestionInput]:
-    """Rows with the columns "question" and "context".
-
-    Raises:
-        BertkitError: a column is missing, or no row can be used.
-    """
-    found = []
-    wanted = [name for name in ("question", "context", columns.id) if name]
-    for number, place, row in numbered_rows(
-        path, counts, columns.format, header=columns.header, columns=wanted
-    ):
-        name = str(row[columns.id]) if columns.id else str(number)
-        question, context = str(row["question"] or ""), str(row["context"] or "")
-        made = make_question(name, question, context, None, place, counts)
-        if made is not None:
-            found.append(made)
-    if not found:
-        raise BertkitError(f"{path} has no row with a question and a context")
-    return found
 
 
 def set_apart(

@@ -15,15 +15,8 @@ from bertkit.tasks.classify import Classify
 from bertkit.tasks.conll import read_conll
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.glue import GLUE, find_file, read_glue
-from bertkit.tasks.own import (
-    KINDS,
-    Columns,
-    Files,
-    Lengths,
-    own_dataset,
-    read_own,
-    task_for,
-)
+from bertkit.tasks.own import KINDS, Files, Lengths, own_dataset, task_for
+from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import KIND_OF, official_writer
 from bertkit.tasks.squad import SQUAD_FILES, read_squad
@@ -173,7 +166,7 @@ OTHER_NAMES = {
 READERS: dict[str, Callable[[Path, TextCounts, bool], Sequence[Any]]] = {
     "squad-1.1": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
     "squad-2.0": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
-    "swag": lambda path, counts, scoring: read_swag(path, counts),
+    "swag": lambda path, counts, scoring: read_swag(path, counts, labelled=not scoring or None),
     "conll-2003": lambda path, counts, scoring: read_conll(path, counts),
 }
 """Name -> (path, counts, whether it is only scored) -> inputs."""

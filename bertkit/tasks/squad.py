@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.tasks.inputs import Answer, QuestionInput
+from bertkit.tasks.rows import whole
 from bertkit.tasks.spans import Span
 from bertkit.tasks.squad_metric import (
     best_threshold,
@@ -70,20 +71,23 @@ def read_squad(path: Path, counts: TextCounts, *, scoring: bool = False) -> list
 
     Raises:
         BertkitError: the file is absent or no SQuAD-JSON, a field is missing or of another type,
-            two questions have one id, or there is no question.
+            two questions have one id, one has none, or there is no question.
     """
     if not path.exists():
         raise BertkitError(f"{path} does not exist; the official files are at {SQUAD_SITE}")
     counts.files += 1
     inputs: list[QuestionInput] = []
-    seen: set[str] = set()
+    seen: dict[str, str] = {}
     for place, paragraph in paragraphs(path):
         context = take(paragraph, "context", str, place)
         for number, qa in enumerate(take(paragraph, "qas", list, place), 1):
             question_id = read_id(qa, f"{place}, question {number}")
             if question_id in seen:
-                raise BertkitError(f"{place}: question id {question_id} occurs twice; rename one")
-            seen.add(question_id)
+                raise BertkitError(
+                    f"{place}: question id {question_id} occurs twice, first at "
+                    f"{seen[question_id]}; rename one"
+                )
+            seen[question_id] = place
             of_question = f"{path}, question {question_id}"
             question = take(qa, "question", str, of_question)
             answers = read_answers(qa, of_question, counts)
@@ -121,7 +125,10 @@ def read_id(qa: Any, place: str) -> str:
     """A question's id as text; other makers of SQuAD-JSON number their questions."""
     if isinstance(qa, dict) and type(qa.get("id")) is int:
         return str(qa["id"])
-    return take(qa, "id", str, place)
+    question_id = take(qa, "id", str, place)
+    if not question_id or question_id.isspace():
+        raise BertkitError(f"{place}: field 'id' is empty; give the question one of its own")
+    return question_id
 
 
 def read_answers(
@@ -167,10 +174,11 @@ def make_question(
         if not text or text.isspace():
             counts.note(f"empty {name}", place)
             return None
+    question, context = whole(question, place, counts), whole(context, place, counts)
     if not answers:
         return QuestionInput(question_id, question, context, None if answers is None else (), place)
     found = []
-    for text, start in answers:
+    for text, start in ((whole(text, place, counts), start) for text, start in answers):
         answer = locate(text, start, context, place, counts)
         if answer is not None:
             found.append(answer)

@@ -18,21 +18,35 @@ PLACE = "https://github.com/rowanz/swagaf/tree/master/data"
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
-def read_swag(path: str | Path, counts: TextCounts) -> list[ChoiceInput]:
+def read_swag(
+    path: str | Path, counts: TextCounts, *, labelled: bool | None = None
+) -> list[ChoiceInput]:
     """The rows of train.csv, val.csv or test.csv; in the last, every label is None.
 
     The ID is the number of the row, from 0: `video-id` and `fold-ind` are not unique.
 
+    Args:
+        path: the file.
+        counts: is told of empty texts, which are kept.
+        labelled: True asks for labels, False leaves them unread, None goes by the file.
+
     Raises:
-        BertkitError: the file is absent (the message says where to get it) or is another one, a row
-            of a file without labels is ragged (its prediction would be missing), or a label is not
-            an index; the message names the line.
+        BertkitError: the file is absent (the message says where to get it) or is another one, it
+            has no labels where they are asked for, a row is ragged (its prediction would be
+            missing, and no official file has one), or a label is not an index; the message names
+            the file or the line.
     """
     if not Path(path).is_file():
         raise BertkitError(
             f"{path} does not exist; get train.csv, val.csv and test.csv of SWAG from {PLACE}"
         )
-    labelled = has_column(path, "label", "csv")
+    has_labels = has_column(path, "label", "csv")
+    if labelled and not has_labels:
+        raise BertkitError(
+            f"{path} has no column 'label', as test.csv of SWAG; train and score on train.csv and "
+            f"val.csv"
+        )
+    labelled = has_labels if labelled is None else labelled
     columns = ("sent1", "sent2", *ENDINGS)
     found = TextCounts()
     inputs = []
@@ -45,8 +59,7 @@ def read_swag(path: str | Path, counts: TextCounts) -> list[ChoiceInput]:
         inputs.append(ChoiceInput(str(number), fields["sent1"], choices, label, place))
     if not inputs:
         raise BertkitError(f"{path} has no rows; get it again from {PLACE}")
-    if not labelled:
-        require_all(found, f"every row of a file to predict is needed; get it again from {PLACE}")
+    require_all(found, f"every row needs its prediction; get the file again from {PLACE}")
     counts += found
     return inputs
 

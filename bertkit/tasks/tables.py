@@ -74,9 +74,8 @@ def read_texts(
         if labelled and value is None and unlabelled(keep_unlabelled, place, found):
             continue
         second = texts[1] if pair else None
-        inputs.append(
-            TextInput(id_of(id, number, row, place, seen), texts[0], second, value, place)
-        )
+        name = id_of(id, number, row, place, seen)
+        inputs.append(TextInput(name, texts[0], second, value, place))
     check_some(inputs, path, found)
     counts += found
     return inputs
@@ -203,8 +202,13 @@ def read_choices(
         text: the column of what the choices go on from.
         choices: their columns, in order; at least two.
         label: the column of the right choice.
+        id: as there.
+        labelled: as there.
+        keep_unlabelled: as there.
         first_key: the index of the first choice, 0 or 1; None decides by this file, as
             `first_key_of` does. Files that belong together must be read with the same.
+        format: as there.
+        header: as there.
 
     Raises:
         BertkitError: see `read_texts`; or `first_key` is another number.
@@ -246,10 +250,8 @@ def first_key_of(
     """Whether the keys of a file's choices count from 0 or from 1.
 
     From 1 where the file shows that it means so: most of its keys are letters (as in ARC, which
-    mixes "A" and "1"), or no key is 0 and one is the number of choices.
-
-    Args:
-        path: this and the others are as in `read_choices`.
+    mixes "A" and "1"), or no key is 0 and one is the number of choices. The arguments are those of
+    `read_choices`.
 
     Raises:
         BertkitError: see `read_texts`.
@@ -281,12 +283,9 @@ def with_labels(
     """The inputs with their keys ("" for none) as indices; one out of range is left out."""
     for given, key in rows:
         counted = key.isdecimal() and key not in names
-        if key in names:
-            index = names.index(key)
-        elif counted:
-            index = int(key[:9]) - first  # nine digits are out of range already
-        else:
-            index = letter_index(key)
+        # nine digits are out of range already
+        index = int(key[:9]) - first if counted else letter_index(key)
+        index = names.index(key) if key in names else index
         if key and not 0 <= index < len(given.choices):
             counts.note("label out of range", given.place)
             continue

@@ -177,11 +177,11 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
     """Stop a run whose loss or gradient is no longer a number.
 
     Raises:
-        DivergedError: says at which step and what to change; the last checkpoint is from before.
+        DivergedError: says at which step and what to change.
     """
     if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
         raise DivergedError(
             f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
-            f"(learning rate {learning_rate:.2e}); the last checkpoint is from before. Start a new "
-            "run with a lower training.learning_rate or a longer warm-up"
+            f"(learning rate {learning_rate:.2e}); start a new run with a lower learning rate or "
+            "a longer warm-up"
         )

@@ -12,7 +12,8 @@ from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
-from bertkit.tasks.own import KINDS, Columns, Files
+from bertkit.tasks.own import KINDS, Files
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import KIND_OF, official_writer
 from bertkit.tasks.sets import read_split
 from bertkit.text.lines import TextCounts, describe_skipped

@@ -11,7 +11,8 @@ from bertkit.tasks.finetune import COLUMNS, FILES, LENGTHS, ONE_RUN, OWN_HEAD, U
 from bertkit.tasks.finetune import finetune as run_grid
 from bertkit.tasks.grid import Grid
 from bertkit.tasks.head import Head
-from bertkit.tasks.own import Columns, Files, Lengths
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.tune import Tuning
 from bertkit.training.journal import Console
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +20,13 @@ from bertkit.files import write_text
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.tasks import WORD, TaskPredictor, chunks
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
-from bertkit.tasks.own import Columns, read_unlabelled
+from bertkit.tasks.own_files import Columns, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
 from bertkit.text.sources import Source
 from bertkit.training.journal import Console
 
 COLUMNS = Columns()
+NAMING = {field.name for field in fields(Columns)} - {"format", "id"}
 
 
 def predict(
@@ -95,8 +96,8 @@ def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
     """The columns as given; what was not, as the model was tuned with."""
     known = predictor.loaded[0].details.get("columns") or {}
     changes: dict[str, Any] = {}
-    for name in ("text", "pair", "label", "choices", "header", "word_column", "tag_column"):
-        if name in known and getattr(columns, name) == getattr(COLUMNS, name):
+    for name in known:
+        if name in NAMING and getattr(columns, name) == getattr(COLUMNS, name):
             changes[name] = tuple(known[name]) if name == "choices" else known[name]
     return replace(columns, **changes)
 

@@ -86,6 +86,22 @@ def test_columns_by_number_and_no_tags(write: Write) -> None:
     assert (given.words, given.tags) == (("John", "ran"), None)
 
 
+def test_a_file_of_words_alone_where_tags_may_be_missing(write: Write) -> None:
+    path = write("-DOCSTART-\n\nJohn\nran\n\n-DOCSTART- -X- O\n\nNo\n")
+    for tag_column in (-1, 3, None):
+        inputs = read_conll(path, TextCounts(), tag_column=tag_column, untagged_ok=True)
+        assert [(i.words, i.tags, i.document) for i in inputs] == [
+            (("John", "ran"), None, 0),
+            (("No",), None, 1),
+        ]
+    with pytest.raises(BertkitError, match=r"t\.txt:3: 1 column, so there are none for word \(1\)"):
+        read_conll(path, TextCounts(), word_column=1, untagged_ok=True)
+    [given] = read_conll(write("John B-PER\nran O\n"), TextCounts(), untagged_ok=True)
+    assert given.tags == ("B-PER", "O")
+    with pytest.raises(BertkitError, match=r"t\.txt:2: 2 columns where the first line has 1"):
+        read_conll(write("John\nran O\n"), TextCounts(), untagged_ok=True)
+
+
 def test_a_long_word_and_compression(tmp_path: Path) -> None:
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"x" * 10**6 + b" O\n"))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from bertkit.errors import BertkitError
 from bertkit.model.directory import load_encoder
 from bertkit.tasks import feature_files
-from bertkit.tasks.feature_files import npy_header, write_features
+from bertkit.tasks.feature_files import feature_format, npy_header, read_npy, write_features
 from bertkit.tasks.features import Extraction, TextFeatures, extract
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -36,18 +36,23 @@ def test_safetensors(some: list[TextFeatures], tmp_path: Path, dtype: str) -> No
     some = [text._replace(vectors=text.vectors.astype(dtype)) for text in some]
     write_features(path, iter(some), details={"layers": "last"})
     tensors = load_file(path)
+    lists = {
+        name: json.loads(tensors.pop(name).tobytes())
+        for name in ("pieces", "offsets")
+        if name in tensors
+    }
     assert sorted(tensors, key=int) == [str(n) for n in range(len(some))]
     for n, text in enumerate(some):
         assert tensors[str(n)].dtype == dtype
         np.testing.assert_array_equal(tensors[str(n)], text.vectors)
     with safetensors.safe_open(path, framework="np") as file:
         details = {name: json.loads(value) for name, value in file.metadata().items()}
-    assert details["layers"] == "last"
+    assert details == {"layers": "last"}
     if some[0].pieces:
-        assert details["pieces"] == [text.pieces for text in some]
-        assert details["offsets"] == [[list(o) for o in text.offsets] for text in some]
+        assert lists["pieces"] == [text.pieces for text in some]
+        assert lists["offsets"] == [[list(o) for o in text.offsets] for text in some]
     else:
-        assert "pieces" not in details
+        assert lists == {}
     assert [file.name for file in path.parent.iterdir()] == ["f.safetensors"]
 
 
@@ -57,13 +62,106 @@ def test_npy(some: list[TextFeatures], tmp_path: Path, dtype: str) -> None:
     write_features(tmp_path / "f.npy", some, details={"pooling": "?"})
     rows = np.load(tmp_path / "f.npy", mmap_mode="r")
     assert (rows.dtype, rows.ndim) == (np.dtype(dtype), 2)
-    index = json.loads((tmp_path / "f.json").read_text())
+    read, index = read_npy(tmp_path / "f.npy")
+    np.testing.assert_array_equal(read, rows)
+    assert json.loads((tmp_path / "f.npy.json").read_text()) == index
     bounds = index["boundaries"]
     assert bounds[-1] == len(rows)
     for n, text in enumerate(some):
         np.testing.assert_array_equal(rows[bounds[n] : bounds[n + 1]], text.vectors)
     assert index["pooling"] == "?"
     assert index.get("pieces", []) == ([text.pieces for text in some] if some[0].pieces else [])
+
+
+def one_text(value: float, piece: str = "x") -> TextFeatures:
+    return TextFeatures(np.full((1, 2), value, dtype=np.float32), [piece], [(0, 1)], 1)
+
+
+def test_npy_replaces_its_own_files_only(tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text("mine")
+    for value in (1, 2):
+        write_features(tmp_path / "f.npy", [one_text(value, 'ü"')] * 2)
+    assert (tmp_path / "f.json").read_text() == "mine"
+    rows, index = read_npy(tmp_path / "f.npy")
+    assert rows.tolist() == [[2, 2], [2, 2]]
+    assert index["pieces"] == [['ü"'], ['ü"']]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["f.json", "f.npy", "f.npy.json"]
+
+
+def test_an_npy_without_its_own_index_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, index = tmp_path / "f.npy", tmp_path / "f.npy.json"
+    write_features(path, [one_text(1)])
+    old = index.read_text()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(feature_files, "write_index", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write_features(path, [one_text(2)])
+    assert [file.name for file in tmp_path.iterdir()] == ["f.npy"]
+    with pytest.raises(BertkitError, match=r"f\.npy\.json does not exist"):
+        read_npy(path)
+    index.write_text(old)  # as many vectors, but others
+    with pytest.raises(BertkitError, match=r"is not the array that f\.npy\.json was written for"):
+        read_npy(path)
+    path.unlink()
+    with pytest.raises(BertkitError, match=r"f\.npy is not the array"):
+        read_npy(path)
+
+
+def test_a_run_that_fails_leaves_the_files_of_the_one_before(tmp_path: Path) -> None:
+    def broken() -> Iterator[TextFeatures]:
+        yield one_text(2)
+        raise BertkitError("the input ends here")
+
+    for name in feature_files.WRITERS:
+        write_features(tmp_path / f"f.{name}", [one_text(1)])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for name in feature_files.WRITERS:
+        with pytest.raises(BertkitError, match="the input ends here"):
+            write_features(tmp_path / f"f.{name}", broken())
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert read_npy(tmp_path / "f.npy")[0].tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("only.json", "npy"), ("vec", "npy"), ("f.npy", "parquet"), ("f.parquet", "safetensors")],
+)
+def test_endings_that_say_another_format(tmp_path: Path, name: str, wanted: str) -> None:
+    with pytest.raises(BertkitError, match=f"no name for the format {wanted}; .*end in .{wanted}"):
+        write_features(tmp_path / name, [one_text(1)], wanted)
+    assert list(tmp_path.iterdir()) == []
+    assert feature_format(tmp_path / "f.bin", "parquet") == "parquet"
+    assert feature_format(tmp_path / "F.NPY", "npy") == "npy"
+
+
+def test_the_header_of_safetensors_is_bounded_and_checked_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest header that is let through is one that the library reads."""
+    taken = []
+
+    def many(most: int) -> Iterator[TextFeatures]:
+        for number in range(most):
+            taken.append(number)
+            yield one_text(1, "x" * 100)
+
+    path = tmp_path / "f.safetensors"
+    monkeypatch.setattr(feature_files, "LONGEST_HEADER", 1000)
+    with pytest.raises(BertkitError, match=r"hold more than \d+ such texts; choose parquet or npy"):
+        write_features(path, many(10**6))
+    most = len(taken) - 1
+    assert 10 < most < 20
+    write_features(path, many(most))
+    assert len(load_file(path)) == most + 2
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    assert 900 < length < 1000 + 512
+    assert length % 8 == 0
 
 
 def test_the_npy_header_does_not_grow() -> None:
@@ -95,15 +193,12 @@ def test_parquet(
         assert list(columns) == ["text", "vector"]
 
 
-def test_files_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = TextFeatures(np.ones((1, 2), dtype=np.float32), ["x"], [(0, 1)], 1)
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    one = one_text(1)
     with pytest.raises(BertkitError, match="no format is called 'parket'; did you mean 'parquet'"):
         write_features(tmp_path / "f.parket", [one])
     with pytest.raises(BertkitError, match="no text"):
         write_features(tmp_path / "f.npy", [])
-    monkeypatch.setattr(feature_files, "LONGEST_HEADER", 100)
-    with pytest.raises(BertkitError, match="choose parquet or npy"):
-        write_features(tmp_path / "f.safetensors", [one] * 9)
 
     def broken() -> Iterator[TextFeatures]:
         yield one

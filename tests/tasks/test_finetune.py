@@ -543,3 +543,68 @@ def test_wrong_requests(
     )
     with pytest.raises(BertkitError, match="no model"):
         load(tmp_path / "nothing")
+
+
+def test_questions_and_words_by_columns(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    lines = []
+    for place in ("bridge", "garden", "harbour", "meadow"):
+        passage = f"The sailor is in the {place}."
+        lines.append({"asked": "Where is the sailor?", "text": passage, "answers": place})
+        lines.append({"asked": "cotton copper", "text": passage, "answers": ""})
+    data = write("asked.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    names = ("--question", "asked", "--passage", "text")
+    run(
+        *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data, *names),
+        *("--longest", "40", "--epochs", "1", *FAST, "--out", tmp_path / "answers"),
+    )
+    assert load(tmp_path / "answers").task.null
+    run("predict", tmp_path / "answers", data, "--out", tmp_path / "found.jsonl")
+    assert len(rows(tmp_path / "found.jsonl")) == 8
+
+    tagged = [
+        {"tokens": [word, "river", "stone"], "ner_tags": ["O", "B-PLACE", "I-PLACE"]}
+        for word in ("bridge", "garden", "letter")
+    ]
+    data = write("tagged.jsonl", "".join(json.dumps(line) + "\n" for line in tagged))
+    run(
+        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *("--epochs", "20", *FAST, "--out", tmp_path / "tags"),
+    )
+    assert [e.text for e in load(tmp_path / "tags")("harvest river stone").entities]
+    plain = write("plain.txt", "river\nstone\n\nbridge\n")
+    run(
+        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *("--test", plain, "--epochs", "1", *FAST, "--out", tmp_path / "untagged"),
+    )
+    assert len(rows(tmp_path / "untagged" / "results" / "test.jsonl")) == 2
+
+
+def test_what_numbers_mean_is_decided_by_the_training_file(
+    pretrained: Path, tmp_path: Path, write: Write
+) -> None:
+    head, row = "text,a,b,c,d,label\n", "river,stone,bridge,garden,letter"
+    train = write("train.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3, 4)))
+    dev = write("dev.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3)))
+    run(
+        *("finetune", "choose", "--model", pretrained, "--train", train, "--dev", dev),
+        *("--choices", "a", "b", "c", "d", "--epochs", "1", *FAST, "--out", tmp_path / "run"),
+    )
+    details = json.loads((tmp_path / "run" / "model" / "bertkit.json").read_text())
+    assert details["columns"]["first_choice"] == 1
+
+
+def test_the_threshold_stands_between_two_odds() -> None:
+    from bertkit.tasks.answer import Answer, FoundAnswer
+    from bertkit.tasks.inputs import Answer as Gold
+    from bertkit.tasks.inputs import QuestionInput
+
+    inputs = [
+        QuestionInput("a", "?", "river stone", (Gold("river", 0),), "a"),
+        QuestionInput("b", "?", "river stone", (), "b"),
+    ]
+    found = [FoundAnswer("river", 0, 5, 0.9, 0.1, odds, ()) for odds in (-14.0, -2.0)]
+    task = Answer(null=True).calibrated(inputs, found)
+    assert task.threshold == -8.0
+    assert task.score(inputs, found)["f1"] == 1.0

@@ -194,6 +194,32 @@ def test_hugging_face_class_numbers_become_names(tmp_path: Path) -> None:
         texts(f"hf:{tmp_path}::nosuch")
 
 
+def test_class_numbers_in_lists_become_names_too(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kind = datasets.ClassLabel(names=["O", "B-PER"])
+    features = datasets.Features(
+        {
+            "tags": datasets.Sequence(kind),
+            "deep": datasets.Sequence(datasets.Sequence(kind)),
+            "numbers": datasets.Sequence(datasets.Value("int32")),
+            "answers": datasets.Sequence({"names": datasets.Value("string")}),
+        }
+    )
+    columns = {
+        "tags": [[1, 0, -1], [], None],
+        "deep": [[[1], []], None, [[0, 1]]],
+        "numbers": [[1, 0], [], None],
+        "answers": [{"names": ["x"]}, {"names": []}, {"names": ["y"]}],
+    }
+    path = str(tmp_path / "train.parquet")
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(path)
+    rows = [row for _, row in read_rows(f"hf:{tmp_path}::train", TextCounts())]
+    assert [row["tags"] for row in rows] == [["B-PER", "O", None], [], None]
+    assert [row["deep"] for row in rows] == [[["B-PER"], []], None, [["O", "B-PER"]]]
+    for name in ("numbers", "answers"):
+        assert [row[name] for row in rows] == columns[name]
+
+
 @pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("hf:x", "datasets")])
 def test_missing_libraries_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str

@@ -125,6 +125,18 @@ def test_an_answer_outside_of_the_context_is_dropped_for_training_and_kept_for_s
     assert counts.skipped == {"answer not in its context, for scoring kept": 1}
 
 
+def test_half_a_surrogate_pair_is_replaced(write: Callable[..., Path], tmp_path: Path) -> None:
+    """What is not replaced could not be written as a prediction."""
+    counts = TextCounts()
+    path = write(qa(question="Wh\ud800en?", answers=[gold("1895", 19)]))
+    assert read_squad(path, counts)[0].question == "Wh\ufffden?"
+    made = make_question("q", "?", "ab\ud800cd", [("b\ud800c", 1)], "here", counts)
+    assert made is not None
+    assert (made.context, made.answers) == ("ab\ufffdcd", (Answer("b\ufffdc", 1),))
+    assert counts.skipped == {"lone surrogate replaced, kept": 3}
+    write_predictions(tmp_path, {"q": made.context}, None, {})
+
+
 def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) -> None:
     counts = TextCounts()
     assert make_question("q", " \n", CONTEXT, (), "", counts) is None
@@ -141,10 +153,12 @@ def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) 
 @pytest.mark.parametrize(
     ("qas", "message"),
     [
-        ([qa(), qa()], "article 1, paragraph 1: question id q1 occurs twice"),
+        ([qa(), qa()], "article 1, paragraph 1: question id q1 occurs twice, first at .*graph 1"),
         ([{"id": "a", "qestion": "x"}], "question a: field 'question' is missing; did you mean"),
         ([{"question": "x"}], "paragraph 1, question 1: field 'id' is missing"),
         ([qa(id=True)], "field 'id' is True; it must be text"),
+        ([qa(id=None)], "paragraph 1, question 1: field 'id' is None; it must be text"),
+        ([qa(), qa(id=" ")], "paragraph 1, question 2: field 'id' is empty"),
         ([qa(answers={"text": ["x"]})], "question q1: field 'answers' is .*must be a list"),
         ([qa(answers=[{"text": "x"}])], "question q1: field 'answer_start' is missing"),
         ([qa(answers=[gold("x", True)])], "'answer_start' is True; it must be a whole number"),

@@ -30,22 +30,28 @@ def test_the_official_sample(data: Path) -> None:
 
 def test_a_file_with_and_without_labels(tmp_path: Path) -> None:
     path = tmp_path / "val.csv"
-    path.write_text(f"{HEADER},label\n0,{ROW},3\n1,{ROW},0\n2,x\n")
+    path.write_text(f"{HEADER},label\n0,{ROW},3\n1,{ROW},0\n")
     counts = TextCounts()
     inputs = read_swag(path, counts)
     expected = ("He stands, then runs", "He b", "He c", "He d")
     assert inputs[0] == ChoiceInput("0", "He sits.", expected, 3, f"{path}:2")
-    assert counts.skipped == {"row with 2 fields instead of 12": 1}
+    assert not counts.skipped
+    assert [given.label for given in read_swag(path, counts, labelled=True)] == [3, 0]
+    assert [given.label for given in read_swag(path, counts, labelled=False)] == [None, None]
     path.write_text(f"{HEADER}\n0,{ROW}\n1,{ROW.replace('He sits.,He,', ',,')}\n")
     counts = TextCounts()
     assert [given.label for given in read_swag(path, counts)] == [None, None]
     assert counts.skipped == {"empty text, kept": 1}
+    assert len(read_swag(path, counts, labelled=False)) == 2
+    with pytest.raises(BertkitError, match=r"val\.csv has no column 'label', as test\.csv of SWAG"):
+        read_swag(path, counts, labelled=True)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (f"{HEADER}\n0,{ROW}\n1,{ROW}\n2,x\n", r"t\.csv:4: row with 2 fields .*every row"),
+        (f"{HEADER},label\n0,{ROW},1\n1,x\n2,{ROW},0\n", r"t\.csv:3: row with 2 .*get the file"),
         (f"{HEADER},label\n0,{ROW},4\n", r"t\.csv:2: the label is '4', not 0, 1, 2 or 3"),
         ("text,label\na,b\n", r"t\.csv has no column 'sent1' \(columns: text, label\)"),
         (f"{HEADER},label\n", r"t\.csv has no rows; get it again from https://github"),

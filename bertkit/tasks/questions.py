@@ -1,0 +1,261 @@
+"""The user's own questions and tagged words, from the columns of a file.
+
+Data sets keep answers and tags inside of fields: as objects and lists (JSON lines, Parquet, Hugging
+Face data sets) or written as JSON (CSV, TSV). SQuAD's own JSON is read by `squad.py`, one word a
+line by `conll.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.tasks.conll import SPACES, TAG
+from bertkit.tasks.inputs import QuestionInput, WordsInput
+from bertkit.tasks.rows import name_of, numbered_rows, whole
+from bertkit.tasks.squad import make_question
+from bertkit.tasks.tables import check_some, id_of, texts_of, unlabelled
+from bertkit.text.lines import TextCounts
+
+PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
+"""What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
+
+Gold = list[tuple[str, int | None]]
+"""Text and first character of every answer; None where that is not known."""
+
+
+# Questions ---------------------------------------------------------------------------------------
+
+
+def read_questions(
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    question: str = "question",
+    context: str = "context",
+    answer: str = "answers",
+    id: str = "",  # noqa: A002
+    labelled: bool = True,
+    scoring: bool = False,
+    format: str = "auto",  # noqa: A002
+    header: bool = True,
+) -> list[QuestionInput]:
+    """Questions about contexts, with their answers, in the columns of a file.
+
+    An answer is a text, which is looked for in the context; an object with `text` and
+    `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
+    these. An empty text, an empty list and null say that the context holds no answer. In CSV and
+    TSV, objects and lists are written as JSON.
+
+    Args:
+        path: a file, folder, glob, URL or `hf:` data set (see `rows.numbered_rows`).
+        counts: is told of every row left out and of every answer that was corrected.
+        question: the column of the question.
+        context: the column of the text to answer from.
+        answer: the column of the answers.
+        id: the column of the ID; "" gives the number of the row, from 0.
+        labelled: False leaves the answers unread: all are None.
+        scoring: whether answers that are not in their context are kept, as in `read_squad`.
+        format: of the file, "auto" for its extension.
+        header: whether the first line of CSV or TSV names the columns; else they are "0", "1", ...
+
+    Raises:
+        BertkitError: a column is missing, an answer is of another type, an ID stands twice or is
+            empty, or no row can be used; the message names file and line.
+    """
+    columns = [name for name in (question, context, answer if labelled else "", id) if name]
+    found = TextCounts()
+    seen: dict[str, str] = {}
+    inputs: list[QuestionInput] = []
+    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+        texts = texts_of(row, (question, context), place, found)
+        if texts is None:
+            continue
+        name = id_of(id, number, row, place, seen)
+        golds = None
+        if labelled:
+            golds = answers_of(from_json(row[answer], str | dict, place), answer, place)
+        asked, about = texts
+        made = make_question(name, asked, about, golds, place, found, scoring=scoring)
+        if made is not None:
+            inputs.append(made)
+    check_some(inputs, path, found)
+    counts += found
+    return inputs
+
+
+def answers_of(value: Any, column: str, place: str) -> Gold:
+    """The answers of a field; empty texts are none."""
+    if value is None or isinstance(value, str):
+        return [(value, None)] if value and not value.isspace() else []
+    if isinstance(value, list):
+        return [gold for item in value for gold in answers_of(item, column, place)]
+    if not isinstance(value, dict):
+        raise BertkitError(
+            f"{place}: '{column}' is {value!r:.40}, neither text nor a list nor an object with "
+            f"'text' and 'answer_start'; correct it"
+        )
+    if "text" not in value:
+        hint = nearest("text", value)
+        raise BertkitError(f"{place}: the object in '{column}' has no field 'text'{hint}")
+    texts = as_list(value["text"])
+    starts = as_list(value.get("answer_start")) or [None] * len(texts)
+    if len(starts) != len(texts):
+        raise BertkitError(
+            f"{place}: '{column}' has {len(texts)} texts and {len(starts)} starts; give one for "
+            f"each"
+        )
+    pairs = zip(texts, starts, strict=True)
+    return [gold for pair in pairs for gold in answer_at(*pair, column, place)]
+
+
+def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
+    """The answer of a text and a start, as they stand in a file; none where the text is empty."""
+    if isinstance(start, float) and start.is_integer():
+        start = int(start)  # a column of integers with a gap comes as floats
+    if not isinstance(text, str | None) or not (start is None or type(start) is int):
+        raise BertkitError(
+            f"{place}: '{column}' holds the text {text!r:.40} with the start {start!r:.40}; they "
+            f"must be text and a whole number"
+        )
+    return [(text, start)] if text and not text.isspace() else []
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, anything else as a list of one, None as an empty one."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
+def from_json(value: Any, items: Any, place: str) -> Any:
+    """What a field holds that is written as a JSON list of such items, or as an object with `text`.
+
+    Any other field stays as it is: a text may begin with a bracket.
+
+    Raises:
+        BertkitError: it is written as Python shows lists and objects.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        if PYTHON_LIST.fullmatch(value.strip()):
+            raise BertkitError(
+                f"{place}: {value.strip()[:40]!r} is a list or object as Python shows it; write "
+                f"it as JSON, or the data as JSON lines or Parquet"
+            ) from None
+        return value
+    listed = isinstance(found, list) and all(isinstance(item, items) for item in found)
+    return found if listed or (isinstance(found, dict) and "text" in found) else value
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def read_word_rows(
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    words: str = "tokens",
+    tags: str = "ner_tags",
+    id: str = "",  # noqa: A002
+    document: str = "",
+    labelled: bool = True,
+    keep_unlabelled: bool = False,
+    format: str = "auto",  # noqa: A002
+    header: bool = True,
+) -> list[WordsInput]:
+    """Sentences with a tag for every word, one a row.
+
+    Words and tags are lists, or stand between spaces. Class numbers of a Hugging Face data set
+    become names; other numbers are taken as they are and counted.
+
+    Args:
+        path: a file, folder, glob, URL or `hf:` data set (see `rows.numbered_rows`).
+        counts: is told of every row left out: one without words or tags.
+        words: the column of the words.
+        tags: the column of the tags.
+        id: the column of the ID; "" gives the number of the row, from 0.
+        document: a column that is equal in the rows of a document, which follow each other; "", or
+            null in a row, makes a sentence a document of its own.
+        labelled: False leaves the tags unread: all are None.
+        keep_unlabelled: whether a row without tags is kept, with None, and not left out.
+        format: of the file, "auto" for its extension.
+        header: whether the first line of CSV or TSV names the columns; else they are "0", "1", ...
+
+    Raises:
+        BertkitError: a column is missing, a row has another number of words than of tags, a word or
+            tag is none, an ID stands twice or is empty, or no row can be used; the message names
+            file and line.
+    """
+    columns = [name for name in (words, tags if labelled else "", id, document) if name]
+    found = TextCounts()
+    seen: dict[str, str] = {}
+    inputs: list[WordsInput] = []
+    before, documents = "", -1
+    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+        own = name_of(row[document]) if document else ""
+        documents += not own or own != before
+        before = own
+        given = words_of(row[words], words, place, found)
+        golds = tags_of(row[tags], tags, place, found) if labelled else None
+        if golds is not None and len(golds) != len(given):
+            raise BertkitError(
+                f"{place}: {len(given)} words in '{words}' and {len(golds)} tags in '{tags}'; give "
+                f"a tag for every word"
+            )
+        if not given:
+            found.note(f"empty '{words}'", place)
+            continue
+        if labelled and golds is None and unlabelled(keep_unlabelled, place, found):
+            continue
+        name = id_of(id, number, row, place, seen)
+        inputs.append(WordsInput(name, given, golds, documents, place))
+    check_some(inputs, path, found)
+    counts += found
+    return inputs
+
+
+def words_of(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...]:
+    """The words of a field; () where it is empty."""
+    for number, word in enumerate(items := items_of(value, str, column, place), 1):
+        if not isinstance(word, str):
+            raise BertkitError(f"{place}: word {number} in '{column}' is {word!r:.40}, not text")
+    return tuple(whole(word, place, counts) for word in items)
+
+
+def tags_of(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...] | None:
+    """The tags of a field; None where it is empty or null."""
+    if value is None or value == "":
+        return None
+    tags = []
+    for number, item in enumerate(items_of(value, str | int, column, place), 1):
+        tag = name_of(item)
+        if not TAG.fullmatch(tag) or (tag[0] == "[" and len(tag) > 1):
+            raise BertkitError(
+                f"{place}: tag {number} in '{column}' is {item!r:.40}, not a tag such as O, B-PER "
+                f"or NOUN; correct it or name the column of the tags"
+            )
+        if not isinstance(item, str):
+            counts.note("tag that is a number, kept", place)
+        tags.append(tag)
+    return tuple(tags)
+
+
+def items_of(value: Any, items: Any, column: str, place: str) -> Sequence[Any]:
+    """A list, one of such items written as JSON, or what stands between the spaces of a text."""
+    value = from_json(value, items, place)
+    if value is None or isinstance(value, str):
+        # spaces alone separate, as in CoNLL's files: other white space may be a word
+        return [item for item in SPACES.split(value or "") if item]
+    if not isinstance(value, list):
+        raise BertkitError(
+            f"{place}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
+        )
+    return value
