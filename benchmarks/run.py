@@ -12,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.record import data_folder
 
-BENCHMARKS = ("tokenization", "prepare", "stream", "pretraining")
+BENCHMARKS = ("tokenization", "prepare", "stream", "pretraining", "finetuning", "short_runs")
+"""Quality takes hours: `python -m benchmarks.reference`, then `python -m benchmarks.quality`."""
 
 
 def main() -> None:

@@ -167,7 +167,7 @@ READERS: dict[str, Callable[[Path, TextCounts, bool], Sequence[Any]]] = {
     "squad-1.1": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
     "squad-2.0": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
     "swag": lambda path, counts, scoring: read_swag(path, counts, labelled=not scoring or None),
-    "conll-2003": lambda path, counts, scoring: read_conll(path, counts),
+    "conll-2003": lambda path, counts, scoring: read_conll(path, counts, untagged_ok=scoring),
 }
 """Name -> (path, counts, whether it is only scored) -> inputs."""
 
