@@ -158,7 +158,7 @@ def test_total_loss_divides_each_loss_by_its_count() -> None:
 
 @pytest.mark.parametrize("values", [(float("nan"), 1.0), (1.0, float("inf"))])
 def test_divergence_is_named(values: tuple[float, float]) -> None:
-    with pytest.raises(BertkitError, match=r"diverged.*at step 7 .*learning_rate"):
+    with pytest.raises(BertkitError, match=r"diverged.*at step 7 .*learning rate"):
         check_finite(*values, step=7, learning_rate=1e-3)
     check_finite(1.0, 2.0, step=7, learning_rate=1e-3)
 
