@@ -5,7 +5,7 @@ looks at sequence boundaries, and the only place where padding may exist, inside
 
 | kernel    | where                           | how                                           |
 |-----------|---------------------------------|-----------------------------------------------|
-| grouped   | CPU                             | a call for each run of sequences of one length |
+| grouped   | CPU                             | a call for sequences of equal or similar length |
 | varlen    | CUDA, 16 bits, no dropout       | flash attention on the packed tokens          |
 | padded    | other devices, dropout, fp32    | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
@@ -14,18 +14,22 @@ looks at sequence boundaries, and the only place where padding may exist, inside
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
+from bertkit.examples.packed import EqualLengths, Packed
 from bertkit.model.dropout import keep_mask, keep_scale
 from bertkit.shapes import Heads
 
 CACHED_WEIGHTS = 1 << 20
 """Attention weights that are worked on at a time on a CPU: a few megabytes."""
+
+SIMILAR = 0.75
+"""Sequences of at least this share of a length are padded to it, to share one call."""
 
 
 def attention(
@@ -77,24 +81,70 @@ def choose_kernel(query: Heads, dropout: float) -> str:
 def grouped(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
 ) -> Heads:
-    """One batched call for each run of neighbouring sequences of equal length; nothing is padded.
+    """One batched call for each run of neighbouring sequences of equal or similar length.
+
+    Where torch's flash kernel does not serve (dropout, bf16), a call has many small steps, so runs
+    of similar lengths share one and are padded inside it; else nothing is padded.
 
     `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
     tensor of zeros for every run.
     """
-    runs = packed.equal_lengths
-    sizes = [run.sequences * run.length for run in runs]
+    flash = dropout == 0.0 and query.dtype == torch.float32
+    groups = [[run] for run in packed.equal_lengths] if flash else similar_runs(packed)
+    sizes = [sum(run.sequences * run.length for run in group) for group in groups]
     outputs = []
-    for run, *parts in zip(
-        runs, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
+    for group, *parts in zip(
+        groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
+        if len(group) > 1:
+            outputs.append(similar_attention(group, *parts, causal=causal, dropout=dropout))
+            continue
         # (sequences x length, heads, width) -> (sequences, heads, length, width), all views
-        q, k, v = (
-            part.view(run.sequences, run.length, *part.shape[1:]).transpose(1, 2) for part in parts
-        )
+        shape = group[0].sequences, group[0].length
+        q, k, v = (part.view(*shape, *part.shape[1:]).transpose(1, 2) for part in parts)
         output = sequences_attention(q, k, v, causal=causal, dropout=dropout)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def similar_runs(packed: Packed) -> list[list[EqualLengths]]:
+    """Neighbouring runs whose lengths are at least `SIMILAR` of the first one's, together."""
+    groups: list[list[EqualLengths]] = []
+    for run in packed.equal_lengths:
+        longest = groups[-1][0].length if groups else 0
+        if SIMILAR * longest <= run.length <= longest:
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return groups
+
+
+def similar_attention(
+    group: Sequence[EqualLengths],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+) -> Tensor:
+    """Attention of some runs, longest first, padded to the first one's length."""
+    lengths = torch.tensor([run.length for run in group for _ in range(run.sequences)])
+    longest, count = group[0].length, len(lengths)
+    real = torch.arange(longest) < lengths[:, None]
+    inside = real.flatten().nonzero().squeeze(1)
+    mask = torch.zeros(count, 1, 1, longest, dtype=query.dtype)
+    mask.masked_fill_(~real[:, None, None, :], -math.inf)
+
+    def pad(rows: Tensor) -> Tensor:
+        empty = rows.new_zeros(count * longest, *rows.shape[1:])
+        full = empty.index_copy(0, inside, rows)
+        return full.view(count, longest, *rows.shape[1:]).transpose(1, 2)
+
+    output = explicit_attention(
+        pad(query), pad(key), pad(value), causal=causal, dropout=dropout, mask=mask
+    )
+    return output.transpose(1, 2).flatten(0, 1).index_select(0, inside)
 
 
 def sequences_attention(
@@ -116,9 +166,19 @@ def sequences_attention(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float) -> Tensor:
-    """Attention written out, (sequences, heads, length, head width)."""
+def explicit_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attention written out, (sequences, heads, length, head width); a mask adds to the scores."""
     scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+    if mask is not None:
+        scores = scores + mask
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import bertkit.model.attention as attention_module
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
-from bertkit.model.attention import attention, choose_kernel
+from bertkit.model.attention import attention, choose_kernel, similar_runs
 from bertkit.model.dropout import Dropout, keep_mask, keep_scale
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -190,3 +190,20 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     torch.testing.assert_close(attention(*qkv, packed), wanted, atol=1e-4, rtol=1e-4)
     half = [part.bfloat16() for part in qkv]
     assert attention(*half, packed, dropout=0.1).isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sequences_of_similar_length_share_a_call(batch: Batch, causal: bool) -> None:
+    """In double precision the CPU's kernel pads similar lengths to each other; nothing changes."""
+    packed = batch(31, 30, 30, 29, 25, 24, 24, 11, 10, 9, 3, 1)
+    assert [len(group) for group in similar_runs(packed)] == [5, 3, 1, 1]
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(3, len(packed.ids), 2, 8, generator=generator, dtype=torch.float64)]
+    own, plain = (tensor.clone().requires_grad_() for tensor in tensors * 2)
+    found = attention(*own, packed, causal=causal, kernel="grouped")
+    expected = attention(*plain, packed, causal=causal, kernel="reference")
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    torch.testing.assert_close(own.grad, plain.grad)
