@@ -193,9 +193,9 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_sequences_of_similar_length_share_a_call(batch: Batch, causal: bool) -> None:
+def test_sequences_of_similar_length_share_a_call(causal: bool) -> None:
     """In double precision the CPU's kernel pads similar lengths to each other; nothing changes."""
-    packed = batch(31, 30, 30, 29, 25, 24, 24, 11, 10, 9, 3, 1)
+    packed = lengths_batch([31, 30, 30, 29, 25, 24, 24, 11, 10, 9, 3, 1])
     assert [len(group) for group in similar_runs(packed)] == [5, 3, 1, 1]
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(3, len(packed.ids), 2, 8, generator=generator, dtype=torch.float64)]
