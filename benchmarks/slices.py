@@ -15,6 +15,7 @@ from bertkit.files import write_json, write_text
 SST_TRAIN = 20_000
 SQUAD_TRAIN = 8_000
 SQUAD2_DEV_SHARE = 0.3
+SQUAD2_TRAIN = 4_000
 
 
 def make_slices(data: Path, out: Path) -> None:
@@ -45,14 +46,19 @@ def squad(source: Path, out: Path) -> None:
 
 
 def squad2(source: Path, out: Path) -> None:
-    """The dev file of 2.0 in two parts that share no article: there is no training file here."""
+    """The dev file of 2.0 in two parts that share no article: there is no training file here.
+
+    Training takes a random 4,000 questions of its part.
+    """
     articles = read_articles(source / "dev-v2.0.json")
     random.Random(0).shuffle(articles)
     total = len(questions(articles))
     dev: list[Any] = []
     while len(questions(dev)) < SQUAD2_DEV_SHARE * total:
         dev.append(articles.pop())
-    write_json(out / "train.json", {"version": "v2.0", "data": articles})
+    ids = [q["id"] for q in questions(articles)]
+    kept = set(random.Random(0).sample(ids, SQUAD2_TRAIN))
+    write_json(out / "train.json", {"version": "v2.0", "data": [only(a, kept) for a in articles]})
     write_json(out / "dev.json", {"version": "v2.0", "data": dev})
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.tasks.grid import Grid, RunResult, as_metric, best_of, summary
+from bertkit.tasks.grid import Grid, RunResult, best_of, summary
 from bertkit.training.journal import JOURNAL, read_journal
 
 Row = dict[str, Any]
@@ -118,7 +118,7 @@ def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
     places += [(path, read_json(path)) for path in sorted(folder.glob("runs/*/run.json"))]
     for path, values in places:
         try:
-            run = RunResult(**{**values, "metric": as_metric(values["metric"])})
+            run = RunResult.from_json(values)
             place(run)
         except (TypeError, KeyError):
             raise BertkitError(f"{path} is damaged; delete it and finetune again") from None

@@ -136,32 +136,50 @@ def similar_attention(
     mask = torch.zeros(count, 1, 1, longest, dtype=query.dtype)
     mask.masked_fill_(~real[:, None, None, :], -math.inf)
 
-    def pad(rows: Tensor) -> Tensor:
-        empty = rows.new_zeros(count * longest, *rows.shape[1:])
-        full = empty.index_copy(0, inside, rows)
-        return full.view(count, longest, *rows.shape[1:]).transpose(1, 2)
-
-    output = explicit_attention(
-        pad(query), pad(key), pad(value), causal=causal, dropout=dropout, mask=mask
-    )
+    q, k, v = (pad_rows(rows, inside, count, longest) for rows in (query, key, value))
+    output = sequences_attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
     return output.transpose(1, 2).flatten(0, 1).index_select(0, inside)
 
 
+def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, longest: int) -> Tensor:
+    """Packed rows as (sequences, heads, longest, head width), zeros where there is none.
+
+    Args:
+        rows: (tokens, heads, head width).
+        inside: (tokens,) place of each among sequences x longest; None where they fill it.
+        sequences: how many.
+        longest: of them.
+    """
+    if inside is not None:
+        empty = rows.new_zeros(sequences * longest, *rows.shape[1:])
+        rows = empty.index_copy(0, inside, rows)
+    return rows.view(sequences, longest, *rows.shape[1:]).transpose(1, 2)
+
+
 def sequences_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, dropout: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    causal: bool,
+    dropout: float,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Attention of sequences of one length on a CPU: (sequences, heads, length, head width).
 
     torch's flash kernel is the fastest in fp32 without dropout. It has no dropout, and in bf16 the
     written-out form is faster; this runs a few sequences at a time, to stay in the cache.
     """
-    if dropout == 0.0 and query.dtype == torch.float32:
+    if dropout == 0.0 and query.dtype == torch.float32 and mask is None:
         return scaled_dot_product_attention(query, key, value, is_causal=causal)
-    _, heads, length, _ = query.shape
+    count, heads, length, _ = query.shape
     step = max(1, CACHED_WEIGHTS // (heads * length * length))
+    masks = [None] * -(-count // step) if mask is None else torch.split(mask, step)
     parts = [
-        explicit_attention(q, k, v, causal=causal, dropout=dropout)
-        for q, k, v in zip(*(torch.split(x, step) for x in (query, key, value)), strict=True)
+        explicit_attention(q, k, v, causal=causal, dropout=dropout, mask=own)
+        for q, k, v, own in zip(
+            *(torch.split(x, step) for x in (query, key, value)), masks, strict=True
+        )
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -231,14 +249,9 @@ def padded(
         real = torch.arange(longest, device=query.device) < lengths[:, None]
         mask = None if causal else real[:, None, None, :].expand(-1, 1, longest, -1)
 
-    def pad(packed_rows: Tensor) -> Tensor:
-        if inside is not None:
-            empty = packed_rows.new_zeros(sequences * longest, *packed_rows.shape[1:])
-            packed_rows = empty.index_copy(0, inside, packed_rows)
-        return packed_rows.view(sequences, longest, *packed_rows.shape[1:]).transpose(1, 2)
-
+    q, k, v = (pad_rows(rows, inside, sequences, longest) for rows in (query, key, value))
     output = scaled_dot_product_attention(
-        pad(query), pad(key), pad(value), attn_mask=mask, dropout_p=dropout, is_causal=causal
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
     )
     rows_out = output.transpose(1, 2).flatten(0, 1)
     return rows_out if inside is None else rows_out.index_select(0, inside)

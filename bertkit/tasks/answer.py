@@ -22,7 +22,7 @@ from bertkit.objectives import Sum, Sums
 from bertkit.tasks.inputs import QuestionInput
 from bertkit.tasks.spans import Span, Window, align, decode, make_windows
 from bertkit.tasks.squad import best_threshold, squad_scores
-from bertkit.tasks.task import Encoded, Item, Items, Part, TaskBatch
+from bertkit.tasks.task import Encoded, Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tokens.tokenizer import Tokenizer
 
 NO_ANSWER = (0, 0)
@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(TaskDefaults):
     """A span of each context, or none."""
 
     null: bool = False
@@ -219,16 +219,4 @@ class Answer:
             "probability": prediction.probability,
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
-        }
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {
-            "null": self.null,
-            "threshold": self.threshold,
-            "longest": self.longest,
-            "stride": self.stride,
-            "question_length": self.question_length,
-            "nbest": self.nbest,
-            "longest_answer": self.longest_answer,
         }

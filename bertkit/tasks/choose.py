@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import leading, softmax
 from bertkit.tasks.inputs import ChoiceInput
-from bertkit.tasks.task import Item, Items, Part, TaskBatch
+from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.windows import at, text_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choose:
+class Choose(TaskDefaults):
     """One of the choices of each input."""
 
     longest: int = 512
@@ -123,19 +123,7 @@ class Choose:
         [(_, right)] = Counter(given.label for given in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
-    def calibrated(self, inputs: Sequence[ChoiceInput], predictions: Sequence[Choice]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
     def degenerate(self, inputs: Sequence[ChoiceInput], predictions: Sequence[Choice]) -> str:
         """Nearly equal probabilities for every choice of every input."""
         spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
         return "gives every choice nearly the same probability" if spread < 0.01 else ""
-
-    def row(self, given: ChoiceInput, prediction: Choice) -> dict[str, Any]:
-        """See `Task`."""
-        return {"id": given.id, **prediction._asdict()}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {"longest": self.longest, "stride": self.stride}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.task import Item, Items, Part, TaskBatch
+from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.windows import text_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ def leading(parts: Sequence[Part]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(TaskDefaults):
     """One label for each input."""
 
     labels: tuple[str, ...]
@@ -161,10 +161,6 @@ class Classify:
         [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
         return self.score(inputs, [Label(common, 1.0, {})] * len(inputs))
 
-    def calibrated(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> str:
         """One label for every input."""
         found = {prediction.label for prediction in predictions}
@@ -172,17 +168,9 @@ class Classify:
             return ""
         return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
 
-    def row(self, given: TextInput, prediction: Label) -> dict[str, Any]:
-        """See `Task`."""
-        return {"id": given.id, **prediction._asdict()}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {"metrics": list(self.metrics), "longest": self.longest, "stride": self.stride}
-
 
 @dataclass(frozen=True)
-class ClassifyMany:
+class ClassifyMany(TaskDefaults):
     """Any number of labels for each input."""
 
     labels: tuple[str, ...]
@@ -249,24 +237,12 @@ class ClassifyMany:
         common = tuple(label for label in self.labels if seen[label] * 2 > len(inputs))
         return self.score(inputs, [LabelSet(common, {})] * len(inputs))
 
-    def calibrated(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> str:
         """One set of labels for every input."""
         found = {prediction.labels for prediction in predictions}
         if len({given.label for given in inputs}) < 2:
             return ""
         return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
-
-    def row(self, given: TextInput, prediction: LabelSet) -> dict[str, Any]:
-        """See `Task`."""
-        return {"id": given.id, **prediction._asdict()}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {"longest": self.longest, "stride": self.stride}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -215,8 +215,7 @@ class Finetuning:
             degenerate,
             round(time.perf_counter() - began, 1),
         )
-        metric = result.metric if scores else None
-        write_json(folder / "run.json", {**dataclasses.asdict(result), "metric": metric})
+        write_json(folder / "run.json", result.as_json())
         return result
 
     def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, list[Any]]]:
@@ -282,10 +281,6 @@ class Finetuning:
                 self.console.say(f"{name}: {shown_scores(scores[name])}")
             self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
         rows = summary(results)
-        runs = [
-            {**dataclasses.asdict(result), "metric": result.metric if result.scores else None}
-            for result in results
-        ]
         every = {"train": self.train, **self.items}
         windowed = {name: items.windowed for name, items in every.items()}
         cut = {name: items.cut for name, items in every.items()}
@@ -298,7 +293,7 @@ class Finetuning:
             "windowed": windowed,
             "cut": cut,
             "settings": rows,
-            "runs": runs,
+            "runs": [result.as_json() for result in results],
         }
         write_json(self.out / "results.json", results_json)
         for row in rows:

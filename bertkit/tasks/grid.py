@@ -8,13 +8,14 @@ larger grid in the same folder makes only the new runs.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bertkit.errors import BertkitError
 from bertkit.files import new_folder, read_json
@@ -77,6 +78,20 @@ class RunResult:
     """Why the run learnt nothing; "" where it did."""
     seconds: float
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """The result that `as_json` wrote.
+
+        Raises:
+            TypeError, KeyError: these are other values.
+        """
+        metric = values["metric"]
+        return cls(**{**values, "metric": float("-inf") if metric is None else metric})
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; JSON has no -inf, so null stands for a run that diverged."""
+        return {**dataclasses.asdict(self), "metric": self.metric if self.scores else None}
+
     @property
     def setting(self) -> str:
         """The name without the seed."""
@@ -94,16 +109,10 @@ def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
         path = folder / "runs" / run.name / "run.json"
         if path.is_file():
             try:
-                values = read_json(path)
-                found.append(RunResult(**{**values, "metric": as_metric(values["metric"])}))
+                found.append(RunResult.from_json(read_json(path)))
             except (TypeError, KeyError):
                 raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
     return found
-
-
-def as_metric(value: float | None) -> float:
-    """JSON has no -inf: null stands for a run that diverged."""
-    return float("-inf") if value is None else value
 
 
 def best_of(results: Sequence[RunResult]) -> RunResult:

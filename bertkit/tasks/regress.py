@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import leading, mean_logits, text_items, weights_of
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.metrics import correlations
-from bertkit.tasks.task import Items, Part, TaskBatch
+from bertkit.tasks.task import Items, Part, TaskBatch, TaskDefaults
 from bertkit.tokens.tokenizer import Tokenizer
 
 
@@ -30,7 +30,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Regress:
+class Regress(TaskDefaults):
     """One number for each input: the output itself, no sigmoid; mean squared error."""
 
     longest: int = 512
@@ -78,10 +78,6 @@ class Regress:
         mean = float(np.mean([given.label for given in inputs]))
         return self.score(inputs, [Value(mean)] * len(inputs))
 
-    def calibrated(self, inputs: Sequence[TextInput], predictions: Sequence[Value]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Value]) -> str:
         """Nearly the same number for every input."""
         spread = float(np.std([prediction.value for prediction in predictions]))
@@ -89,11 +85,3 @@ class Regress:
         if spread >= 0.02 * wanted:
             return ""
         return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"
-
-    def row(self, given: TextInput, prediction: Value) -> dict[str, Any]:
-        """See `Task`."""
-        return {"id": given.id, **prediction._asdict()}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {"longest": self.longest, "stride": self.stride}

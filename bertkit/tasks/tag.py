@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import softmax, unknown_label
 from bertkit.tasks.conll import entities, entity_scores, to_iob2
 from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.task import Item, Items, Part, TaskBatch
+from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.words import NO_TAG, Target, word_pieces, word_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ class Tags(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tag:
+class Tag(TaskDefaults):
     """One of the labels for each word of each input."""
 
     labels: tuple[str, ...]
@@ -200,10 +200,6 @@ class Tag:
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score(inputs, [Tags((common,) * len(i.words), (), ()) for i in inputs])
 
-    def calibrated(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
     def degenerate(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> str:
         """No entity anywhere; of other tags, the same one for every word."""
         if self.entities:
@@ -223,15 +219,6 @@ class Tag:
                 {"type": kind, "start": start, "end": end, "text": " ".join(given.words[start:end])}
                 for kind, start, end in prediction.entities
             ],
-        }
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`."""
-        return {
-            "longest": self.longest,
-            "stride": self.stride,
-            "context": self.context,
-            "entities": self.entities,
         }
 
 

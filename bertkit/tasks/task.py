@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.config import as_json
 from bertkit.examples.packed import Packed, from_arrays
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
@@ -175,6 +176,22 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
 
     def settings(self) -> dict[str, Any]:
         """What `bertkit.json` keeps besides kind and labels, so that `task_of` can make it anew."""
+
+
+class TaskDefaults:
+    """What most kinds have in common; each kind is a frozen dataclass that begins with this."""
+
+    def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
+        """See `Task`: there is no threshold."""
+        return self
+
+    def row(self, given: Any, prediction: Any) -> dict[str, Any]:
+        """See `Task`: the fields of the prediction."""
+        return {"id": given.id, **prediction._asdict()}
+
+    def settings(self) -> dict[str, Any]:
+        """See `Task`: every field but the labels."""
+        return {name: value for name, value in as_json(self).items() if name != "labels"}
 
 
 def make_batch(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +16,9 @@ from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.compact import CompactEmbeddings
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.journal import Journal
-from bertkit.training.loop import (
-    LoopSettings,
-    StepRecord,
-    averages,
-    check_finite,
-    merge,
-    train_steps,
-)
+from bertkit.training.loop import LoopSettings, train_steps
 from bertkit.training.optimizer import build_optimizer, learning_rate
+from bertkit.training.watching import Stretch
 
 LOG_EVERY = 20
 """Updates between two lines of the journal."""
@@ -164,43 +157,3 @@ def tune(
     if compact is not None:
         compact.restore(math.prod(1 - rate(step) * tuning.weight_decay for step in range(steps)))
     return model
-
-
-class Stretch:
-    """The updates since the last line of the journal."""
-
-    def __init__(self) -> None:
-        self.records: list[StepRecord[None]] = []
-        self.began = time.perf_counter()
-
-    def add(self, record: StepRecord[None]) -> None:
-        """Count one update."""
-        self.records.append(record)
-
-    def close(self) -> dict[str, Any]:
-        """The journal's record; the next stretch begins.
-
-        Raises:
-            BertkitError: the loss is not a number.
-        """
-        sums, counts = None, dict.fromkeys(self.records[0].counts, 0)
-        for record in self.records:
-            sums = merge(sums, record.sums)
-            for name, count in record.counts.items():
-                counts[name] += count
-        assert sums is not None
-        last, now = self.records[-1], time.perf_counter()
-        means = averages(sums, counts)
-        norm = float(last.gradient_norm)
-        check_finite(means["loss"], norm, last.step, last.learning_rate)
-        line = {
-            "kind": "step",
-            "step": last.step,
-            **means,
-            "learning_rate": last.learning_rate,
-            "gradient_norm": norm,
-            **counts,
-            "tokens_per_second": sum(r.tokens for r in self.records) / (now - self.began),
-        }
-        self.records, self.began = [], now
-        return line

@@ -25,24 +25,19 @@ OVERLAP = 4
 """Where no stride is given, neighbouring windows share 1 / OVERLAP of their room."""
 
 
-def window_starts(length: int, room: int, stride: int = 0) -> list[int]:
-    """Where the windows of at most `room` of `length` ids begin; the last one ends with the last.
+def cut_into_windows(ids: Sequence[int], room: int, stride: int = 0) -> list[Sequence[int]]:
+    """Parts of at most `room` ids that together hold all; the last one ends with the last id.
 
     Args:
-        length: of the whole.
-        room: of a window, above 0.
-        stride: from the start of a window to that of the next; 0 for 3/4 of the room.
+        ids: of one text.
+        room: the longest part, above 0.
+        stride: from the start of a part to that of the next; 0 for 3/4 of the room.
     """
     step = min(stride, room) if stride else max(1, room - room // OVERLAP)
     starts = [0]
-    while starts[-1] + room < length:
-        starts.append(min(starts[-1] + step, length - room))
-    return starts
-
-
-def cut_into_windows(ids: Sequence[int], room: int, stride: int = 0) -> list[Sequence[int]]:
-    """Parts of at most `room` ids that together hold all; see `window_starts`."""
-    return [ids[start : start + room] for start in window_starts(len(ids), room, stride)]
+    while starts[-1] + room < len(ids):
+        starts.append(min(starts[-1] + step, len(ids) - room))
+    return [ids[start : start + room] for start in starts]
 
 
 def text_windows(

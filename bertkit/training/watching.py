@@ -14,13 +14,10 @@ from bertkit.training.devices import training_flops
 from bertkit.training.loop import StepRecord, averages, check_finite, merge
 
 
-class Interval:
+class Stretch:
     """The updates since the last journal line, averaged."""
 
-    def __init__(self, config: ModelConfig, matmul_peak: float, phase: int) -> None:
-        self.config = config
-        self.matmul_peak = matmul_peak
-        self.phase = phase
+    def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
@@ -42,7 +39,7 @@ class Interval:
         self.last = record
 
     def close(self) -> dict[str, Any]:
-        """The journal's record of the interval; the next one begins.
+        """The journal's record of the stretch; the next one begins.
 
         Raises:
             BertkitError: the loss is not a number.
@@ -53,28 +50,40 @@ class Interval:
         norm = float(self.last.gradient_norm)
         seconds = time.perf_counter() - self.began
         check_finite(means["loss"], norm, self.last.step, self.last.learning_rate)
-        work = training_flops(
-            self.config,
-            tokens=self.tokens,
-            targets=self.counts["targets"],
-            sequences=self.counts["sequences"],
-            sum_squared_lengths=self.squares,
-        )
         record = {
             "kind": "step",
             "step": self.last.step,
-            "phase": self.phase,
             **means,
             "learning_rate": self.last.learning_rate,
             "gradient_norm": norm,
             "tokens": self.tokens,
             **self.counts,
             "tokens_per_second": self.tokens / seconds,
-            "mfu": work / seconds / self.matmul_peak,
             "seconds": seconds,
         }
         self.restart()
         return record
+
+
+class Interval(Stretch):
+    """A stretch of pre-training, whose record also says the phase and the MFU."""
+
+    def __init__(self, config: ModelConfig, matmul_peak: float, phase: int) -> None:
+        super().__init__()
+        self.config, self.matmul_peak, self.phase = config, matmul_peak, phase
+
+    def close(self) -> dict[str, Any]:
+        """See `Stretch`."""
+        squares, record = self.squares, super().close()
+        work = training_flops(
+            self.config,
+            tokens=record["tokens"],
+            targets=record["targets"],
+            sequences=record["sequences"],
+            sum_squared_lengths=squares,
+        )
+        mfu = work / record["seconds"] / self.matmul_peak
+        return {**record, "phase": self.phase, "mfu": mfu}
 
 
 class StopRequest:
