@@ -12,7 +12,17 @@ from pathlib import Path
 
 from benchmarks.record import data_folder
 
-BENCHMARKS = ("tokenization", "prepare", "stream", "pretraining", "finetuning", "short_runs")
+BENCHMARKS = (
+    "tokenization",
+    "prepare",
+    "stream",
+    "pretraining",
+    "finetuning",
+    "inference",
+    "growth",
+    "plan",
+    "short_runs",
+)
 """Quality takes hours: `python -m benchmarks.reference`, then `python -m benchmarks.quality`."""
 
 

@@ -15,6 +15,7 @@ from bertkit.errors import BertkitError
 VERBS = {
     "learn": "Learn a WordPiece vocabulary from text.",
     "prepare": "Turn text into a token store.",
+    "plan": "Say what a pre-training run takes: memory, speed, time, cost.",
     "pretrain": "Pre-train a BERT from text or a token store.",
     "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
     "evaluate": "Score tuned models on a data set, or write its official file.",

@@ -19,6 +19,8 @@ if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
     """(sequences + 1,) int32."""
     Hidden: TypeAlias = Tensor
     """(tokens, width)."""
+    Rows: TypeAlias = Tensor
+    """(rows, width): hidden states of all tokens, or of chosen ones."""
     Heads: TypeAlias = Tensor
     """(tokens, heads, head width)."""
     Pooled: TypeAlias = Tensor
@@ -41,6 +43,7 @@ else:
     TokenIndices = Int[Tensor, "tokens"]
     Boundaries = Int32[Tensor, "boundaries"]
     Hidden = Float[Tensor, "tokens width"]
+    Rows = Float[Tensor, "rows width"]
     Heads = Float[Tensor, "tokens heads head_width"]
     Pooled = Float[Tensor, "sequences width"]
     TargetIndices = Int[Tensor, "targets"]

@@ -41,6 +41,11 @@ class Packed:
     max_seqlen: int
     """The longest sequence, in tokens."""
 
+    @property
+    def first_tokens(self) -> TokenIndices:
+        """(sequences,) the place of each sequence's first token, [CLS]."""
+        return self.cu_seqlens[:-1]
+
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence, in batch order."""

@@ -83,14 +83,13 @@ def grouped(
 ) -> Heads:
     """One batched call for each run of neighbouring sequences of equal or similar length.
 
-    Where torch's flash kernel does not serve (dropout, bf16), a call has many small steps, so runs
-    of similar lengths share one and are padded inside it; else nothing is padded.
+    With dropout a call has many small steps, so runs of similar lengths share one and are padded
+    inside it; without, nothing is padded.
 
     `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
     tensor of zeros for every run.
     """
-    flash = dropout == 0.0 and query.dtype == torch.float32
-    groups = [[run] for run in packed.equal_lengths] if flash else similar_runs(packed)
+    groups = similar_runs(packed) if dropout else [[run] for run in packed.equal_lengths]
     sizes = [sum(run.sequences * run.length for run in group) for group in groups]
     outputs = []
     for group, *parts in zip(
@@ -194,17 +193,25 @@ def explicit_attention(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Attention written out, (sequences, heads, length, head width); a mask adds to the scores."""
-    scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-1, -2)
+    sequences, heads, length, width = q.shape
+    q, k, v = (rows.reshape(sequences * heads, length, width) for rows in (q, k, v))
+    nothing = q.new_empty(())  # beta 0: it is not read
+    scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=1 / math.sqrt(width))
     if mask is not None:
-        scores = scores + mask
+        scores = (scores.view(sequences, heads, length, length) + mask).view_as(scores)
     if causal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    weights = scores.softmax(dim=-1)
-    if dropout == 0.0:
-        return weights @ v
-    # Scaling the output is scaling the kept weights, on far fewer numbers.
-    return (weights * keep_mask(weights.shape, dropout)) @ v * keep_scale(dropout)
+    if scores.dtype == torch.bfloat16:  # whose softmax is slow where 32 does not divide the length
+        scores = scores.float()
+    weights = scores.softmax(dim=-1).to(v.dtype)
+    if dropout:
+        # Scaling the output is scaling the kept weights, on far fewer numbers.
+        weights = weights * keep_mask(weights.shape, dropout)
+    output = weights @ v
+    if dropout:
+        output = output * keep_scale(dropout)
+    return output.view(sequences, heads, length, width)
 
 
 def varlen(

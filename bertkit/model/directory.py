@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.encoder import Encoder, ModelConfig, weights_to_come
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import optional, parameter_names
 from bertkit.model.weights import load_state, some, write_tensors
@@ -213,7 +213,8 @@ def assemble(
     if unknown := [name for name in unused if not optional(name)]:
         raise BertkitError(f"{source} holds {some(unknown)}, which BERT does not have")
     if new:
-        model = build(config)  # draws the missing ones; all others are replaced
+        with weights_to_come():
+            model = build(config)  # draws the missing ones; all others are replaced
     model.load_state_dict(state, strict=not new, assign=True)
     return Loaded(model.eval(), new, list(unused))
 

@@ -8,6 +8,9 @@ Hidden states are (tokens, width): all tokens of all sequences, none of them pad
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +21,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
 from bertkit.model.attention import attention
 from bertkit.model.dropout import Dropout
-from bertkit.shapes import Hidden, Pooled
+from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 
@@ -107,10 +110,12 @@ class Layer(nn.Module):
         self.output_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Hidden, packed: Packed) -> Hidden:
-        """One layer: (tokens, width) to (tokens, width)."""
-        attended = self.attention_output(self.attend(hidden, packed))
-        hidden = self.attention_norm(self.dropout(attended) + hidden)
+    def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
+        """One layer: (tokens, width) to (tokens, width), or to (rows, width) of chosen tokens."""
+        attended = self.attend(hidden, packed)
+        if rows is not None:
+            attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
+        hidden = self.attention_norm(self.dropout(self.attention_output(attended)) + hidden)
         expanded = activation(self.intermediate(hidden), self.config)
         return self.output_norm(self.dropout(self.output(expanded)) + hidden)
 
@@ -123,6 +128,19 @@ class Layer(nn.Module):
         return attention(query, key, value, packed, dropout=dropout).flatten(1)
 
 
+TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)
+
+
+@contextmanager
+def weights_to_come() -> Iterator[None]:
+    """Encoders built inside draw weights for the pooler only; a file brings the others."""
+    token = TO_COME.set(True)
+    try:
+        yield
+    finally:
+        TO_COME.reset(token)
+
+
 class Encoder(nn.Module):
     """Embeddings, layers and pooler: what pre-training leaves for every task to start from."""
 
@@ -130,25 +148,31 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         width = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, width)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-        self.segment_embeddings = nn.Embedding(config.type_vocab_size, width)
-        self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        with torch.device("meta") if TO_COME.get() else nullcontext():
+            self.word_embeddings = nn.Embedding(config.vocab_size, width)
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+            self.segment_embeddings = nn.Embedding(config.type_vocab_size, width)
+            self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
+            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.pooler = nn.Linear(width, width)
         initialize(self, config)
 
-    def forward(self, packed: Packed) -> Hidden:
-        """The last layer's hidden states, (tokens, width).
+    def forward(self, packed: Packed, rows: TargetIndices | None = None) -> Rows:
+        """The last layer's hidden states, (rows, width).
+
+        Args:
+            packed: the batch.
+            rows: (rows,) the tokens whose states are wanted, in this order; None for all. What
+                follows attention in the last layer is computed for these alone.
 
         Raises:
             BertkitError: a sequence is longer than the model has positions.
         """
         hidden = self.embed(packed)
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             hidden = layer(hidden, packed)
-        return hidden
+        return self.layers[-1](hidden, packed, rows)
 
     def layers_of(self, packed: Packed) -> list[Hidden]:
         """Hidden states after the embeddings and after every layer: `num_hidden_layers` + 1.
@@ -169,9 +193,8 @@ class Encoder(nn.Module):
         segments = self.segment_embeddings(packed.segment_ids)
         return self.dropout(self.embedding_norm(words + positions + segments))
 
-    def pool(self, hidden: Hidden, packed: Packed) -> Pooled:
-        """One vector for each sequence: tanh of a linear map of its first token, [CLS]."""
-        first = hidden.index_select(0, packed.cu_seqlens[:-1])
+    def pool(self, first: Pooled) -> Pooled:
+        """One vector for each sequence: tanh of a linear map of its first token's state, [CLS]."""
         return torch.tanh(self.pooler(first))
 
 

@@ -30,7 +30,7 @@ class ClassificationModel(nn.Module):
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (sequences, classes)."""
-        pooled = self.encoder.pool(self.encoder(packed), packed)
+        pooled = self.encoder.pool(self.encoder(packed, packed.first_tokens))
         return in_fp32(self.classifier, self.dropout(pooled))
 
 

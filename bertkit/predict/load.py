@@ -23,7 +23,8 @@ def load(
     Args:
         path: a model directory or a run directory; several tuned models make an ensemble.
         device: "auto", "cpu", "cuda", ...
-        precision: of a tuned model: "fp32", "bf16", or "auto".
+        precision: of a tuned model: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 where the
+            device is made for it, else fp32.
 
     Returns:
         A `Predictor` for a pre-trained model, else what the model was tuned for: a

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from bertkit.errors import BertkitError
+from bertkit.predict.engine import Engine, choose_mode
 from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.choose import Choice
 from bertkit.tasks.classify import Label, LabelSet
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
-from bertkit.tasks.load import LoadedTask, choose_precision, load_task_model
+from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
-from bertkit.tasks.task import Items, mean_outputs, run_model
+from bertkit.tasks.task import Items, mean_outputs
 from bertkit.training.devices import choose_device
 from bertkit.training.journal import Console
 
@@ -88,7 +89,7 @@ class TaskPredictor:
     Args:
         loaded: the models; task and tokenizer are the first one's.
         device: where to compute.
-        precision: "fp32", "bf16" or "auto".
+        precision: "fp32", "bf16", "int8" or "auto"; see `choose_mode`.
 
     Raises:
         BertkitError: the models are of different tasks, or the precision is unknown.
@@ -100,7 +101,7 @@ class TaskPredictor:
         if not loaded:
             raise BertkitError("there is no model to predict with; name at least one")
         self.loaded, self.device = list(loaded), device
-        self.precision = choose_precision(precision, device)
+        self.precision = choose_mode(precision, device)
         self.task, self.tokenizer = loaded[0].task, loaded[0].tokenizer
         for other in loaded[1:]:
             same = (other.task.kind, other.task.labels) == (self.task.kind, self.task.labels)
@@ -115,6 +116,7 @@ class TaskPredictor:
         if isinstance(self.task, Answer):  # outputs are averaged, and so are thresholds
             thresholds = [one.task.threshold for one in loaded if isinstance(one.task, Answer)]
             self.task = replace(self.task, threshold=sum(thresholds) / len(thresholds))
+        self.engines = [Engine(one.model, device, self.precision) for one in loaded]
 
     @classmethod
     def load(
@@ -138,17 +140,15 @@ class TaskPredictor:
         items = self.task.items(inputs, self.tokenizer)
         parts = sum(len(item.parts) for item in items.items)
         if console is not None:
-            console.start(parts * len(self.loaded), title="predicting", unit="windows")
+            console.start(parts * len(self.engines), title="predicting", unit="windows")
         many = []
-        for number, loaded in enumerate(self.loaded):
+        for number, engine in enumerate(self.engines):
 
             def show(done: int, before: int = number * parts) -> None:
                 if console is not None:
                     console.update({"done": before + done})
 
-            many.append(
-                run_model(loaded.model, items, self.device, precision=self.precision, progress=show)
-            )
+            many.append(engine.run(items, show))
         if console is not None:
             console.close()
         outputs = many[0] if len(many) == 1 else mean_outputs(many)

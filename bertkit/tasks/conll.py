@@ -36,16 +36,37 @@ def read_conll(
     tag_column: int | None = -1,
     untagged_ok: bool = False,
 ) -> list[WordsInput]:
-    """The sentences of a file with one word a line and a blank line after each sentence.
+    """All of `conll_sentences`, whose arguments these are."""
+    return list(
+        conll_sentences(
+            path,
+            counts,
+            word_column=word_column,
+            tag_column=tag_column,
+            untagged_ok=untagged_ok,
+        )
+    )
+
+
+def conll_sentences(
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    word_column: int = 0,
+    tag_column: int | None = -1,
+    untagged_ok: bool = False,
+) -> Iterator[WordsInput]:
+    """The sentences of a file with one word a line and a blank line after each, as they are read.
 
     Columns stand between tabs where a line has one, else between spaces. Nothing else separates: a
     word of other whitespace or of zero-width characters stays a word. A `-DOCSTART-` line begins a
-    document; in a file without any, every sentence is a document of its own. The ID is the number
-    of the sentence, from 0. Tags stay in the file's scheme; see `to_iob2`.
+    document; in a file without any, every sentence is a document of its own: the file is looked
+    through for the first such line before it is read. The ID is the number of the sentence, from 0.
+    Tags stay in the file's scheme; see `to_iob2`.
 
     Args:
         path: a local file or URL, compressed or not.
-        counts: is told of invalid UTF-8.
+        counts: is told at the end of invalid UTF-8.
         word_column: from 0, or -1 for the last.
         tag_column: the same; None for a file without tags.
         untagged_ok: whether a file with one column only may be read, as words without tags.
@@ -57,32 +78,43 @@ def read_conll(
     """
     source = Source(str(path), "text", 0)
     found = TextCounts(files=1)
-    sentences: list[WordsInput] = []
-    document = 0
-    marked = False
+    used = document = 0
+    last, line = -1, 0
     try:
-        for number, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
+        marked = marks_documents(source)
+        for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
             if rows:
                 words = tuple(row.word for row in rows)
                 tags = tuple(row.tag for row in rows if row.tag is not None)
-                name, place = str(len(sentences)), f"{path}:{number}"
-                sentences.append(WordsInput(name, words, tags or None, document, place))
+                last = document if marked else used
+                yield WordsInput(str(used), words, tags or None, last, f"{path}:{line}")
+                used += 1
             else:
-                marked = True
-                document += bool(sentences) and sentences[-1].document == document
+                document += last == document  # a document without sentences has no number
     except FileNotFoundError:
         raise BertkitError(
             f"{path} does not exist; for CoNLL-2003 get the tags from {PLACE} and their text, the "
             f"Reuters corpus, from NIST ({REUTERS})"
         ) from None
     except DAMAGE as error:
-        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from error
-    if not sentences:
+        after = f" after line {line}" if line else ""
+        raise BertkitError(
+            f"{path} cannot be read{after} ({one_line(error)}); restore it"
+        ) from error
+    if not used:
         raise BertkitError(f"{path} holds no sentence; write one word a line with its tag")
     counts += found
-    if marked:
-        return sentences
-    return [sentence._replace(document=i) for i, sentence in enumerate(sentences)]
+
+
+def marks_documents(source: Source) -> bool:
+    """Whether a line begins a document; looks no further than the first that does."""
+    lines = text_lines(source, TextCounts())
+    return any(DOCUMENT in line and fields_of(line)[0] == DOCUMENT for _, line in lines)
+
+
+def fields_of(line: str) -> list[str]:
+    """The columns of a line."""
+    return line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
 
 
 class WordRow(NamedTuple):
@@ -103,7 +135,7 @@ def sentence_rows(
     rows: list[WordRow] = []
     start = columns = 0
     for number, line in text_lines(source, counts):
-        fields = line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
+        fields = fields_of(line)
         opens = fields[0] == DOCUMENT
         if opens or not line.strip(" \t"):
             if rows:

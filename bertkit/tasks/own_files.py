@@ -6,17 +6,19 @@ or in SQuAD's JSON; tagged words too, or one word a line as in CoNLL's files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.tasks.conll import read_conll
+from bertkit.files import BLOCK_BYTES
+from bertkit.tasks.conll import conll_sentences
 from bertkit.tasks.questions import read_questions, read_word_rows
 from bertkit.tasks.squad import read_squad
 from bertkit.tasks.tables import first_key_of, has_column, read_choices, read_texts
+from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import format_of
+from bertkit.text.sources import DECOMPRESSORS, format_of
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """In which sentences of tagged words are rows; elsewhere they are one word a line."""
@@ -72,6 +74,30 @@ def in_rows(kind: str, path: str, columns: Columns) -> bool:
     return path.startswith("hf:") or format_of(path, "auto") in ROW_FORMATS
 
 
+def last_place(path: str, columns: Columns) -> int | None:
+    """The last line of a local, uncompressed file, or the last row of a Parquet file.
+
+    It is what the places of inputs ("file:line") go up to. None where to count lines would take
+    long (compressed files, URLs) or places are no lines.
+    """
+    if "://" in path or path.startswith("hf:") or not Path(path).is_file():
+        return None
+    if Path(path).suffix.lower() in DECOMPRESSORS:
+        return None
+    if format_of(path, columns.format) == "parquet":
+        parquet = optional_library("pyarrow.parquet", "Parquet files")
+        try:
+            return int(parquet.read_metadata(path).num_rows)
+        except (OSError, ValueError):  # damaged: reading it will say so
+            return None
+    with Path(path).open("rb") as file:
+        last, lines = b"", 0
+        while block := file.read(BLOCK_BYTES):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
+
+
 def with_first_choice(kind: str, path: str, columns: Columns) -> Columns:
     """With what numbers as labels mean, decided by the training file."""
     if kind != "choose" or columns.first_choice >= 0:
@@ -111,11 +137,14 @@ def read_own(
     named = {"answer": columns.answers, "tag": columns.tags}.get(kind, columns.label)
     rows = kind not in {"answer", "tag"} or in_rows(kind, path, columns)
     labels = not (test and rows) or has_column(path, named, columns.format, header=columns.header)
-    return read_any(kind, path, columns, counts, labels=labels, scoring=scoring, test=test)
+    return list(read_any(kind, path, columns, counts, labels=labels, scoring=scoring, test=test))
 
 
-def read_unlabelled(kind: str, path: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
-    """The inputs of a file to predict for; its labels, where it has some, are not read.
+def read_unlabelled(kind: str, path: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
+    """The inputs of a file to predict for, as they are read; its labels are not.
+
+    All but SQuAD's JSON is read as it is asked for, so that a file may be larger than memory, and
+    what is wrong with it is known only when it is come to. Of `counts` that is the end.
 
     Raises:
         BertkitError: see `read_own`.
@@ -132,18 +161,18 @@ def read_any(
     labels: bool,
     scoring: bool,
     test: bool,
-) -> Sequence[Any]:
-    """The inputs of a file, with labels or without."""
+) -> Iterator[Any]:
+    """The inputs of a file, with labels or without, as they are read."""
     shared: dict[str, Any] = {"id": columns.id, "labelled": labels}
     shared |= {"format": columns.format, "header": columns.header}
     if kind == "answer" and not in_rows(kind, path, columns):
-        return read_squad(Path(path), counts, scoring=scoring)
+        return iter(read_squad(Path(path), counts, scoring=scoring))
     if kind == "answer":
         shared |= {"question": columns.question, "context": columns.passage, "scoring": scoring}
         return read_questions(path, counts, answer=columns.answers, **shared)
     if kind == "tag" and not in_rows(kind, path, columns):
         tags = columns.tag_column if labels else None
-        return read_conll(
+        return conll_sentences(
             path, counts, word_column=columns.word_column, tag_column=tags, untagged_ok=test
         )
     if kind == "tag":

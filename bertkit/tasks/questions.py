@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ def read_questions(
     scoring: bool = False,
     format: str = "auto",  # noqa: A002
     header: bool = True,
-) -> list[QuestionInput]:
-    """Questions about contexts, with their answers, in the columns of a file.
+) -> Iterator[QuestionInput]:
+    """Questions about contexts, with their answers, in the columns of a file, as they are read.
 
     An answer is a text, which is looked for in the context; an object with `text` and
     `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
@@ -53,11 +53,12 @@ def read_questions(
 
     Args:
         path: a file, folder, glob, URL or `hf:` data set (see `rows.numbered_rows`).
-        counts: is told of every row left out and of every answer that was corrected.
+        counts: is told at the end of every row left out and every answer that was corrected.
         question: the column of the question.
         context: the column of the text to answer from.
         answer: the column of the answers.
-        id: the column of the ID; "" gives the number of the row, from 0.
+        id: the column of the ID, each of which is kept to find one that stands twice; "" gives the
+            number of the row, from 0.
         labelled: False leaves the answers unread: all are None.
         scoring: whether answers that are not in their context are kept, as in `read_squad`.
         format: of the file, "auto" for its extension.
@@ -70,7 +71,7 @@ def read_questions(
     columns = [name for name in (question, context, answer if labelled else "", id) if name]
     found = TextCounts()
     seen: dict[str, str] = {}
-    inputs: list[QuestionInput] = []
+    used = 0
     for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
         texts = texts_of(row, (question, context), place, found)
         if texts is None:
@@ -82,10 +83,10 @@ def read_questions(
         asked, about = texts
         made = make_question(name, asked, about, golds, place, found, scoring=scoring)
         if made is not None:
-            inputs.append(made)
-    check_some(inputs, path, found)
+            yield made
+            used += 1
+    check_some(used, path, found)
     counts += found
-    return inputs
 
 
 def answers_of(value: Any, column: str, place: str) -> Gold:
@@ -170,18 +171,19 @@ def read_word_rows(
     keep_unlabelled: bool = False,
     format: str = "auto",  # noqa: A002
     header: bool = True,
-) -> list[WordsInput]:
-    """Sentences with a tag for every word, one a row.
+) -> Iterator[WordsInput]:
+    """Sentences with a tag for every word, one a row, as they are read.
 
     Words and tags are lists, or stand between spaces. Class numbers of a Hugging Face data set
     become names; other numbers are taken as they are and counted.
 
     Args:
         path: a file, folder, glob, URL or `hf:` data set (see `rows.numbered_rows`).
-        counts: is told of every row left out: one without words or tags.
+        counts: is told at the end of every row left out: one without words or tags.
         words: the column of the words.
         tags: the column of the tags.
-        id: the column of the ID; "" gives the number of the row, from 0.
+        id: the column of the ID, each of which is kept to find one that stands twice; "" gives the
+            number of the row, from 0.
         document: a column that is equal in the rows of a document, which follow each other; "", or
             null in a row, makes a sentence a document of its own.
         labelled: False leaves the tags unread: all are None.
@@ -197,7 +199,7 @@ def read_word_rows(
     columns = [name for name in (words, tags if labelled else "", id, document) if name]
     found = TextCounts()
     seen: dict[str, str] = {}
-    inputs: list[WordsInput] = []
+    used = 0
     before, documents = "", -1
     for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
         own = name_of(row[document]) if document else ""
@@ -216,10 +218,10 @@ def read_word_rows(
         if labelled and golds is None and unlabelled(keep_unlabelled, place, found):
             continue
         name = id_of(id, number, row, place, seen)
-        inputs.append(WordsInput(name, given, golds, documents, place))
-    check_some(inputs, path, found)
+        yield WordsInput(name, given, golds, documents, place)
+        used += 1
+    check_some(used, path, found)
     counts += found
-    return inputs
 
 
 def words_of(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...]:

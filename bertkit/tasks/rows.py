@@ -59,8 +59,8 @@ def numbered_rows(
         columns: those that every row must have. Of Parquet files and data sets only these are read.
 
     Raises:
-        BertkitError: nothing to read at `path`, no row has one of `columns`, more than half of the
-            rows are ragged, a quote is never closed, or the file is damaged.
+        BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
+            after the last row: no row has one of `columns`, or more than half are ragged.
     """
     number = -1
     for source in find_sources([str(path)], format=format):

@@ -62,6 +62,8 @@ KINDS = {
 def read_squad(path: Path, counts: TextCounts, *, scoring: bool = False) -> list[QuestionInput]:
     """Read a file of questions; `answers` is () for unanswerable ones, None where it is absent.
 
+    The file is one JSON value, so all of it is held in memory; longer ones go by `read_questions`.
+
     Args:
         path: SQuAD-JSON, 1.1 or 2.0.
         counts: is told of every question and answer that was left out or corrected.

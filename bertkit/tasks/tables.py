@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bertkit.errors import BertkitError, nearest
@@ -38,16 +38,17 @@ def read_texts(
     separator: str = "|",
     format: str = "auto",  # noqa: A002
     header: bool = True,
-) -> list[TextInput]:
-    """Texts or pairs of texts with their labels.
+) -> Iterator[TextInput]:
+    """Texts or pairs of texts with their labels, as they are read: no more than a row is held.
 
     Args:
         path: a file, folder, glob, URL or `hf:` data set (see `rows.numbered_rows`).
-        counts: is told of every row left out: an empty text, no label, too few fields.
+        counts: is told at the end of every row left out: an empty text, no label, too few fields.
         text: the column of the text.
         pair: the column of the second text, "" for none.
         label: the column of the label.
-        id: the column of the ID; "" gives the number of the row, from 0.
+        id: the column of the ID; "" gives the number of the row, from 0. IDs, to find one that
+            stands twice, are all that is kept of earlier rows.
         labelled: False leaves the label column unread: every label is None.
         keep_unlabelled: whether a row without label is kept, with None, and not left out.
         kind: "classify": a label is a name; JSON's 1 is "1", true is "true". "regress": a number.
@@ -58,14 +59,14 @@ def read_texts(
 
     Raises:
         BertkitError: a column is missing, a number is not finite, an ID stands twice or is empty,
-            or no row can be used; the message names file and line.
+            or, known at the end, no row can be used; the message names file and line.
     """
     if kind not in KINDS:
         raise BertkitError(f"unknown kind '{kind}'{nearest(kind, KINDS)}")
     columns = [name for name in (text, pair, label if labelled else "", id) if name]
     found = TextCounts()
     seen: dict[str, str] = {}
-    inputs: list[TextInput] = []
+    used = 0
     for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
         texts = texts_of(row, (text, pair) if pair else (text,), place, found)
         if texts is None:
@@ -75,10 +76,10 @@ def read_texts(
             continue
         second = texts[1] if pair else None
         name = id_of(id, number, row, place, seen)
-        inputs.append(TextInput(name, texts[0], second, value, place))
-    check_some(inputs, path, found)
+        yield TextInput(name, texts[0], second, value, place)
+        used += 1
+    check_some(used, path, found)
     counts += found
-    return inputs
 
 
 def id_of(column: str, number: int, row: Fields, place: str, seen: dict[str, str]) -> str:
@@ -117,9 +118,9 @@ def unlabelled(keep: bool, place: str, counts: TextCounts) -> bool:
     return not keep
 
 
-def check_some(inputs: Sequence[object], path: str | Path, counts: TextCounts) -> None:
+def check_some(used: int, path: str | Path, counts: TextCounts) -> None:
     """Stop where no row could be used."""
-    if inputs:
+    if used:
         return
     reason = next(iter(counts.skipped), "")
     why = f"; the first: {reason} at {counts.examples[reason]}" if reason else ": it has no rows"
@@ -189,7 +190,7 @@ def read_choices(
     first_key: int | None = None,
     format: str = "auto",  # noqa: A002
     header: bool = True,
-) -> list[ChoiceInput]:
+) -> Iterator[ChoiceInput]:
     """Texts with several ways to go on or to answer, one of them right.
 
     A label is the name of a choice's column (where the file has a header), a letter from A or a, or
@@ -206,7 +207,8 @@ def read_choices(
         labelled: as there.
         keep_unlabelled: as there.
         first_key: the index of the first choice, 0 or 1; None decides by this file, as
-            `first_key_of` does. Files that belong together must be read with the same.
+            `first_key_of` does, for which a labelled file is read twice. Files that belong together
+            must be read with the same.
         format: as there.
         header: as there.
 
@@ -217,26 +219,26 @@ def read_choices(
         raise BertkitError(f"choices need two columns or more, each once, not {list(choices)}")
     if first_key not in (None, 0, 1):
         raise BertkitError(f"keys of choices count from 0 or 1, not from {first_key}")
+    names = choices if header else ()
+    if labelled and first_key is None:
+        first_key = first_key_of(path, choices=choices, label=label, format=format, header=header)
     columns = [name for name in (text, *choices, label if labelled else "", id) if name]
     found = TextCounts()
     seen: dict[str, str] = {}
-    rows: list[tuple[ChoiceInput, str]] = []
-    keys: list[str] = []
+    used = 0
     for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
-        keys.append(name_of(row[label]) if labelled else "")
+        key = name_of(row[label]) if labelled else ""
         texts = texts_of(row, (text, *filled(row, choices)), place, found)
-        if texts is None:
-            continue
-        if labelled and not keys[-1] and unlabelled(keep_unlabelled, place, found):
+        if texts is None or (labelled and not key and unlabelled(keep_unlabelled, place, found)):
             continue
         name = id_of(id, number, row, place, seen)
-        rows.append((ChoiceInput(name, texts[0], tuple(texts[1:]), None, place), keys[-1]))
-    names = choices if header else ()
-    first = first_key_among(keys, names, len(choices)) if first_key is None else first_key
-    inputs = list(with_labels(rows, names, first, found))
-    check_some(inputs, path, found)
+        unkeyed = ChoiceInput(name, texts[0], tuple(texts[1:]), None, place)
+        given = with_label(unkeyed, key, names, first_key or 0, found)
+        if given is not None:
+            yield given
+            used += 1
+    check_some(used, path, found)
     counts += found
-    return inputs
 
 
 def first_key_of(
@@ -277,21 +279,20 @@ def filled(row: Fields, choices: Sequence[str]) -> Sequence[str]:
     return choices[:count]
 
 
-def with_labels(
-    rows: Iterable[tuple[ChoiceInput, str]], names: Sequence[str], first: int, counts: TextCounts
-) -> Iterator[ChoiceInput]:
-    """The inputs with their keys ("" for none) as indices; one out of range is left out."""
-    for given, key in rows:
-        counted = key.isdecimal() and key not in names
-        # nine digits are out of range already
-        index = int(key[:9]) - first if counted else letter_index(key)
-        index = names.index(key) if key in names else index
-        if key and not 0 <= index < len(given.choices):
-            counts.note("label out of range", given.place)
-            continue
-        if first and counted:
-            counts.note("key counted from 1, kept", given.place)
-        yield given._replace(label=index if key else None)
+def with_label(
+    given: ChoiceInput, key: str, names: Sequence[str], first: int, counts: TextCounts
+) -> ChoiceInput | None:
+    """The input with its key ("" for none) as an index; None where that is out of range."""
+    counted = key.isdecimal() and key not in names
+    # nine digits are out of range already
+    index = int(key[:9]) - first if counted else letter_index(key)
+    index = names.index(key) if key in names else index
+    if key and not 0 <= index < len(given.choices):
+        counts.note("label out of range", given.place)
+        return None
+    if first and counted:
+        counts.note("key counted from 1, kept", given.place)
+    return given._replace(label=index if key else None)
 
 
 def letter_index(key: str) -> int:

@@ -8,7 +8,7 @@ a batch: a window of a text, or one window of each of n choices. `make_batch` pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -238,7 +238,6 @@ def split_parts(parts: Sequence[Part], tokens: int) -> Iterator[list[Part]]:
         yield group
 
 
-@torch.inference_mode()
 def run_model(
     model: TaskModel,
     items: Items,
@@ -246,6 +245,8 @@ def run_model(
     *,
     precision: str = "fp32",
     progress: Callable[[int], None] = lambda done: None,
+    tokens: int = PREDICTION_TOKENS,
+    each: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> list[list[np.ndarray]]:
     """The model's outputs for every part, in the order of the items.
 
@@ -255,6 +256,8 @@ def run_model(
         device: where to compute.
         precision: "fp32" or "bf16".
         progress: is told how many parts are done.
+        tokens: in a batch; a longer part stands alone.
+        each: how the batches are worked through, in order: `map`, or one that uses threads.
 
     Returns:
         For each item, for each part: (sequences, classes) from a head on [CLS], (tokens, classes)
@@ -264,14 +267,19 @@ def run_model(
     places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
     flat = [items.items[i].parts[j] for i, j in places]
     order = sorted(range(len(flat)), key=lambda n: -len(flat[n].sequences[0].ids))
-    outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
-    done = 0
-    for group in split_parts([flat[n] for n in order], PREDICTION_TOKENS):
+
+    @torch.inference_mode()
+    def compute(group: list[Part]) -> list[np.ndarray]:
         batch = make_batch(group).to(device)
         with autocast(device, precision):
             logits = model(batch.packed)
         rows = logits.float().cpu().numpy()
-        for output in split_outputs(rows, batch, group, isinstance(model, ClassificationModel)):
+        return list(split_outputs(rows, batch, group, isinstance(model, ClassificationModel)))
+
+    outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
+    done = 0
+    for group in each(compute, split_parts([flat[n] for n in order], tokens)):
+        for output in group:
             i, j = places[order[done]]
             outputs[i][j] = output
             done += 1

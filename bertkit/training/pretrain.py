@@ -11,6 +11,7 @@ import math
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ from bertkit.training.checkpoint import (
 from bertkit.training.devices import check_memory, check_precision, choose_device, matmul_peak
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
-from bertkit.training.optimizer import build_optimizer, learning_rate
+from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import PretrainRecipe, claim_folder
 from bertkit.training.watching import Interval, StopRequest
 
@@ -53,6 +54,7 @@ class PretrainingRun:
         recipe_name: for the journal and the report.
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", "cuda:1", ...
+        compiled: compile the layers, for CUDA; the first update of a shape takes long.
         console: where progress is shown.
 
     Raises:
@@ -68,6 +70,7 @@ class PretrainingRun:
         recipe_name: str = "recipe",
         workers: int = 0,
         device: str = "auto",
+        compiled: bool = False,
         console: Console,
     ) -> None:
         self.recipe, self.store, self.folder = recipe, store, folder
@@ -81,12 +84,17 @@ class PretrainingRun:
             precision=training.precision,
             seed=training.seed,
             max_gradient_norm=training.max_gradient_norm,
-            learning_rate=self.learning_rate,
+            learning_rate=recipe.learning_rate,
         )
         torch.manual_seed(training.seed)
         self.config = recipe.model.config(self.tokenizer.size)
         check_memory(count_parameters(self.config, heads=True), self.device)
         self.model = PretrainingModel(self.config).to(self.device)
+        self.objective: Any = pretraining_objective
+        if compiled:
+            from bertkit.training.compiled import compile_layers
+
+            self.objective = compile_layers(self.model.encoder, self.objective, self.device)
         self.optimizer = build_optimizer(
             self.model,
             learning_rate=training.learning_rate,
@@ -96,17 +104,6 @@ class PretrainingRun:
         self.changes = claim_folder(folder, as_json(recipe), recipe_name, store)
         self.done, self.place = self._resume()
         self.matmul_peak = matmul_peak(self.device, training.precision, seconds=0.3)
-
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of the update that follows `step` updates."""
-        training = self.recipe.training
-        return learning_rate(
-            step,
-            peak=training.learning_rate,
-            warmup_steps=training.warmup_steps,
-            total_steps=self.recipe.phases.total_steps,
-            schedule=training.schedule,
-        )
 
     def _resume(self) -> tuple[int, Place]:
         checkpoint = load_latest(self.folder / "checkpoints", self.console.say)
@@ -202,7 +199,7 @@ class PretrainingRun:
         )
         interval = Interval(self.config, self.matmul_peak, phase)
         records = train_steps(
-            self.model, self.optimizer, pretraining_objective, steps, self.settings, done=self.done
+            self.model, self.optimizer, self.objective, steps, self.settings, done=self.done
         )
         for record in records:
             self.done, self.place = record.step, record.after
@@ -243,14 +240,9 @@ class PretrainingRun:
             return
         batches = held_out_batches(self.recipe, self.store, phase)
         means, counts = evaluate(self.model, pretraining_objective, batches, self.settings)
-        record = {
-            "kind": "evaluation",
-            "step": self.done,
-            "phase": phase,
-            **means,
-            "mlm_perplexity": math.exp(min(means["mlm_loss"], 700.0)),
-            **counts,
-        }
+        perplexity = math.exp(min(means["mlm_loss"], 700.0))
+        record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
+        record |= {"mlm_perplexity": perplexity, **counts}
         self.journal.write(record)
         self.console.update(record)
 
@@ -268,9 +260,8 @@ class PretrainingRun:
         )
         seconds = time.perf_counter() - started
         name = str(path.relative_to(self.folder))
-        self.journal.write(
-            {"kind": "checkpoint", "step": self.done, "path": name, "seconds": seconds}
-        )
+        record = {"kind": "checkpoint", "step": self.done, "path": name, "seconds": seconds}
+        self.journal.write(record)
         return path
 
     def _finish(self, stop: StopRequest, seconds: float) -> int | None:
@@ -306,6 +297,7 @@ def pretrain(
     recipe_name: str = "recipe",
     workers: int = 0,
     device: str = "auto",
+    compiled: bool = False,
     console: Console | None = None,
 ) -> int | None:
     """Pre-train a model and write its run directory; `bertkit report` draws it.
@@ -317,6 +309,7 @@ def pretrain(
         recipe_name: for the report, where the recipe is not given by name.
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", ...
+        compiled: compile the layers, for long runs on CUDA.
         console: shows progress; a new one where absent.
 
     Returns:
@@ -335,6 +328,7 @@ def pretrain(
         recipe_name=Path(name).stem,
         workers=workers,
         device=device,
+        compiled=compiled,
         console=console or Console(),
     )
     return run.run()

@@ -163,15 +163,19 @@ class PretrainRecipe:
                 f"training.accumulate = {self.training.accumulate} micro-batches"
             )
         self.model.config(vocabulary_size=1)
-        learning_rate(  # refuses an impossible schedule before anything is made
-            0,
+        self.learning_rate(0)  # refuses an impossible schedule before anything is made
+        if min(vars(self.watching).values()) < 1:
+            raise BertkitError("the watching fields must be at least 1")
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the update that follows `step` updates."""
+        return learning_rate(
+            step,
             peak=self.training.learning_rate,
             warmup_steps=self.training.warmup_steps,
             total_steps=self.phases.total_steps,
             schedule=self.training.schedule,
         )
-        if min(vars(self.watching).values()) < 1:
-            raise BertkitError("the watching fields must be at least 1")
 
 
 def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenStore) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
+from bertkit.predict.engine import check_change
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
 from bertkit.tasks.glue import GLUE
@@ -30,6 +31,7 @@ def evaluate(
     split: str = "dev",
     out: Path | None = None,
     precision: str = "auto",
+    bound: float | None = None,
     device: str = "auto",
     files: Annotated[Files, FLATTEN] = FILES,
     columns: Annotated[Columns, FLATTEN] = COLUMNS,
@@ -47,7 +49,11 @@ def evaluate(
     out
         A folder for predictions and the official file.
     precision
-        fp32, bf16, or auto.
+        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it. The scores of
+        int8 are shown beside those of fp32.
+    bound
+        The most that the deciding score may fall below that of fp32, in points of 100; beyond it,
+        the precision is refused.
     device
         auto, cpu or cuda.
     """
@@ -69,10 +75,19 @@ def evaluate(
         if is_labelled(inputs):
             scores = predictor.task.score(inputs, predictions)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
+            if bound is not None or predictor.precision == "int8":
+                exact = TaskPredictor.load(model, device=device, precision="fp32")
+                before = exact.task.score(inputs, exact.run(inputs, console)[0])
+                print(f"{task} {split} in fp32: {shown_scores(before)}")  # noqa: T201
+                if bound is not None:
+                    metric = predictor.task.metric
+                    check_change(metric, before, scores, bound / 100, predictor.precision)
             if out is not None:
                 write_json(out / f"{split}-scores.json", scores)
         elif out is None:
             raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
+        elif bound is not None:
+            raise BertkitError(f"{split} has no labels; --bound compares scores and needs them")
         if out is not None:
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)

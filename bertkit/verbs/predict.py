@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from operator import length_hint
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +17,13 @@ from rich.table import Table
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
 from bertkit.predict.predictor import load_pretrained
-from bertkit.predict.tasks import WORD, TaskPredictor, chunks
+from bertkit.predict.streaming import Progress, new_lines, reads_documents, stretches
+from bertkit.predict.tasks import WORD, TaskPredictor
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
-from bertkit.tasks.own_files import Columns, read_unlabelled
+from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
-from bertkit.text.sources import Source
+from bertkit.text.sources import DAMAGE, find_sources, one_line
 from bertkit.training.journal import Console
 
 COLUMNS = Columns()
@@ -43,7 +44,8 @@ def predict(
 
     CSV, TSV, JSON lines, Parquet and hf:NAME by columns; plain text (.txt) has an input on each
     line; a tagger also reads CoNLL columns, a model that answers SQuAD's JSON, or rows with the
-    columns "question" and "context".
+    columns "question" and "context". Some thousand inputs are held at a time, so a file (but
+    SQuAD's JSON) may be larger than memory.
 
     Parameters
     ----------
@@ -54,32 +56,51 @@ def predict(
     ensemble
         More models of the same task; the outputs of all are averaged.
     out
-        The file for the predictions; the terminal where not given.
+        The file for the predictions, which appears when all are made; the terminal where not
+        given.
     precision
-        fp32, bf16, or auto.
+        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
     device
         auto, cpu or cuda.
     """
     counts = TextCounts()
     predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
-    inputs = read_inputs(predictor.task.kind, file, remembered(columns, predictor), counts)
-    lines: list[str] = []
-    windowed, cut = 0, 0
+    named = remembered(columns, predictor)
+    inputs = read_inputs(predictor.task.kind, file, named, counts)
     with Console() as console:
+        with new_lines(out) as write:
+            visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
+            progress = Progress(console, *extent(file, named, inputs), visible=visible)
+            windowed, cut = 0, 0
+            for stretch in stretches(inputs, whole=reads_documents(predictor)):
+                progress.begin(stretch)
+                lines, several, lost = predicted(predictor, stretch, progress)
+                write(lines)
+                windowed += several
+                cut += lost
+            progress.finish()
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
-        for chunk in chunks(inputs):
-            predictions, items = predictor.run(chunk, console)
-            windowed += items.windowed
-            cut += sum(items.cut.values())
-            for given, found in zip(chunk, predictions, strict=True):
-                row = with_text(given, found, predictor.task.row(given, found))
-                lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-        console.say(f"{len(inputs):,} inputs, {windowed:,} in several windows, {cut:,} cut")
-    if out is None:
-        sys.stdout.writelines(lines)
-    else:
-        write_text(out, "".join(lines))
+        console.say(f"{progress.inputs:,} inputs, {windowed:,} in several windows, {cut:,} cut")
+
+
+def predicted(
+    predictor: TaskPredictor, stretch: list[Any], progress: Console
+) -> tuple[list[str], int, int]:
+    """A line of JSON for each input; how many took several windows; how many were cut."""
+    predictions, items = predictor.run(stretch, progress)
+    lines = []
+    for given, found in zip(stretch, predictions, strict=True):
+        row = with_text(given, found, predictor.task.row(given, found))
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return lines, items.windowed, sum(items.cut.values())
+
+
+def extent(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
+    """How long a file is, where that is soon known, and in which unit."""
+    held = length_hint(inputs)  # of inputs that had to be read whole
+    last = None if held else last_place(file, columns)
+    return (held or None, "inputs") if last is None else (last, "lines")
 
 
 def with_text(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +123,8 @@ def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
     return replace(columns, **changes)
 
 
-def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Sequence[Any]:
-    """The inputs of a file for a kind of task, without labels.
+def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
+    """The inputs of a file for a kind of task, without labels, as they are read.
 
     Raises:
         BertkitError: the file is absent, damaged or lacks a column.
@@ -117,21 +138,34 @@ def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> S
         raise BertkitError(f"{file}: a model tuned to {kind} needs columns, not plain text")
     if columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
-    found: list[Any] = []
-    document = 0
-    for number, line in text_lines(Source(file, "text", 0), counts):
-        place = f"{file}:{number}"
-        if not line.strip():
-            counts.note("blank line", place)
-            document += 1  # as in a corpus, a blank line ends a document
-        elif kind == "tag":
-            words = tuple(WORD.findall(line))
-            found.append(WordsInput(str(number), words, None, document, place))
-        else:
-            found.append(TextInput(str(number), line.strip(), None, None, place))
-    if not found:
+    return plain_inputs(kind, file, counts)
+
+
+def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextInput | WordsInput]:
+    """An input on each line that is not blank, as it is read."""
+    [source, *more] = find_sources([file], format="text")
+    if more:
+        raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
+    used = document = number = 0
+    try:
+        for number, line in text_lines(source, counts):
+            place = f"{source.path}:{number}"
+            if not line.strip():
+                counts.note("blank line", place)
+                document += 1  # as in a corpus, a blank line ends a document
+                continue
+            if kind == "tag":
+                words = tuple(WORD.findall(line))
+                yield WordsInput(str(number), words, None, document, place)
+            else:
+                yield TextInput(str(number), line.strip(), None, None, place)
+            used += 1
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read after line {number} ({one_line(error)}); restore it"
+        ) from error
+    if not used:
         raise BertkitError(f"{file} holds no text; give one input a line")
-    return found
 
 
 def fill_mask(model: Path, text: str, *, top: int = 5, device: str = "auto") -> None:

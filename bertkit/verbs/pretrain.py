@@ -55,6 +55,7 @@ def pretrain(
     corpus: Annotated[Corpus, FLATTEN] = NO_TEXT,
     workers: int = 0,
     device: str = "auto",
+    compile: bool = False,  # noqa: A002 - the flag's natural name
     settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
@@ -74,6 +75,8 @@ def pretrain(
         Loader processes; 0 suits CPUs.
     device
         auto, cpu or cuda.
+    compile
+        Compile the layers, on CUDA only: each shape waits for the compiler once.
     """
     if (store is None) == (not corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
@@ -88,6 +91,7 @@ def pretrain(
             recipe_name=Path(recipe).stem,
             workers=workers,
             device=device,
+            compiled=compile,
             console=console,
         )
         if (out / "journal.jsonl").is_file():

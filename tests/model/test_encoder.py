@@ -61,7 +61,7 @@ def test_every_layer_equals_transformers(
     other = twin(encoder, "BertModel")
     with torch.no_grad():
         states = encoder.layers_of(packed)
-        pooled = encoder.pool(states[-1], packed)
+        pooled = encoder.pool(states[-1][packed.first_tokens])
         answer = other(**padded(packed), output_hidden_states=True)
     real = padded(packed)["attention_mask"].bool()
     assert len(states) == layers + 1 == len(answer.hidden_states)
@@ -86,7 +86,7 @@ def test_genuine_weights_equal_transformers(minilm: Path) -> None:
     packed = pack([row["input_ids"] for row in encoded], [row["token_type_ids"] for row in encoded])
     with torch.no_grad():
         states = encoder.layers_of(packed)
-        pooled = encoder.pool(states[-1], packed)
+        pooled = encoder.pool(states[-1][packed.first_tokens])
         for number, (row, *ours) in enumerate(
             zip(encoded, *(state.split(packed.lengths) for state in states), strict=True)
         ):
@@ -139,6 +139,24 @@ def test_packed_equals_one_at_a_time(config: ModelConfig, batch: Any) -> None:
             torch.testing.assert_close(encoder(single), alone, atol=1e-5, rtol=1e-5)
 
 
+def test_chosen_rows_equal_those_of_all_with_their_gradients(
+    config: ModelConfig, batch: Any
+) -> None:
+    encoder = spread(Encoder(config))
+    packed = batch(9, 1, 32, 9, 4)
+    rows = torch.cat([packed.first_tokens, torch.tensor([3, 54, 12])])
+    weights = torch.randn(len(rows), config.hidden_size)
+    found = []
+    for states in (encoder(packed)[rows], encoder(packed, rows)):
+        encoder.zero_grad()
+        (states * weights).sum().backward()
+        gradients = [p.grad for p in encoder.parameters() if p.grad is not None]
+        found.append([states, *(gradient.clone() for gradient in gradients)])
+    assert len(found[0]) > 40  # of every layer
+    for of_all, of_chosen in zip(*found, strict=True):
+        torch.testing.assert_close(of_chosen, of_all, atol=1e-5, rtol=1e-5)
+
+
 def test_initial_weights_are_cut_at_two_deviations_and_follow_the_seed(config: ModelConfig) -> None:
     torch.manual_seed(5)
     encoder = Encoder(config)
@@ -184,7 +202,7 @@ def test_dropout_happens_in_training_only_and_at_every_site(
     assert not torch.equal(encoder(packed), encoder(packed))
     # twice: the embeddings and two in each of 3 layers; 3 layers with two runs of lengths (8, 5)
     assert hidden == [(21, 24)] * 14
-    assert sorted(weights) == sorted([(2, 3, 8, 8), (1, 3, 5, 5)] * 6)
+    assert sorted(weights) == sorted([(2 * 3, 8, 8), (1 * 3, 5, 5)] * 6)
 
 
 def test_bf16_autocast_keeps_the_residual_stream_in_fp32(config: ModelConfig, batch: Any) -> None:

@@ -102,6 +102,15 @@ def test_a_file_of_words_alone_where_tags_may_be_missing(write: Write) -> None:
         read_conll(write("John\nran O\n"), TextCounts(), untagged_ok=True)
 
 
+def test_a_first_document_without_its_line(tmp_path: Path) -> None:
+    """Sentences before the first line that begins a document are one; such lines may be empty."""
+    path = tmp_path / "t.txt"
+    path.write_text("a O\n\nb O\n\n-DOCSTART- O\n\n-DOCSTART- O\n\nc O\n\nd O\n")
+    assert [given.document for given in read_conll(path, TextCounts())] == [0, 0, 1, 1]
+    path.write_text("a O\n\n-DOCSTART-x O\n\nc -DOCSTART-\n")
+    assert [given.document for given in read_conll(path, TextCounts())] == [0, 1, 2]
+
+
 def test_a_long_word_and_compression(tmp_path: Path) -> None:
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"x" * 10**6 + b" O\n"))

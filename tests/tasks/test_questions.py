@@ -29,12 +29,12 @@ Write = Callable[[str, str], Path]
 
 def questions(path: Path | str, **options: Any) -> tuple[list[QuestionInput], TextCounts]:
     counts = TextCounts()
-    return read_questions(path, counts, **options), counts
+    return list(read_questions(path, counts, **options)), counts
 
 
 def words(path: Path | str, **options: Any) -> tuple[list[WordsInput], TextCounts]:
     counts = TextCounts()
-    return read_word_rows(path, counts, **options), counts
+    return list(read_word_rows(path, counts, **options)), counts
 
 
 def lines(*rows: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
 
 def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
     counts = TextCounts()
-    return read_texts(path, counts, **options), counts  # type: ignore[arg-type]
+    return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
 
 
 def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:

@@ -28,13 +28,13 @@ def write(tmp_path: Path) -> Write:
 
 def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
     counts = TextCounts()
-    return read_texts(path, counts, **options), counts  # type: ignore[arg-type]
+    return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
 
 
 def choices(path: Path, **options: object) -> tuple[list[ChoiceInput], TextCounts]:
     counts = TextCounts()
     settings = {"text": "q", "choices": ["a", "b", "c"], **options}
-    return read_choices(path, counts, **settings), counts  # type: ignore[arg-type]
+    return list(read_choices(path, counts, **settings)), counts  # type: ignore[arg-type]
 
 
 # Texts -------------------------------------------------------------------------------------------

@@ -1,0 +1,169 @@
+"""What the inference benchmark computes: real texts as token sequences, the same in every run.
+
+| name  | what                                                                 | head     |
+|-------|----------------------------------------------------------------------|----------|
+| short | Wikipedia's sentences, log-normal lengths with a mean of 31 tokens   | classify |
+| mrpc  | MRPC's pairs                                                         | classify |
+| squad | windows of at most 384 tokens of SQuAD 1.1                           | answer   |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.tokenization import read_sentences
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.classify import Classify
+from bertkit.tasks.glue import GLUE, read_glue
+from bertkit.tasks.squad import read_squad
+from bertkit.tasks.task import Encoded, Items
+from bertkit.tasks.windows import surround
+from bertkit.text.lines import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import TransformerSize, training_flops
+
+MEAN_SHORT = 31
+DEVIATION_SHORT = 0.5
+"""Of the logarithm of the length."""
+LONGEST_SHORT = 128
+SIZES = {"short": 512, "mrpc": 512, "squad": 160}
+"""Sequences of each workload."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sequences and the head that reads them."""
+
+    name: str
+    head: str
+    """classify: logits of [CLS]; answer: two logits of every token."""
+    sequences: list[Encoded]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [len(sequence.ids) for sequence in self.sequences]
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(self.lengths)
+
+    def described(self) -> dict[str, float]:
+        """What a reader of a results file needs to know of it."""
+        return {
+            "sequences": len(self.sequences),
+            "tokens": self.tokens,
+            "mean_tokens": round(self.tokens / len(self.sequences), 1),
+            "longest": max(self.lengths),
+        }
+
+
+def read_workload(name: str, data: Path, tokenizer: Tokenizer, count: int) -> Workload:
+    """A workload by name.
+
+    Args:
+        name: one of `SIZES`.
+        data: the folder of data sets.
+        tokenizer: of the model.
+        count: sequences.
+    """
+    if name == "short":
+        return Workload(name, "classify", short_texts(data, tokenizer, count))
+    if name == "mrpc":
+        return Workload(name, "classify", mrpc_pairs(data, tokenizer, count))
+    return Workload(name, "answer", squad_windows(data, tokenizer, count))
+
+
+def short_lengths(count: int) -> np.ndarray:
+    """(count,) lengths with [CLS] and [SEP], in random order.
+
+    The quantiles of the distribution rather than draws from it: any count has the same mean.
+    """
+    generator = np.random.Generator(np.random.Philox(key=31))
+    shares = (np.arange(count) + 0.5) / count
+    normal = np.array([inverse_normal(share) for share in shares])
+    mean = math.log(MEAN_SHORT) - DEVIATION_SHORT**2 / 2
+    lengths = np.exp(mean + DEVIATION_SHORT * normal).round().astype(np.int64)
+    return generator.permutation(lengths.clip(4, LONGEST_SHORT))
+
+
+def inverse_normal(share: float) -> float:
+    """The quantile of the standard normal distribution."""
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf(share)
+
+
+def short_texts(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
+    """Each begins with a sentence and goes on with the next ones until it has its length."""
+    sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 0.5 * count / SIZES["short"])
+    ids = iter(tokenizer.encode_batch(sentences))
+    texts = []
+    for length in short_lengths(count):
+        text: list[int] = []
+        while len(text) < length - 2:
+            text += next(ids)
+        texts.append(surround(text[: length - 2], None, tokenizer))
+    return texts
+
+
+def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
+    """The pairs of the dev set, then those of the training set."""
+    counts = TextCounts()
+    inputs = [
+        given
+        for split in ("dev", "train")
+        for given in read_glue("mrpc", data / "glue", split, counts)
+    ]
+    return flat(Classify(GLUE["mrpc"].labels).items(inputs[:count], tokenizer))[:count]
+
+
+def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
+    """The windows of dev questions chosen evenly from all articles."""
+    inputs = read_squad(data / "squad" / "dev-v1.1.json", TextCounts(), scoring=True)
+    chosen = [inputs[number * len(inputs) // count] for number in range(count)]
+    return flat(Answer().items(chosen, tokenizer))[:count]
+
+
+def flat(items: Items) -> list[Encoded]:
+    """All sequences of a task's items, in order."""
+    return [sequence for item in items.items for part in item.parts for sequence in part.sequences]
+
+
+def forward_flops(
+    config: TransformerSize,
+    lengths: Sequence[int],
+    *,
+    targets: int = 0,
+    pooled: bool = False,
+    rows: int | None = None,
+) -> float:
+    """Floating-point operations of the forward pass that real tokens need.
+
+    As `training_flops` counts them, but no head unless asked for, and of the last layer only what
+    the wanted rows need.
+
+    Args:
+        config: the sizes of the model.
+        lengths: of the sequences.
+        targets: tokens that go through the MLM head.
+        pooled: whether pooler and next-sentence layer count.
+        rows: tokens whose last hidden state is wanted; None for all.
+    """
+    tokens = sum(lengths)
+    whole = training_flops(
+        config,
+        tokens=tokens,
+        targets=targets,
+        sequences=len(lengths) if pooled else 0,
+        sum_squared_lengths=sum(length**2 for length in lengths),
+    )
+    h, inner = config.hidden_size, config.intermediate_size
+    unneeded = 0 if rows is None else tokens - rows
+    return whole / 3 - 2.0 * (h * h + 2 * h * inner) * unneeded

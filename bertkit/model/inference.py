@@ -1,0 +1,240 @@
+"""The encoder's layers prepared for prediction on a CPU: the same numbers, sooner.
+
+Weights are laid out once as oneDNN's kernels want them; GELU and the residual sum happen inside the
+matrix products. Three modes:
+
+| mode | weights                      | activations                                       |
+|------|------------------------------|---------------------------------------------------|
+| fp32 | fp32                         | fp32                                              |
+| bf16 | bf16                         | bf16                                              |
+| int8 | 8 bits, a scale for each     | 8 bits in products, a scale for each token, found |
+|      | output                       | as it comes; attention in bf16, the rest in fp32  |
+
+Nothing of a token's result depends on the batch that it is in, in int8 neither.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.examples.packed import Packed
+from bertkit.model.attention import attention
+from bertkit.model.encoder import Encoder, Layer
+from bertkit.shapes import Hidden, Rows, TargetIndices
+
+MODES = ("fp32", "bf16", "int8")
+BLOCK = 512
+"""Tokens that go through the position-wise part together: what they need stays in the cache, and
+memory is used again instead of asked for anew."""
+
+GELU_ZERO = 16
+"""Where 0 lies among the 256 values of a GELU's output, of which little is below 0."""
+
+
+class Product(Protocol):
+    """A matrix product with a bias: (rows, inputs) to (rows, outputs)."""
+
+    def __call__(
+        self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """The product; then GELU ("none" with erf, or "tanh") or the sum with a residual."""
+
+
+def prepare_encoder(encoder: Encoder, mode: str) -> None:
+    """Replace an encoder's layers by prepared ones, on the CPU; it can be trained no more.
+
+    Args:
+        encoder: in evaluation mode, its weights in fp32.
+        mode: one of `MODES`.
+
+    Raises:
+        BertkitError: there is no such mode, or the processor cannot do it.
+    """
+    check_mode(mode)
+    layers = list(encoder.layers)
+    for number, layer in enumerate(layers):
+        assert isinstance(layer, Layer), "the encoder is prepared already"
+        last = number == len(layers) - 1
+        layers[number] = InferenceLayer(layer, mode, torch.float32 if last else None)
+    encoder.layers = nn.ModuleList(layers)
+
+
+def check_mode(mode: str) -> None:
+    """Refuse a mode that is unknown or that this processor cannot do.
+
+    Raises:
+        BertkitError: says what to choose instead.
+    """
+    if mode not in MODES:
+        raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
+    if mode == "int8" and not (
+        fused_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
+    ):
+        raise BertkitError(
+            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN; choose bf16 or "
+            "fp32"
+        )
+
+
+def fused_products() -> bool:
+    """Whether torch has oneDNN's products with prepared weights."""
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
+    """A copy of a LayerNorm in another precision."""
+    return copy.deepcopy(layer).to(dtype).requires_grad_(False)
+
+
+class InferenceLayer(nn.Module):
+    """A layer of the encoder without dropout and gradients; see `bertkit.model.encoder.Layer`.
+
+    Args:
+        layer: its weights are copied.
+        mode: one of `MODES`.
+        output_type: of the result; None for what the mode computes in.
+    """
+
+    def __init__(self, layer: Layer, mode: str, output_type: torch.dtype | None) -> None:
+        super().__init__()
+        self.config = layer.config
+        self.dtype = torch.bfloat16 if mode == "bf16" else torch.float32
+        self.query_key_value: Product
+        self.attention_output: Product
+        self.intermediate: Product
+        self.output: Product
+        linears = [layer.query_key_value, layer.attention_output, layer.intermediate, layer.output]
+        if mode == "int8":
+            self.query_key_value = Int8Product(linears[0], torch.bfloat16)
+            self.attention_output, self.intermediate = map(Int8Product, linears[1:3])
+            self.output = Int8Product(linears[3], after_gelu=True)
+        else:
+            self.query_key_value, self.attention_output, self.intermediate, self.output = (
+                FloatProduct(linear, self.dtype) for linear in linears
+            )
+        self.attention_norm = norm(layer.attention_norm, self.dtype)
+        self.output_norm = norm(layer.output_norm, self.dtype)
+        self.output_type = output_type or self.dtype
+
+    def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
+        """One layer: (tokens, width) to (tokens, width), or to (rows, width) of chosen tokens."""
+        config = self.config
+        hidden = hidden.to(self.dtype)
+        projected = join([self.query_key_value(block) for block in torch.split(hidden, BLOCK)])
+        heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
+        query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
+        attended = attention(query, key, value, packed).flatten(1)
+        if rows is not None:
+            attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
+        blocks = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
+        return join([self.after_attention(*block) for block in blocks]).to(self.output_type)
+
+    def after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
+        """The position-wise part of the layer, (rows, width)."""
+        hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
+        approximate = "tanh" if self.config.hidden_act == "gelu_tanh" else "none"
+        expanded = self.intermediate(hidden, gelu=approximate)
+        return self.output_norm(self.output(expanded, residual=hidden))
+
+
+def join(blocks: list[Tensor]) -> Tensor:
+    """Blocks of rows as one tensor."""
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+class FloatProduct:
+    """A product in fp32 or bf16 with GELU or the residual sum inside it."""
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
+        assert linear.bias is not None
+        weight = linear.weight.detach().to(dtype).contiguous()
+        self.bias = linear.bias.detach().to(dtype)
+        self.fused = fused_products()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.fused else weight
+
+    def __call__(
+        self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """See `Product`."""
+        if not self.fused:
+            y = F.linear(x, self.weight, self.bias)
+            return after(y, gelu, residual)
+        if residual is not None:
+            return torch.ops.mkldnn._linear_pointwise.binary(
+                x, residual, self.weight, self.bias, "add"
+            )
+        operation = "none" if gelu is None else "gelu"
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operation, [], gelu)
+
+
+def after(y: Tensor, gelu: str | None, residual: Tensor | None) -> Tensor:
+    """What follows a product."""
+    if residual is not None:
+        return y.add_(residual)
+    return y if gelu is None else F.gelu(y, approximate=gelu)
+
+
+class Int8Product:
+    """A product of 8-bit integers; its input and output are not.
+
+    With w = sw * qw for each output and x = sx * (qx - zero) for each token, x w + b is
+    sx * sw * (qx - zero) qw + b, where the product of integers is exact.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        dtype: torch.dtype = torch.float32,
+        *,
+        after_gelu: bool = False,
+    ) -> None:
+        assert linear.bias is not None
+        weight = linear.weight.detach().float()
+        self.dtype, self.after_gelu = dtype, after_gelu
+        self.scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+        integers = (weight / self.scales[:, None]).round_().to(torch.int8)
+        self.weight = torch.ops.onednn.qlinear_prepack(integers.contiguous(), None)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
+        self.bias = linear.bias.detach().float()
+
+    def __call__(
+        self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """See `Product`."""
+        integers, scales, zero = quantize(x, after_gelu=self.after_gelu)
+        y = torch.ops.onednn.qlinear_pointwise(
+            integers, 1.0, zero, self.weight, self.scales, self.zeros, None,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+        torch.addcmul(self.bias, y, scales, out=y)
+        return after(y, gelu, residual).to(self.dtype)
+
+
+def quantize(x: Tensor, *, after_gelu: bool) -> tuple[Tensor, Tensor, int]:
+    """Each row as 8-bit integers: x is about scale * (integers - zero).
+
+    Args:
+        x: (rows, inputs).
+        after_gelu: whether it comes from a GELU, so that few of the values need to be negative.
+
+    Returns:
+        (rows, inputs) uint8, (rows, 1) the scales, and the zero.
+    """
+    x = x.float()  # bf16 has too few digits for 255 steps
+    if after_gelu:
+        zero = GELU_ZERO
+        above, below = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
+        scales = torch.maximum(above / (255 - zero), below / -zero)
+    else:
+        zero = 128
+        scales = x.abs().amax(dim=1, keepdim=True) / 127
+    scales.clamp_min_(1e-12)  # a row of zeros
+    shifted = (x * scales.reciprocal()).add_(zero + 0.5)
+    # by way of 16 bits: torch has no fast conversion of floats to uint8
+    return shifted.to(torch.int16).to(torch.uint8), scales, zero

@@ -1,0 +1,125 @@
+"""Fast inference for every head: a model in one of three precisions, batches by token budget.
+
+On a CPU the layers are prepared once (`bertkit.model.inference`); on a GPU the packed batches run
+under autocast. Inputs are sorted by length within what is given at once, so that neighbours are
+alike, and outputs come back in the order of the inputs. Memory follows the token budget and what
+is given at once, not the length of a file: `bertkit predict` reads it piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.model.inference import check_mode, prepare_encoder
+from bertkit.model.task_heads import TaskModel
+from bertkit.tasks.load import choose_precision
+from bertkit.tasks.task import Items, run_model
+
+
+def choose_mode(name: str, device: torch.device) -> str:
+    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
+
+    Args:
+        name: "fp32", "bf16", "int8" (CPUs only) or "auto".
+        device: where to compute.
+
+    Raises:
+        BertkitError: there is no such precision, or the device lacks it.
+    """
+    if device.type == "cpu" and name != "auto":
+        check_mode(name)
+        return name
+    if name == "int8":
+        raise BertkitError(f"int8 is for CPUs; choose bf16 or fp32 for {device}")
+    return choose_precision(name, device)
+
+
+THREAD_TOKENS = 2048
+"""Tokens in a batch where each thread has its own."""
+BATCHES_PER_THREAD = 4
+"""At least, so that all end at about the same time."""
+LEAST_TOKENS = 128
+"""Batches smaller than this are not worth a thread of their own."""
+
+
+class Engine:
+    """A model that predicts and is trained no more.
+
+    Args:
+        model: with any head; it is changed and moved to the device.
+        device: where to compute.
+        mode: "fp32", "bf16" or "int8", as `choose_mode` gives it.
+    """
+
+    def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
+        self.model = model.to(device).eval()
+        self.device, self.mode = device, mode
+        self.threads = 1
+        if device.type == "cpu":
+            prepare_encoder(self.model.encoder, mode)
+            self.threads = torch.get_num_threads()
+
+    def run(
+        self, items: Items, progress: Callable[[int], None] = lambda done: None
+    ) -> list[list[np.ndarray]]:
+        """Outputs for every part, in the order of the items; see `run_model`.
+
+        Args:
+            items: sequences of a task.
+            progress: is told how many parts are done.
+        """
+        # prepared layers compute in their own precision, without autocast
+        precision = "fp32" if self.device.type == "cpu" else self.mode
+        run = partial(run_model, self.model, items, self.device, precision=precision)
+        if self.threads == 1:
+            return run(progress=progress)
+        tokens = min(THREAD_TOKENS, items.tokens // (self.threads * BATCHES_PER_THREAD))
+        if tokens < LEAST_TOKENS:  # too little to share: the threads work on one batch together
+            return run(progress=progress)
+        with one_thread_each(self.threads) as pool:
+            return run(progress=progress, tokens=tokens, each=pool.map)
+
+
+@contextmanager
+def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """Workers that compute with one thread each.
+
+    A batch for each thread is faster than all threads on one batch: they need not wait for each
+    other after every operation.
+    """
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)  # what a worker sets is what new threads begin with
+
+
+def check_change(
+    metric: str, exact: Mapping[str, float], fast: Mapping[str, float], bound: float, mode: str
+) -> None:
+    """Refuse a precision that costs more than it may.
+
+    Args:
+        metric: that decides.
+        exact: scores in fp32, as fractions of 1.
+        fast: scores in the precision, on the same labelled inputs.
+        bound: how much lower the metric may be, as a fraction.
+        mode: the precision.
+
+    Raises:
+        BertkitError: says by how much the metric falls.
+    """
+    lost = exact[metric] - fast[metric]
+    if lost > bound:
+        raise BertkitError(
+            f"{mode} lowers {metric} from {100 * exact[metric]:.2f} to {100 * fast[metric]:.2f}, "
+            f"and the bound is {100 * bound:.2f} points; choose bf16 or fp32, or another bound"
+        )

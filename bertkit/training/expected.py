@@ -1,0 +1,271 @@
+"""What the batches of a corpus will hold: how long its examples are, measured or assumed.
+
+Examples are cut as in paper section A.2 (`examples/pairs.py`): most are full, the rest of each
+document is shorter, and about half take their second sentence from elsewhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.examples.masking import count_targets
+from bertkit.examples.pairs import SPECIALS, PairOptions, plan_window
+from bertkit.text.sources import DAMAGE, DECOMPRESSORS, Source, find_sources, one_line, open_binary
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.recipe import Phases, PretrainRecipe
+
+DOCUMENT_TOKENS = 520
+"""Assumed length of a document where there is no text to measure; about Wikipedia's."""
+EPOCH_TOKENS = 1.25
+"""Assumed tokens seen in an epoch for each token of the corpus: about half of the examples read a
+random next sentence besides their own text."""
+SAMPLE = 1000
+"""Examples whose lengths stand for all."""
+SAMPLE_BYTES = 4_000_000
+"""Text that is tokenized to know the rest."""
+SAMPLE_FILES = 4
+"""Files that the sample is taken from, at their beginnings."""
+EXPANDED_BYTES = 16_000_000
+"""Text that is decompressed to know how much the rest of such files holds."""
+BYTES_PER_TOKEN = 4.7
+"""Assumed where there is no tokenizer; about English with 30,522 pieces."""
+SIZED = ("text", "wikiextractor", "jsonl", "csv", "tsv")
+"""Formats whose size says how much text they hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """The examples of one length, by a sample."""
+
+    lengths: tuple[int, ...]
+    """(examples,) tokens of each, ascending."""
+    epoch_tokens: float
+    """Tokens seen in an epoch for each token of the corpus."""
+
+    def draw(self, sequences: int, seed: int) -> list[int]:
+        """Lengths of a batch, longest first."""
+        drawn = np.random.default_rng(seed).choice(self.lengths, sequences)
+        return sorted(drawn.tolist(), reverse=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What a plan needs to know of the text."""
+
+    title: str
+    tokens: float
+    vocabulary_size: int
+    examples: dict[int, Examples]
+    """By length."""
+    assumed: tuple[str, ...] = ()
+    """What was not measured, in words."""
+
+
+def planned_lengths(recipe: PretrainRecipe) -> list[int]:
+    """Lengths of the recipe's phases and of the paper's."""
+    return list(dict.fromkeys([*recipe.phases.lengths, *Phases().lengths]))
+
+
+def assumed_examples(length: int) -> Examples:
+    """Examples cut from documents of `DOCUMENT_TOKENS`: full ones, and an even rest of each."""
+    full = round(SAMPLE / (1 + length / DOCUMENT_TOKENS))
+    rest = np.linspace(SPECIALS + 2, length, SAMPLE - full).round().astype(int).tolist()
+    return Examples(lengths=(*rest, *[length] * full), epoch_tokens=EPOCH_TOKENS)
+
+
+def assumed_corpus(title: str, tokens: float, vocabulary: int, lengths: Sequence[int]) -> Corpus:
+    """A corpus of which only the size is known.
+
+    Raises:
+        BertkitError: it has no tokens.
+    """
+    if tokens < 1:
+        raise BertkitError(f"a corpus has at least 1 token, not {tokens:,.0f}; see --tokens")
+    assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
+    repeated = (
+        f"an epoch reads {EPOCH_TOKENS} tokens for each of the corpus (random next sentences)"
+    )
+    return Corpus(
+        title=title,
+        tokens=tokens,
+        vocabulary_size=vocabulary,
+        examples={length: assumed_examples(length) for length in lengths},
+        assumed=(assumed, repeated),
+    )
+
+
+def store_corpus(store: TokenStore, lengths: Sequence[int]) -> Corpus:
+    """A token store; its first shard shows how long examples are.
+
+    Raises:
+        BertkitError: the store has too few documents to make examples of, or is damaged.
+    """
+    if not store.shards:
+        raise BertkitError(f"store {store.folder} has no training documents; add more text")
+    return Corpus(
+        title=f"{store.folder}: {store.documents:,} documents",
+        tokens=store.tokens,
+        vocabulary_size=store.vocabulary_size,
+        examples={length: store_examples(store, length) for length in lengths},
+    )
+
+
+def text_corpus(
+    paths: Sequence[str],
+    tokenizer: Tokenizer | None,
+    options: PrepareOptions,
+    vocabulary: int,
+    lengths: Sequence[int],
+) -> Corpus:
+    """Text files: their size, and a sample of them that is prepared as a store.
+
+    Args:
+        paths: files, folders, globs.
+        tokenizer: without it, the bytes of a token are assumed.
+        options: how the text is read.
+        vocabulary: pieces, where there is no tokenizer.
+        lengths: of the examples.
+
+    Raises:
+        BertkitError: a path does not exist, is damaged, or does not say how much text it holds.
+    """
+    sources, unknown = sized_sources(paths, options.format)
+    kinds = {compression(source): source for source in sorted(sources, key=lambda s: s.bytes)}
+    ratios = {kind: expansion(largest) for kind, largest in kinds.items()}
+    total = sum(source.bytes * ratios[compression(source)] for source in sources)
+    title = f"{len(sources):,} files, about {total / 1e6:,.1f} MB"
+    title += f" ({unknown:,} of unknown type left out)" if unknown else ""
+    if tokenizer is None:
+        found = assumed_corpus(title, total / BYTES_PER_TOKEN, vocabulary, lengths)
+        note = f"{BYTES_PER_TOKEN} bytes of a file a token; --tokenizer measures it"
+        return replace(found, assumed=(note, *found.assumed))
+    with tempfile.TemporaryDirectory() as folder:
+        names, read = write_sample(sources, Path(folder))
+        store = prepare(names, tokenizer, Path(folder) / "store", options)
+        try:
+            found = store_corpus(store, lengths)
+        except BertkitError:  # of a single document no pairs can be made
+            found = assumed_corpus(title, store.tokens, store.vocabulary_size, lengths)
+    rest = max(1.0, total / read)
+    note = f"text like the {read / 1e6:.1f} MB of it that were tokenized"
+    assumed = (*found.assumed, note) if rest > 1 else found.assumed
+    return replace(found, title=title, tokens=found.tokens * rest, assumed=assumed)
+
+
+def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]:  # noqa: A002
+    """The files that paths stand for, and how many of unknown kind are left out.
+
+    Raises:
+        BertkitError: one does not exist, none holds text, or a size does not say how much.
+    """
+    everything = find_sources(paths, format=format)
+    known = [source for source in everything if source.format != "unknown"]
+    for source in known:
+        if source.format not in SIZED:
+            raise BertkitError(
+                f"{source.path}: how much text is in {source.format} shows only when it is read; "
+                "run `bertkit prepare` and give --store, or give --tokens"
+            )
+    sized = [source for source in known if source.bytes]
+    if not sized:
+        raise BertkitError(f"{' '.join(paths)}: there is no text in it; name another file")
+    return sized, len(everything) - len(known)
+
+
+def compression(source: Source) -> str:
+    """The ending of a compressed file, in lower case; of others nothing."""
+    ending = PurePosixPath(source.path).suffix.lower()
+    return ending if ending in DECOMPRESSORS else ""
+
+
+def expansion(source: Source) -> float:
+    """Bytes of text for each stored byte, by the beginning of a file.
+
+    Raises:
+        BertkitError: the file is damaged.
+    """
+    if not compression(source):
+        return 1.0
+    try:
+        with (
+            open_binary(source.path, decompress=False) as raw,
+            DECOMPRESSORS[compression(source)](raw) as stream,
+        ):
+            text = sum(len(stream.read(1 << 20)) for _ in range(EXPANDED_BYTES >> 20))
+            return text / max(1, raw.tell())
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
+        ) from error
+
+
+def write_sample(sources: Sequence[Source], folder: Path) -> tuple[list[str], int]:
+    """Copy the beginnings of some files; returns the copies and their bytes in all."""
+    chosen = sources[:: max(1, len(sources) // SAMPLE_FILES)][:SAMPLE_FILES]
+    names, read = [], 0
+    for number, source in enumerate(chosen):
+        with open_binary(source.path) as stream:
+            head = stream.read(SAMPLE_BYTES // len(chosen))
+            if stream.read(1):  # the last line is not whole
+                head = head[: head.rfind(b"\n") + 1] or head
+        plain = source.format in {"text", "wikiextractor"}
+        path = folder / f"{number}.{'txt' if plain else source.format}"
+        path.write_bytes(head)
+        names.append(str(path))
+        read += len(head)
+    return names, read
+
+
+def store_examples(store: TokenStore, length: int) -> Examples:
+    """A sample of the examples of a store's first shard."""
+    rows = plan_window(store, [0], PairOptions(max_length=length), 0, 0, 0)
+    tokens = rows["a_length"].astype(np.int64) + rows["b_length"]
+    places = (np.arange(SAMPLE) + 0.5) / SAMPLE * len(tokens)
+    return Examples(
+        lengths=tuple((np.sort(tokens)[places.astype(int)] + SPECIALS).tolist()),
+        epoch_tokens=float(tokens.sum() / store.shards[0].tokens),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The size of a batch, or of a mean one."""
+
+    sequences: int
+    tokens: float
+    targets: float
+    squares: float
+    """Sum of the squared lengths."""
+    mixed: bool = True
+    """Whether lengths differ, so that attention pads or takes several calls."""
+
+
+def typical_batch(examples: Examples, sequences: int, recipe: PretrainRecipe, phase: int) -> Batch:
+    """What so many sequences of a phase hold on average."""
+    most, share = recipe.phases.max_predictions[phase], sequences / len(examples.lengths)
+    probability = recipe.masking.probability
+    return Batch(
+        sequences=sequences,
+        tokens=share * sum(examples.lengths),
+        targets=share * sum(count_targets(n, probability, most) for n in examples.lengths),
+        squares=share * sum(n * n for n in examples.lengths),
+    )
+
+
+def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> Batch:
+    """The most that so many sequences of a phase can hold: all of full length."""
+    length, most = recipe.phases.lengths[phase], recipe.phases.max_predictions[phase]
+    return Batch(
+        sequences=sequences,
+        tokens=sequences * length,
+        targets=sequences * count_targets(length, recipe.masking.probability, most),
+        squares=sequences * length**2,
+    )

@@ -1,0 +1,139 @@
+"""Layers prepared for prediction: the same results as the encoder's own, in every mode."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bertkit.errors import BertkitError
+from bertkit.model import inference
+from bertkit.model.directory import load_encoder
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.inference import FloatProduct, Int8Product, prepare_encoder, quantize
+from tests.model.test_encoder import spread
+
+CAPABLE = torch.cpu.get_capabilities().get("avx512_vnni", False)
+needs_vnni = pytest.mark.skipif(not CAPABLE, reason="needs a processor with AVX512-VNNI")
+MODES = ["fp32", "bf16", pytest.param("int8", marks=needs_vnni)]
+CLOSE = {"fp32": 1e-5, "bf16": 0.05, "int8": 0.25}
+"""The largest difference of a normalised state, for networks of random weights."""
+
+
+def prepared(encoder: Encoder, mode: str) -> Encoder:
+    twin = copy.deepcopy(encoder).eval()
+    prepare_encoder(twin, mode)
+    return twin
+
+
+@pytest.mark.parametrize("act", ["gelu", "gelu_tanh"])
+@pytest.mark.parametrize("mode", MODES)
+def test_prepared_layers_equal_the_encoders(
+    mode: str, act: str, config: ModelConfig, batch: Any
+) -> None:
+    config = ModelConfig(**{**vars(config), "hidden_act": act})
+    encoder = spread(Encoder(config)).eval()
+    packed = batch(9, 1, 32, 9, 9, 4)
+    with torch.inference_mode():
+        exact, fast = encoder(packed), prepared(encoder, mode)(packed)
+        assert fast.dtype == torch.float32
+        assert (fast - exact).abs().max() < CLOSE[mode]
+        rows = torch.tensor([0, 40, 7])
+        chosen = prepared(encoder, mode)(packed, rows)
+        assert (chosen - fast[rows]).abs().max() < (1e-5 if mode == "fp32" else 0.05)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cosine"),
+    [("fp32", 0.99999), ("bf16", 0.9998), pytest.param("int8", 0.99, marks=needs_vnni)],
+)
+def test_genuine_weights_stay_close(mode: str, cosine: float, minilm: Path, batch: Any) -> None:
+    encoder = load_encoder(minilm).eval()
+    torch.manual_seed(0)
+    packed = batch(60, 31, 31, 12, 3)
+    packed = type(packed)(
+        torch.randint(1000, 20000, packed.ids.shape), *list(vars(packed).values())[1:5]
+    )
+    with torch.inference_mode():
+        exact, fast = encoder(packed), prepared(encoder, mode)(packed)
+    assert torch.cosine_similarity(exact, fast).min() > cosine
+
+
+def test_more_rows_than_a_block(config: ModelConfig, batch: Any, monkeypatch: Any) -> None:
+    encoder = spread(Encoder(config)).eval()
+    packed = batch(9, 9, 30, 4)
+    with torch.inference_mode():
+        whole = prepared(encoder, "fp32")(packed)
+        monkeypatch.setattr(inference, "BLOCK", 7)
+        torch.testing.assert_close(prepared(encoder, "fp32")(packed), whole, atol=1e-6, rtol=0)
+
+
+def test_without_onednn_products_are_plain_ones(
+    config: ModelConfig, batch: Any, monkeypatch: Any
+) -> None:
+    encoder = spread(Encoder(config)).eval()
+    packed = batch(9, 30, 4)
+    monkeypatch.setattr(inference, "fused_products", lambda: False)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            prepared(encoder, "fp32")(packed), encoder(packed), atol=1e-5, rtol=1e-5
+        )
+    with pytest.raises(BertkitError, match=r"int8 needs a processor with AVX512-VNNI .* bf16"):
+        prepare_encoder(encoder, "int8")
+
+
+def test_an_unknown_mode_is_named(config: ModelConfig) -> None:
+    with pytest.raises(BertkitError, match=r"no precision is called 'int4'.*int8"):
+        prepare_encoder(Encoder(config), "int4")
+
+
+@pytest.mark.parametrize("after_gelu", [False, True])
+def test_quantized_rows_are_within_half_a_step(after_gelu: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(50, 64) * torch.logspace(-3, 3, 50)[:, None]
+    x[3] = 0
+    x[4, 7] = 1e4  # one value far outside
+    x = torch.nn.functional.gelu(x) if after_gelu else x
+    integers, scales, zero = quantize(x, after_gelu=after_gelu)
+    assert integers.dtype == torch.uint8
+    error = ((integers.float() - zero) * scales - x).abs() / scales
+    assert error.max() <= 0.501
+    assert integers[0].unique().numel() > 20  # small rows keep their digits
+
+
+@needs_vnni
+@pytest.mark.parametrize("after_gelu", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 16, 100])
+def test_int8_products_are_exact_on_their_integers(rows: int, after_gelu: bool) -> None:
+    torch.manual_seed(rows)
+    linear = nn.Linear(48, 20)
+    product = Int8Product(linear, after_gelu=after_gelu)
+    x = torch.randn(rows, 48)
+    x = torch.nn.functional.gelu(x) if after_gelu else x
+    residual = torch.randn(rows, 20)
+    with torch.inference_mode():
+        integers, scales, zero = quantize(x, after_gelu=after_gelu)
+        weights = (linear.weight.double() / product.scales.double()[:, None]).round()
+        weights = weights * product.scales.double()[:, None]
+        wanted = (integers.double() - zero) * scales.double() @ weights.T + linear.bias
+        torch.testing.assert_close(product(x).double(), wanted, atol=1e-5, rtol=1e-5)
+        summed = product(x, residual=residual).double()
+        torch.testing.assert_close(summed, wanted + residual, atol=1e-5, rtol=1e-5)
+        alone = torch.cat([product(row[None]) for row in x])
+        torch.testing.assert_close(alone, product(x), atol=1e-6, rtol=1e-6)  # whatever the batch
+
+
+def test_float_products_leave_their_inputs_alone() -> None:
+    linear = nn.Linear(8, 8)
+    x, residual = torch.randn(3, 8), torch.randn(3, 8)
+    before = x.clone(), residual.clone()
+    with torch.inference_mode():
+        wanted = linear(x) + residual
+        found = FloatProduct(linear, torch.float32)(x, residual=residual)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(x, before[0])
+    assert torch.equal(residual, before[1])

@@ -1,0 +1,446 @@
+"""Files larger than memory: what is held, what comes out, what an error or a stop leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.predict import streaming, tasks
+from bertkit.predict.streaming import Progress, new_text, stretches
+from bertkit.predict.tasks import CHUNK, TaskPredictor, chunks
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, Label
+from bertkit.tasks.inputs import TextInput, WordsInput
+from bertkit.tasks.own_files import Columns, last_place
+from bertkit.tasks.tag import Tag
+from bertkit.text.lines import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.journal import Console
+from bertkit.verbs import predict as verb
+from bertkit.verbs.predict import predict, read_inputs, with_text
+from tests.conftest import WORDS
+
+TASKS: dict[str, Any] = {
+    "classify": Classify(("dry", "wet"), longest=40),
+    "choose": Choose(40, 0),
+    "tag": Tag(("O", "B-X", "I-X"), 40, 0, "sentence", True),
+    "documents": Tag(("O", "B-X", "I-X"), 40, 0, "document", True),
+    "answer": Answer(null=True, longest=40, stride=8, question_length=16),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of random weights for every task."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tuned")
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+        initializer_range=0.3,
+    )
+    for name, task in TASKS.items():
+        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        save_model(folder / name, task.build(config), tokenizer, details)
+    return folder
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Stretches of five inputs."""
+    for module in (streaming, tasks):
+        monkeypatch.setattr(module, "CHUNK", 5)
+    return 5
+
+
+def read_whole(model: Path, file: Path, columns: Columns = verb.COLUMNS) -> str:
+    """What comes out where all inputs are held at once."""
+    predictor = TaskPredictor.load(model, device="cpu", precision="fp32")
+    inputs = list(read_inputs(predictor.task.kind, str(file), columns, TextCounts()))
+    lines = []
+    for chunk in chunks(inputs):
+        predictions, _ = predictor.run(chunk)
+        for asked, found in zip(chunk, predictions, strict=True):
+            row = with_text(asked, found, predictor.task.row(asked, found))
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def run(model: Path, file: Path, out: Path | None, columns: Columns = verb.COLUMNS) -> None:
+    predict(model, str(file), out=out, device="cpu", precision="fp32", columns=columns)
+
+
+def sentence(number: int) -> str:
+    return " ".join(WORDS[(number * step) % len(WORDS)] for step in range(1, 2 + number % 5))
+
+
+# What is held -----------------------------------------------------------------------------------
+
+
+def alive() -> Counter[type]:
+    return Counter(type(found) for found in gc.get_objects())
+
+
+@pytest.mark.slow
+def test_no_more_than_two_stretches_are_held(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    file, out = tmp_path / "many.csv", tmp_path / "found.jsonl"
+    rows = 20_000
+    with file.open("w") as stream:
+        stream.write("id,text\n")
+        stream.writelines(f"n{i},{sentence(i) if i % 1000 else ''}\n" for i in range(rows))
+    columns = Columns(id="id")
+    before, held = alive(), []
+
+    def watched(*given: Any) -> Iterator[Any]:
+        for number, item in enumerate(read_inputs(*given), 1):
+            if number % CHUNK == 0:  # where a stretch is complete, and the last one still there
+                held.append(alive() - before)
+            yield item
+
+    monkeypatch.setattr(verb, "read_inputs", watched)
+    run(models / "classify", file, out, columns)
+    monkeypatch.undo()
+    assert [found[TextInput] for found in held] == [CHUNK] + [2 * CHUNK] * 8
+    assert max(found[Label] for found in held) <= CHUNK
+    said = capsys.readouterr().err.splitlines()
+    assert said[-2:] == [
+        f"counted: empty 'text': 20 (first: {file}:2)",
+        "19,980 inputs, 0 in several windows, 0 cut",
+    ]
+    assert out.read_text(encoding="utf-8") == read_whole(models / "classify", file, columns)
+    found = [json.loads(line)["id"] for line in out.read_text(encoding="utf-8").splitlines()]
+    assert found == [f"n{i}" for i in range(rows) if i % 1000]
+
+
+HEADS = {"csv": "text\n", "jsonl": "", "text": "", "conll": "-DOCSTART-\n\n"}
+SHOWN: dict[str, Callable[[str], str]] = {
+    "csv": lambda text: text,
+    "jsonl": lambda text: json.dumps({"text": text}),
+    "text": lambda text: text,
+    "conll": lambda text: text.replace(" ", "\n") + "\n",
+}
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_readers_read_no_further_than_asked(form: str, tmp_path: Path) -> None:
+    """The first inputs are there before a fault far behind them is found; it says where it is."""
+    lines = [SHOWN[form](sentence(i)) for i in range(100_000)]
+    packed = gzip.compress((HEADS[form] + "\n".join(lines)).encode(), compresslevel=1)
+    file = tmp_path / "many.txt.gz"
+    file.write_bytes(packed[: 9 * len(packed) // 10])
+    kind, columns = "classify", Columns(format=form)
+    if form == "conll":
+        kind, columns = "tag", Columns()
+    inputs = read_inputs(kind, str(file), columns, TextCounts())
+    first = next(inputs)
+    assert (first.words if form == "conll" else (first.text,)) == (sentence(0),)
+    with pytest.raises(BertkitError, match=r"many\.txt\.gz cannot be read after .*line \d{5}"):
+        list(inputs)
+
+
+@given(
+    documents=st.lists(st.integers(1, 9), max_size=12), size=st.integers(1, 7), words=st.booleans()
+)
+@settings(max_examples=60, deadline=None)
+def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: bool) -> None:
+    inputs: list[Any] = [
+        WordsInput("", ("a",), None, number, "") if words else TextInput("", "a", None, None, "")
+        for number, length in enumerate(documents)
+        for _ in range(length)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (streaming, tasks):
+            patch.setattr(module, "CHUNK", size)
+        whole = list(stretches(iter(inputs), whole=words))
+        divided = list(stretches(iter(inputs)))
+        assert whole == list(chunks(inputs))
+    assert [given for stretch in divided for given in stretch] == inputs
+    assert {len(stretch) for stretch in divided[:-1]} <= {size}
+
+
+# What comes out ---------------------------------------------------------------------------------
+
+
+def file_for(name: str, folder: Path) -> tuple[Path, Columns]:
+    """23 inputs for a task."""
+    texts = [f"{sentence(i)} {sentence(i + 7)}" for i in range(23)]
+    if name == "classify":
+        file = folder / "a.txt"
+        file.write_text("\n".join(texts))
+        return file, Columns()
+    if name == "choose":
+        file = folder / "a.csv"
+        rows = [f"{text},{sentence(i)},{sentence(i + 1)}" for i, text in enumerate(texts)]
+        file.write_text("text,a,b\n" + "\n".join(rows))
+        return file, Columns(choices=("a", "b"))
+    if name == "answer":
+        file = folder / "a.jsonl"
+        rows = [json.dumps({"question": "river", "context": text * 4}) for text in texts]
+        file.write_text("\n".join(rows))
+        return file, Columns()
+    file = folder / "a.conll.txt"
+    lines = ["-DOCSTART-\n\n" * (i % 7 == 0) + SHOWN["conll"](t) for i, t in enumerate(texts)]
+    file.write_text("\n".join(lines))
+    return file, Columns()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_output_is_that_of_the_whole_file(
+    name: str, models: Path, tmp_path: Path, small_chunks: int, capsys: Any
+) -> None:
+    file, columns = file_for(name, tmp_path)
+    out = tmp_path / "deep" / "found.jsonl"
+    run(models / name, file, out, columns)
+    capsys.readouterr()
+    run(models / name, file, None, columns)
+    printed = capsys.readouterr().out
+    found = out.read_text(encoding="utf-8")
+    assert found == printed
+    whole = read_whole(models / name, file, columns)
+    if name == "tag":  # its documents are divided, so that batches and last digits may differ
+        ours, theirs = ([json.loads(row) for row in rows.splitlines()] for rows in (found, whole))
+        for one, other in zip(ours, theirs, strict=True):
+            expected = pytest.approx(other.pop("probabilities"), abs=1e-5)
+            assert one.pop("probabilities") == expected
+            assert one == other
+    else:
+        assert found == whole
+    assert len(found.splitlines()) == 23
+    assert [path.name for path in out.parent.iterdir()] == ["found.jsonl"]
+
+
+def test_lines_are_printed_as_they_are_made(
+    models: Path, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = file_for("classify", tmp_path)
+    printed = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", printed)
+    seen = []
+
+    def watched(*given: Any) -> Iterator[Any]:
+        for item in read_inputs(*given):
+            seen.append(printed.getvalue().count("\n"))
+            yield item
+
+    monkeypatch.setattr(verb, "read_inputs", watched)
+    run(models / "classify", file, None)
+    assert seen == [max(0, 5 * ((i - 1) // 5)) for i in range(23)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_and_lines_keep_apart(
+    models: Path, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a bar on the screen, lines still go to where the output goes; on a screen, none is."""
+    monkeypatch.setenv("TERM", "xterm")
+    file, _ = file_for("classify", tmp_path)
+    expected = read_whole(models / "classify", file)
+    for output, bars in ((io.StringIO(), True), (Terminal(), False)):
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stdout", output)
+        monkeypatch.setattr(sys, "stderr", screen)
+        run(models / "classify", file, None)
+        assert output.getvalue() == expected
+        assert ("predicting" in screen.getvalue()) == bars
+        assert screen.getvalue().endswith("23 inputs, 0 in several windows, 0 cut\n")
+
+
+def test_progress_goes_by_the_lines_of_the_file() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream, interval=0)
+    progress = Progress(console, 100, "lines", visible=True)
+    for line, size in ((40, 3), (90, 2)):
+        progress.begin([TextInput("", "a", None, None, f"a:b.csv:{line}")] * size)
+        progress.start(8)
+        for done in (4, 8):
+            progress.update({"done": done})
+        progress.close()
+    progress.finish()
+    shown = [line.partition(" (")[0] + line[-10:] for line in stream.getvalue().splitlines()]
+    assert [line.split(" of ")[0].split()[-1] for line in shown] == ["20", "40", "65", "90", "100"]
+    assert [int(line.split()[-2]) for line in shown] == [1, 3, 4, 5, 5]
+
+
+def test_without_a_total_inputs_are_counted() -> None:
+    stream = io.StringIO()
+    progress = Progress(Console(stream=stream, interval=0), None, "inputs", visible=True)
+    for size in (5, 2):
+        progress.begin([TextInput("", "a", None, None, "hf:name:3")] * size)
+        progress.start(10)
+        progress.update({"done": 10})
+    progress.finish()
+    counted = [line.split(",")[0] for line in stream.getvalue().splitlines()]
+    assert counted == [f"predicting: {number} inputs" for number in (5, 7, 7)]
+
+
+def test_how_far_places_go(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    for end in ("", "\n"):
+        file.write_text(f'text\n"a\nb"\nc{end}')
+        assert last_place(str(file), Columns()) == 4
+    with gzip.open(tmp_path / "a.csv.gz", "wb") as stream:
+        stream.write(b"text\na\n")
+    assert last_place(str(tmp_path / "a.csv.gz"), Columns()) is None
+    assert last_place(str(tmp_path), Columns()) is None
+    assert last_place("hf:name", Columns()) is None
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": ["a"] * 7}), tmp_path / "a.parquet")
+    assert last_place(str(tmp_path / "a.parquet"), Columns()) == 7
+    (tmp_path / "b.parquet").write_bytes(b"PAR1")
+    assert last_place(str(tmp_path / "b.parquet"), Columns()) is None
+
+
+# What is left behind ----------------------------------------------------------------------------
+
+
+def damaged_parquet(folder: Path) -> Path:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = folder / "a.parquet"
+    texts = [f"{sentence(i)} {i}" for i in range(9000)]
+    parquet.write_table(
+        *(arrow.table({"text": texts}), file), row_group_size=3000, compression="zstd"
+    )
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 5000] = b"\xff" * 5000
+    file.write_bytes(content)
+    return file
+
+
+def late_faults(name: str, folder: Path) -> tuple[Path, str]:
+    """A file whose first stretch is sound."""
+    if name == "parquet":
+        return damaged_parquet(folder), r"a\.parquet cannot be read after row or line \d"
+    file = folder / "a.csv"
+    rows = [f"{i},{sentence(i)}" for i in range(20)]
+    if name == "id":
+        file.write_text("\n".join(["id,text", *rows, "3,river"]))
+        return file, r"a\.csv:22: ID '3' stands at .*a\.csv:5 already"
+    if name == "ragged":
+        file.write_text("\n".join(["id,text", *rows, *["river"] * 21]))
+        return file, "and so 21 of 41 rows"
+    file.write_text("\n".join(["id,text", *rows, '20,"river']))
+    return file, r"a\.csv:22: bad quotes in the row that begins here"
+
+
+@pytest.mark.parametrize("name", ["parquet", "id", "ragged", "quote"])
+def test_a_late_fault_leaves_the_old_file(
+    name: str, models: Path, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, message = late_faults(name, tmp_path)
+    made = []
+    real = TaskPredictor.run
+
+    def counted(self: TaskPredictor, *given: Any) -> Any:
+        made.append(1)
+        return real(self, *given)
+
+    monkeypatch.setattr(TaskPredictor, "run", counted)
+    if name == "parquet":
+        monkeypatch.setattr(streaming, "CHUNK", 1000)
+    out = tmp_path / "results" / "found.jsonl"
+    out.parent.mkdir()
+    out.write_text("old\n")
+    with pytest.raises(BertkitError, match=message):
+        run(models / "classify", file, out, Columns(id="" if name == "parquet" else "id"))
+    assert made
+    assert out.read_text() == "old\n"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_an_interrupted_run_leaves_the_old_file(
+    models: Path, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, _ = file_for("classify", tmp_path)
+    out = tmp_path / "results" / "found.jsonl"
+    out.parent.mkdir()
+    out.write_text("old\n")
+    real, beside = TaskPredictor.run, []
+
+    def stopped(self: TaskPredictor, *given: Any) -> Any:
+        beside.append(len(list(out.parent.iterdir())))
+        if len(beside) == 3:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    monkeypatch.setattr(TaskPredictor, "run", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(models / "classify", file, out)
+    assert beside == [2, 2, 2]
+    assert out.read_text() == "old\n"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match="does not exist; check the path"):
+        next(read_inputs("classify", str(tmp_path / "no.txt"), Columns(), TextCounts()))
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("river\n")
+    with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
+        next(read_inputs("classify", str(tmp_path), Columns(format="text"), TextCounts()))
+    (tmp_path / "a.txt").write_text("\n \n")
+    with pytest.raises(BertkitError, match="holds no text; give one input a line"):
+        next(read_inputs("classify", str(tmp_path / "a.txt"), Columns(), TextCounts()))
+
+
+def test_text_piece_by_piece(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    with new_text(path) as write:
+        write(["one\n", "two\n"])
+        assert not path.exists()
+        write(piece for piece in ("\u05e9\n",))
+    assert path.read_text(encoding="utf-8") == "one\ntwo\n\u05e9\n"
+
+
+def test_text_of_a_block_that_fails(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.txt"
+    write_text(path, "one")
+
+    def fail() -> None:
+        with new_text(path) as write:
+            write(["x" * 10**6])
+            raise OSError("of the block, which is not about the file")
+
+    with pytest.raises(OSError, match="of the block"):
+        fail()
+    assert path.read_text() == "one"
+    assert [entry.name for entry in path.parent.iterdir()] == ["b.txt"]
+    with pytest.raises(BertkitError, match=r"cannot write .*c"), new_text(path / "c"):
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_text_on_a_full_disk(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    (tmp_path / f".a.txt.tmp-{os.getpid()}").symlink_to("/dev/full")
+    full = pytest.raises(BertkitError, match=r"cannot write .*a\.txt: the disk is full")
+    with full, new_text(path) as write:
+        write(["x" * 10**6])
+    assert list(tmp_path.iterdir()) == []

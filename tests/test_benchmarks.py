@@ -1,0 +1,254 @@
+"""The benchmarks of inference and growth: their contestants compute the same, their sums are right.
+
+No time is tested.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import growth, inference, record, tables
+from benchmarks.contestants import AS_GIVEN, Bertkit
+from benchmarks.inference import cosines
+from benchmarks.peers import (
+    CLASSES,
+    Contestant,
+    OnnxPeer,
+    TransformersPeer,
+    longest_first,
+    padded,
+    run_padded,
+    sample,
+    write_model,
+)
+from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.start import Start, read_start
+from bertkit.tasks.task import Encoded
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import training_flops
+
+CONFIG = ModelConfig(
+    vocab_size=80, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=64, max_position_embeddings=512, initializer_range=0.2,
+)  # fmt: skip
+
+
+def draw(lengths: list[int]) -> list[Encoded]:
+    rng = np.random.default_rng(0)
+    return [
+        Encoded(rng.integers(5, 60, length, dtype=np.int32), int(rng.integers(1, length + 1)))
+        for length in lengths
+    ]
+
+
+@pytest.fixture(scope="module")
+def start(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("start") / "model"
+    config = {**vars(CONFIG), "vocab_size": tokenizer.size}
+    save_model(folder, Encoder(ModelConfig(**config)), tokenizer, {})
+    return read_start(folder)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.booleans())
+def test_padded_batches_give_each_sequence_its_own_output(
+    lengths: list[int], batch: int, by_length: bool
+) -> None:
+    sequences = draw(lengths)
+    order = longest_first(sequences) if by_length else list(range(len(sequences)))
+    keys = ("input_ids", "attention_mask", "token_type_ids")
+    found = run_padded(
+        sequences, order, batch, lambda arrays: np.stack([arrays[key] for key in keys], axis=-1)
+    )
+    for output, (ids, first) in zip(found, sequences, strict=True):
+        assert output[:, 0].tolist() == ids.tolist()
+        assert output[:, 1].all()
+        assert output[:, 2].tolist() == [0] * first + [1] * (len(ids) - first)
+
+
+def test_padding_is_masked() -> None:
+    arrays = padded(draw([2, 5]))
+    assert arrays["attention_mask"].tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]]
+    assert not arrays["input_ids"][0, 2:].any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 8))
+def test_a_sample_consists_of_batches_of_the_whole(
+    lengths: list[int], batch: int, every: int
+) -> None:
+    sequences = draw(lengths)
+
+    def batches(chosen: list[Encoded]) -> list[list[int]]:
+        order = longest_first(chosen)
+        rows = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
+        return [[id(chosen[i].ids) for i in row] for row in rows]
+
+    chosen = sample(sequences, batch, every)
+    whole = batches(sequences)
+    assert chosen
+    assert all(found in whole for found in batches(chosen))
+
+
+@pytest.mark.parametrize("count", [64, 512])
+def test_short_lengths_have_their_mean_and_are_always_the_same(count: int) -> None:
+    lengths = short_lengths(count)
+    assert abs(lengths.mean() - 31) < 0.5
+    assert (lengths == short_lengths(count)).all()
+    assert (np.diff(lengths) < 0).any()  # not sorted
+    assert np.log(lengths).std() == pytest.approx(0.5, abs=0.03)
+
+
+def test_forward_operations_by_hand() -> None:
+    lengths = [3, 5]
+    # for each of 2 layers: q, k, v, out 4 x 32 x 32, feed-forward 2 x 32 x 64; scores and values
+    token = 2 * 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    assert forward_flops(CONFIG, lengths) == 8 * token + 2 * 4 * 32 * (9 + 25)
+    saved = 2 * (32 * 32 + 2 * 32 * 64)
+    assert forward_flops(CONFIG, lengths) - forward_flops(CONFIG, lengths, rows=2) == 6 * saved
+    whole = training_flops(CONFIG, tokens=8, targets=2, sequences=2, sum_squared_lengths=34)
+    assert 3 * forward_flops(CONFIG, lengths, targets=2, pooled=True) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("name", ["short", "mrpc", "squad"])
+def test_workloads_are_real_texts_with_boundaries(
+    name: str, data: Path, tokenizer: Tokenizer
+) -> None:
+    work = read_workload(name, data, tokenizer, 6)
+    again = read_workload(name, data, tokenizer, 6)
+    assert len(work.sequences) == 6
+    for (ids, first), (same, _) in zip(work.sequences, again.sequences, strict=True):
+        assert ids.dtype == np.int32
+        assert ids.tolist() == same.tolist()
+        assert ids[0] == tokenizer.cls_id
+        assert ids[first - 1] == ids[-1] == tokenizer.sep_id
+        assert (first == len(ids)) == (name == "short")
+    assert work.described()["tokens"] == sum(len(ids) for ids, _ in work.sequences)
+
+
+@pytest.mark.parametrize("head", ["classify", "answer"])
+def test_contestants_agree(head: str, start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    from benchmarks.exports import export, fused_operators
+
+    sequences = draw([7, 2, 19, 7, 40, 3])
+    model = write_model(tmp_path, start, head)
+    graphs = export(model, head, tmp_path / "onnx")
+    theirs = TransformersPeer(model, head, precision="fp32", by_length=False).run(sequences)
+    shapes = [(CLASSES,) if head == "classify" else (len(ids), 2) for ids, _ in sequences]
+    assert [output.shape for output in theirs] == shapes
+    exact: dict[str, Contestant] = {
+        "sorted": TransformersPeer(model, head, precision="fp32", by_length=True),
+        "plain": OnnxPeer(graphs["plain fp32"], batch=2),
+        "fused": OnnxPeer(graphs["fused fp32"], batch=4),
+        "bertkit": Bertkit(model, head, "fp32"),
+    }
+    for contestant in exact.values():
+        for own, other in zip(contestant.run(sequences), theirs, strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-3, atol=2e-4)
+    rough: dict[str, Contestant] = {
+        "bf16": TransformersPeer(model, head, precision="bf16", by_length=True),
+        "plain int8": OnnxPeer(graphs["plain int8"], batch=3),
+        "fused int8": OnnxPeer(graphs["fused int8"], batch=3),
+    }
+    for name, contestant in rough.items():
+        found = cosines(contestant.run(sequences), theirs)
+        assert min(found) > 0.95, name
+        assert max(found) < 1 - 1e-7, name  # else it did not compute in fewer bits
+    fused = fused_operators(graphs["fused int8"])
+    assert fused["QAttention"] == start.config.num_hidden_layers
+    before = {path: path.stat().st_mtime_ns for path in graphs.values()}
+    assert export(model, head, tmp_path / "onnx") == graphs
+    assert {path: path.stat().st_mtime_ns for path in graphs.values()} == before
+
+
+def test_incomplete_fusion_is_an_error(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    from benchmarks import exports
+
+    model = write_model(tmp_path, start, "classify")
+    with exports.silence():
+        exports.write_plain(model, "classify", tmp_path / "plain.onnx")
+    deeper = tmp_path / "deeper"
+    deeper.mkdir()
+    config = json.loads((model / "config.json").read_text())
+    (deeper / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    with exports.silence(), pytest.raises(RuntimeError, match="'Attention': 2"):
+        exports.write_fused(deeper, tmp_path / "plain.onnx", tmp_path / "fused.onnx")
+
+
+@pytest.mark.slow
+def test_inference_from_texts_to_tables(
+    data: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    found, details = inference.run(
+        data, tmp_path / "work", start, replace(inference.QUICK, repeats=2)
+    )
+    assert set(found) == {"short", "mrpc", "squad", "latency"}
+    assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit bf16")] == [1, 2]
+    assert AS_GIVEN not in found["latency"]
+    assert found["squad"]["bertkit fp32"]["cosine"] == pytest.approx(1.0, abs=1e-4)
+    assert found["mrpc"]["onnxruntime int8"]["over_onnxruntime_int8"]["median"] == 1
+    needed, whole = (
+        found["short"]["bertkit fp32"][name]["median"]
+        for name in ("share_of_matmul_peak_needed", "share_of_matmul_peak")
+    )
+    assert needed <= whole
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    inference.write_tables(found, details)
+    for name in (f"inference-{table}" for table in found):
+        assert "bertkit fp32" in tables.render(tmp_path / "results", name)
+
+
+def test_growth_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = growth.run(growth.QUICK, "fp32", repeats=1)
+    assert list(found) == ["length", "layers", "fit"]
+    first, second = found["length"].values()
+    assert first["training"]["over_theory"] == first["inference"]["theory"] == 1
+    assert first["tokens"] == second["tokens"]
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    growth.write_tables(found, {})
+    assert "length 32" in tables.render(tmp_path / "results", "growth-length")
+    assert "layers, inference" in tables.render(tmp_path / "results", "growth-fit")
+
+
+def test_growth_fit_finds_a_line() -> None:
+    cases = [growth.Case(layers=n) for n in (1, 3, 9)]
+    taken = {
+        case: {kind: [0.02 + case.flops(kind) / 5e10] for kind in growth.KINDS} for case in cases
+    }
+    for _, row in growth.fits("layers", taken):
+        assert row["fixed_milliseconds"] == pytest.approx(20, abs=0.02)
+        assert row["gigaflop_per_second"] == pytest.approx(50, abs=0.1)
+        assert row["largest_share_off"] == 0
+
+
+def test_growth_batches_fit_their_case() -> None:
+    case = growth.Case(length=16, batch=3, width=64, layers=1)
+    batch = growth.make_batch(case)
+    assert batch.packed.lengths == [16] * 3
+    assert len(batch.target_ids) == 3 * case.targets
+    assert len(set(batch.target_positions.tolist())) == 3 * case.targets
+    assert batch.packed.position_ids[batch.target_positions].min() >= 1
+    # one more layer costs its matrices and its attention; the last one is cut to its targets
+    more = case._replace(layers=2).flops("training") - case.flops("training")
+    assert more == pytest.approx(3 * (48 * 24 * 64 * 64 + 4 * 64 * 3 * 256))
+
+
+def test_workload_counts() -> None:
+    work = Workload("short", "classify", draw([4, 6]))
+    expected = {"sequences": 2, "tokens": 10, "mean_tokens": 5.0, "longest": 6}
+    assert work.described() == expected
