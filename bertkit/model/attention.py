@@ -25,8 +25,11 @@ from bertkit.examples.packed import EqualLengths, Packed
 from bertkit.model.dropout import keep_mask, keep_scale
 from bertkit.shapes import Heads
 
-CACHED_WEIGHTS = 1 << 20
-"""Attention weights that are worked on at a time on a CPU: a few megabytes."""
+CACHED_WEIGHTS = 1 << 19
+"""Attention weights that are worked on at a time on a CPU: one or two megabytes."""
+
+EVEN_SOFTMAX = 256
+"""Below this length torch's softmax in bf16 is slow, unless 32 divides the length."""
 
 SIMILAR = 0.75
 """Sequences of at least this share of a length are padded to it, to share one call."""
@@ -167,51 +170,48 @@ def sequences_attention(
     """Attention of sequences of one length on a CPU: (sequences, heads, length, head width).
 
     torch's flash kernel is the fastest in fp32 without dropout. It has no dropout, and in bf16 the
-    written-out form is faster; this runs a few sequences at a time, to stay in the cache.
+    written-out form is faster; this runs a few heads at a time, to stay in the cache.
+    The mask, (sequences, 1, 1, length), is added to the scores of each key.
     """
     if dropout == 0.0 and query.dtype == torch.float32 and mask is None:
         return scaled_dot_product_attention(query, key, value, is_causal=causal)
-    count, heads, length, _ = query.shape
-    step = max(1, CACHED_WEIGHTS // (heads * length * length))
-    masks = [None] * -(-count // step) if mask is None else torch.split(mask, step)
+    sequences, heads, length, width = query.shape
+    every = sequences * heads
+    step = max(1, CACHED_WEIGHTS // length**2)
+    masks: Sequence[Tensor | None] = [None] * -(-every // step)
+    if mask is not None:
+        own_masks = mask.expand(-1, heads, -1, -1).reshape(every, 1, length)
+        masks = torch.split(own_masks, step)
+    merged = (tensor.reshape(every, length, width) for tensor in (query, key, value))
+    rows = (torch.split(tensor, step) for tensor in merged)
     parts = [
         explicit_attention(q, k, v, causal=causal, dropout=dropout, mask=own)
-        for q, k, v, own in zip(
-            *(torch.split(x, step) for x in (query, key, value)), masks, strict=True
-        )
+        for q, k, v, own in zip(*rows, masks, strict=True)
     ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    output = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return output.view(query.shape)
 
 
 def explicit_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool,
-    dropout: float,
-    mask: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention written out, (sequences, heads, length, head width); a mask adds to the scores."""
-    sequences, heads, length, width = q.shape
-    q, k, v = (rows.reshape(sequences * heads, length, width) for rows in (q, k, v))
+    """Attention written out, (heads of any sequences, length, width); a mask adds to the scores."""
     nothing = q.new_empty(())  # beta 0: it is not read
-    scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=1 / math.sqrt(width))
+    scale = 1 / math.sqrt(q.shape[-1])
+    scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=scale)
     if mask is not None:
-        scores = (scores.view(sequences, heads, length, length) + mask).view_as(scores)
+        scores = scores + mask
+    length = scores.shape[-1]
     if causal:
         later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
-    if scores.dtype == torch.bfloat16:  # whose softmax is slow where 32 does not divide the length
-        scores = scores.float()
+    if torch.is_grad_enabled() or (length < EVEN_SOFTMAX and length % 32):
+        scores = scores.float() if scores.dtype == torch.bfloat16 else scores
     weights = scores.softmax(dim=-1).to(v.dtype)
-    if dropout:
-        # Scaling the output is scaling the kept weights, on far fewer numbers.
-        weights = weights * keep_mask(weights.shape, dropout)
-    output = weights @ v
-    if dropout:
-        output = output * keep_scale(dropout)
-    return output.view(sequences, heads, length, width)
+    if dropout == 0.0:
+        return weights @ v
+    # Scaling the output is scaling the kept weights, on far fewer numbers.
+    return (weights * keep_mask(weights.shape, dropout)) @ v * keep_scale(dropout)
 
 
 def varlen(
