@@ -22,10 +22,10 @@ USABLE = 0.9
 """Share of a machine's memory that is planned with; the rest is for allocator and system."""
 WINDOW_TOKENS = 108_000_000
 """Tokens whose examples are planned together: eight shards of 64 MB."""
-KERNELS = 0.55 * GIB
+KERNELS = 1.25 * GIB
 """Kept by oneDNN on a CPU in bf16: a kernel for each new shape of a product, at most 1,024. Nearly
 every batch has another number of tokens, so it fills within some fifty updates, whatever the
-network."""
+network. Attention has shapes of its own for every length."""
 HEAP = 0.4 * GIB
 """The most that the C library's heap keeps on a CPU of what was freed; larger buffers go back."""
 
