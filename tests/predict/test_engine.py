@@ -1,0 +1,187 @@
+"""The engine: every head in every precision, a batch for each thread, and a bound on the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.cli import main
+from bertkit.errors import BertkitError
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.predict import engine
+from bertkit.predict.engine import check_change, choose_mode, one_thread_each
+from bertkit.predict.tasks import TaskPredictor
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.tag import Tag
+from bertkit.tokens.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+VNNI = torch.cpu.get_capabilities().get("avx512_vnni", False)
+needs_vnni = pytest.mark.skipif(not VNNI, reason="needs a processor with AVX512-VNNI")
+TASKS = {
+    "classify": Classify(("a", "b", "c"), longest=40),
+    "multi-label": ClassifyMany(("a", "b"), longest=40),
+    "regress": Regress(longest=40),
+    "choose": Choose(longest=40),
+    "tag": Tag(("O", "B-PER", "I-PER"), longest=40),
+    "answer": Answer(longest=40, question_length=10),
+}
+WORDS = ["open", "the", "file", "and", "read", "a", "long", "line", "of", "text", "from", "it"]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == before, "a test changed the number of threads"
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tuned model of each kind, with random weights."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models")
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        initializer_range=0.2,
+    )
+    for name, task in TASKS.items():
+        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        save_model(folder / name, task.build(config), tokenizer, details)
+    return folder
+
+
+def words(number: int) -> list[str]:
+    return [WORDS[(number * step) % len(WORDS)] for step in range(1, 3 + number % 30)]
+
+
+def inputs_of(kind: str, count: int) -> list[object]:
+    texts = [" ".join(words(number)) for number in range(count)]
+    if kind == "choose":
+        return [
+            ChoiceInput(str(i), t, ("the line", "a file"), None, "") for i, t in enumerate(texts)
+        ]
+    if kind == "tag":
+        return [WordsInput(str(i), tuple(words(i)), None, i, "") for i in range(count)]
+    if kind == "answer":
+        return [QuestionInput(str(i), "what", t, None, "") for i, t in enumerate(texts)]
+    return [TextInput(str(i), t, None, None, "") for i, t in enumerate(texts)]
+
+
+def outputs(model: Path, precision: str, inputs: list[object]) -> list[np.ndarray]:
+    predictor = TaskPredictor.load(model, device="cpu", precision=precision)
+    items = predictor.task.items(inputs, predictor.tokenizer)
+    return [rows for parts in predictor.engines[0].run(items) for rows in parts]
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize(
+    ("precision", "close"), [("bf16", 0.03), pytest.param("int8", 0.06, marks=needs_vnni)]
+)
+def test_every_head_in_every_precision(
+    kind: str, precision: str, close: float, models: Path
+) -> None:
+    given = inputs_of(kind, 40)
+    exact, fast = (outputs(models / kind, mode, given) for mode in ("fp32", precision))
+    for a, b in zip(exact, fast, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype == np.float32
+    a, b = (np.concatenate([rows.ravel() for rows in side]) for side in (exact, fast))
+    assert 0 < np.abs(a - b).mean() < close * np.abs(a).mean() + close * a.std()
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "choose"])
+def test_threads_change_neither_order_nor_results(
+    kind: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = inputs_of(kind, 150)
+    alone = outputs(models / kind, "fp32", given)
+    monkeypatch.setattr(engine, "LEAST_TOKENS", 16)
+    seen = []
+    monkeypatch.setattr(
+        engine, "one_thread_each", lambda workers: seen.append(workers) or one_thread_each(workers)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        shared = outputs(models / kind, "fp32", given)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3]
+    for a, b in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_workers_compute_with_one_thread_and_others_keep_theirs() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread_each(2) as pool:
+            assert set(pool.map(lambda _: torch.get_num_threads(), range(8))) == {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_in_a_worker_is_raised(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "LEAST_TOKENS", 1)
+    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    predictor.engines[0].threads = 2
+    items = predictor.task.items(inputs_of("classify", 50), predictor.tokenizer)
+    items.items[7].parts[0].sequences[0].ids[1] = 10**6  # outside the vocabulary
+    with pytest.raises(IndexError):
+        predictor.engines[0].run(items)
+
+
+def test_precisions_are_checked() -> None:
+    assert choose_mode("fp32", CPU) == "fp32"
+    assert choose_mode("auto", CPU) in {"fp32", "bf16"}
+    with pytest.raises(BertkitError, match=r"no precision is called 'int9'.*int8"):
+        choose_mode("int9", CPU)
+    with pytest.raises(BertkitError, match="int8 is for CPUs; choose bf16 or fp32 for cuda"):
+        choose_mode("int8", torch.device("cuda"))
+
+
+def test_a_bound_refuses_what_costs_more() -> None:
+    check_change("f1", {"f1": 0.9}, {"f1": 0.896}, 0.005, "int8")
+    check_change("f1", {"f1": 0.9}, {"f1": 0.95}, 0.0, "int8")
+    with pytest.raises(BertkitError, match=r"int8 lowers f1 from 90.00 to 89.00, .* 0.50 points"):
+        check_change("f1", {"f1": 0.9}, {"f1": 0.89}, 0.005, "int8")
+
+
+@needs_vnni
+def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dev = tmp_path / "dev.csv"
+    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    given = inputs_of("classify", 60)
+    found = predictor.many(given)  # what the model says in fp32 is the truth here
+    rows = [f"{asked.text},{answer.label}" for asked, answer in zip(given, found, strict=True)]  # type: ignore[attr-defined]
+    dev.write_text("\n".join(["text,label", *rows]) + "\n")
+    command = ["evaluate", "classify", "--model", str(models / "classify"), "--dev", str(dev)]
+    command += ["--precision", "int8", "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--bound", "100"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "classify dev in fp32: accuracy 100.0%" in shown
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--bound", "-1"])  # not even an equal score would do
+    assert ended.value.code == 2
+    assert "int8 lowers accuracy from 100.00" in capsys.readouterr().err
