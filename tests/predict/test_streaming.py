@@ -113,6 +113,7 @@ def test_no_more_than_two_stretches_are_held(
         stream.write("id,text\n")
         stream.writelines(f"n{i},{sentence(i) if i % 1000 else ''}\n" for i in range(rows))
     columns = Columns(id="id")
+    gc.collect()  # what other tests left, lest it go while this one counts
     before, held = alive(), []
 
     def watched(*given: Any) -> Iterator[Any]:
@@ -124,7 +125,8 @@ def test_no_more_than_two_stretches_are_held(
     monkeypatch.setattr(verb, "read_inputs", watched)
     run(models / "classify", file, out, columns)
     monkeypatch.undo()
-    assert [found[TextInput] for found in held] == [CHUNK] + [2 * CHUNK] * 8
+    assert len(held) == 9
+    assert all(CHUNK <= found[TextInput] <= 2 * CHUNK for found in held)
     assert max(found[Label] for found in held) <= CHUNK
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
