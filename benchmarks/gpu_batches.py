@@ -74,7 +74,7 @@ def rounded_sizes(batch: PretrainingBatch, config: ModelConfig) -> tuple[int, in
 
 
 def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
-    """A batch padded to its longest sequence."""
+    """A packed batch as transformers takes it: padded to its longest sequence."""
     packed = batch.packed
     inside = torch.arange(packed.max_seqlen) < torch.tensor(packed.lengths)[:, None]
     labels = torch.full_like(packed.ids, -100)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_batches import padded
 from benchmarks.record import data_folder, summary, write_result
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
@@ -36,26 +37,6 @@ from bertkit.training.optimizer import build_optimizer
 
 CPU = torch.device("cpu")
 BATCH = 32
-
-
-def padded(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
-    """A packed batch as transformers takes it."""
-    packed = batch.packed
-    shape = (len(packed.lengths), packed.max_seqlen)
-    inside = torch.arange(packed.max_seqlen) < torch.tensor(packed.lengths)[:, None]
-    labels = torch.full((len(packed.ids),), -100)
-    labels[batch.target_positions] = batch.target_ids
-
-    def place(values: torch.Tensor, empty: int) -> torch.Tensor:
-        return torch.full(shape, empty).masked_scatter(inside, values)
-
-    return {
-        "input_ids": place(packed.ids, 0),
-        "token_type_ids": place(packed.segment_ids, 0),
-        "attention_mask": inside.long(),
-        "labels": place(labels, -100),
-        "next_sentence_label": batch.next_labels,
-    }
 
 
 def own_update(model: PretrainingModel, precision: str) -> Callable[[PretrainingBatch], None]:

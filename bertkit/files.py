@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +55,49 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         BertkitError: the disk is full or the folder cannot be written.
     """
+    with new_file(path) as temporary, disk_errors(path):
+        write(temporary)
+
+
+@contextmanager
+def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Give a block what writes pieces of UTF-8 text; see `new_file`."""
+    with new_file(path) as temporary:
+        with disk_errors(path):
+            file = temporary.open("w", encoding="utf-8")
+
+        def write(pieces: Iterable[str]) -> None:
+            with disk_errors(path):
+                file.writelines(pieces)
+
+        try:
+            yield write
+            with disk_errors(path):
+                file.close()
+        finally:
+            with suppress(OSError):  # on a full disk closing fails, too
+                file.close()
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Give a block a temporary name; what it wrote there becomes `path` when it ends well.
+
+    After an error the old `path` stands. Disk errors here, not in the block, are `BertkitError`s.
+    """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(temporary)
+    try:
+        yield temporary
+        with disk_errors(path):
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-        finally:
+            sync_folder(path.parent)
+    finally:
+        with disk_errors(path):
             temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,45 +1,20 @@
-"""Files larger than memory: inputs in stretches, lines written as they come, one bar for it all.
+"""Files larger than memory: lines that are written as they come, and one bar for it all.
 
-Order is kept: a stretch is read, run and written before the next one is read to its end. So no more
-than two of them are ever in memory, one at work and one being read.
+Order is kept: a stretch of inputs (`bertkit.predict.tasks.stretches`) is read, run and written
+before the next one is read to its end. So no more than two of them are ever in memory, one at work
+and one being read.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertkit.files import disk_errors, sync_folder
-from bertkit.predict.tasks import CHUNK, TaskPredictor
-from bertkit.tasks.tag import Tag
+from bertkit.files import new_text
 from bertkit.training.journal import Console
-
-
-def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
-    """Inputs in stretches of `CHUNK`, or of a little more where documents must stay whole.
-
-    Args:
-        inputs: of `bertkit.tasks.inputs`; they are taken as they are needed.
-        whole: whether no document of tagged words may be divided. One longer than a stretch is held
-            in memory.
-    """
-    stretch: list[Any] = []
-    for given in inputs:
-        if len(stretch) >= CHUNK and not (whole and stretch[-1].document == given.document):
-            yield stretch
-            stretch = []
-        stretch.append(given)
-    if stretch:
-        yield stretch
-
-
-def reads_documents(predictor: TaskPredictor) -> bool:
-    """Whether the sentences of a document are read together."""
-    return isinstance(predictor.task, Tag) and predictor.task.context == "document"
 
 
 @contextmanager
@@ -64,41 +39,10 @@ def new_lines(out: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
     yield write_now
 
 
-@contextmanager
-def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Write UTF-8 text piece by piece; it becomes `path` when the block ends well.
-
-    After an error or an interruption the temporary file is removed and the old `path`, if any,
-    stands. The block is given the function that writes some pieces.
-
-    Raises:
-        BertkitError: the disk is full or the folder cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("w", encoding="utf-8")
-
-    def write(pieces: Iterable[str]) -> None:
-        with disk_errors(path):
-            file.writelines(pieces)
-
-    try:
-        yield write
-        with disk_errors(path):
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            temporary.replace(path)
-            sync_folder(path.parent)
-    finally:
-        with suppress(OSError):  # on a full disk closing fails, too
-            file.close()
-        temporary.unlink(missing_ok=True)
-
-
-class Progress(Console):
+class Progress:
     """A file's bar, to be given to `TaskPredictor.run`, which tells of the windows of one stretch.
+
+    The share of windows that are done is taken for that of the stretch's inputs.
 
     Args:
         console: what shows the bar; it is closed by its owner.
@@ -108,13 +52,11 @@ class Progress(Console):
     """
 
     def __init__(self, console: Console, total: int | None, unit: str, *, visible: bool) -> None:
-        super().__init__(stream=console.stream)
         self.console, self.whole, self.by_lines = console, total, unit == "lines"
         self.visible = visible
         self.inputs = 0
         """Inputs so far, with the stretch at work."""
         self.size = self.before = self.after = 0
-        self.windows = 1
         if visible:
             console.start(total, title="predicting", unit=unit)
 
@@ -132,18 +74,10 @@ class Progress(Console):
         self._show(1.0)
         self.console.close()
 
-    def start(
-        self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
-    ) -> None:
-        """See `Console`; the windows of a stretch are no bar of their own."""
-        self.windows = max(1, total or 0)
-
-    def update(self, record: dict[str, Any]) -> None:
-        """See `Console`; the share of windows that are done is taken for that of inputs."""
-        self._show(record["done"] / self.windows)
-
-    def close(self) -> None:
-        """See `Console`; the bar stays up for the next stretch."""
+    def __call__(self, done: int, total: int) -> None:
+        """Of the stretch at work, `done` of `total` windows are done."""
+        if done:
+            self._show(done / total)
 
     def _show(self, share: float) -> None:
         if not self.visible:

@@ -9,8 +9,9 @@ Several folders make an ensemble: the mean of the models' outputs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,9 +25,9 @@ from bertkit.tasks.classify import Label, LabelSet
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
+from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import Items, mean_outputs
 from bertkit.training.devices import choose_device
-from bertkit.training.journal import Console
 
 WORD = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:[.,'’&/-]\w+)*|[^\w\s]")
 """Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each."""
@@ -70,17 +71,22 @@ class GivenAnswer(NamedTuple):
     no_answer_probability: float
 
 
-def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Inputs in stretches of `CHUNK` or a little more: no document of words is divided."""
-    start = 0
-    while start < len(inputs):
-        end = min(start + CHUNK, len(inputs))
-        while end < len(inputs) and isinstance(inputs[end], WordsInput):
-            if inputs[end].document != inputs[end - 1].document:
-                break
-            end += 1
-        yield inputs[start:end]
-        start = end
+def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
+    """Inputs in stretches of `CHUNK`, or of a little more where documents must stay whole.
+
+    Args:
+        inputs: of `bertkit.tasks.inputs`; they are taken as they are needed.
+        whole: whether no document of tagged words may be divided. One longer than a stretch is held
+            in memory.
+    """
+    stretch: list[Any] = []
+    for given in inputs:
+        if len(stretch) >= CHUNK and not (whole and stretch[-1].document == given.document):
+            yield stretch
+            stretch = []
+        stretch.append(given)
+    if stretch:
+        yield stretch
 
 
 class TaskPredictor:
@@ -135,24 +141,45 @@ class TaskPredictor:
         many = [paths] if isinstance(paths, str | Path) else list(paths)
         return cls([load_task_model(Path(path), where) for path in many], where, precision)
 
-    def run(self, inputs: Sequence[Any], console: Console | None = None) -> tuple[list[Any], Items]:
-        """Predictions for many inputs, in order, and their sequences."""
+    @property
+    def reads_documents(self) -> bool:
+        """Whether the sentences of a document are read together."""
+        return isinstance(self.task, Tag) and self.task.context == "document"
+
+    def run(
+        self, inputs: Sequence[Any], progress: Callable[[int, int], None] | None = None
+    ) -> tuple[list[Any], Items]:
+        """Predictions for many inputs, in order, and their sequences; see `run_items`."""
         items = self.task.items(inputs, self.tokenizer)
+        return self.run_items(inputs, items, progress), items
+
+    def run_items(
+        self,
+        inputs: Sequence[Any],
+        items: Items,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Any]:
+        """Predictions for inputs whose sequences are made, in order.
+
+        Args:
+            inputs: of `bertkit.tasks.inputs`.
+            items: what the task's `items` made of them.
+            progress: is told how many windows are done, and of how many: first that none is, then
+                after every batch. Each model of an ensemble has its own.
+        """
         parts = sum(len(item.parts) for item in items.items)
-        if console is not None:
-            console.start(parts * len(self.engines), title="predicting", unit="windows")
-        many = []
-        for number, engine in enumerate(self.engines):
 
-            def show(done: int, before: int = number * parts) -> None:
-                if console is not None:
-                    console.update({"done": before + done})
+        def tell(before: int, done: int) -> None:
+            if progress is not None:
+                progress(before + done, parts * len(self.engines))
 
-            many.append(engine.run(items, show))
-        if console is not None:
-            console.close()
+        tell(0, 0)
+        many = [
+            engine.run(items, partial(tell, number * parts))
+            for number, engine in enumerate(self.engines)
+        ]
         outputs = many[0] if len(many) == 1 else mean_outputs(many)
-        return self.task.decode(inputs, items, outputs), items
+        return self.task.decode(inputs, items, outputs)
 
     def many(self, inputs: Sequence[Any]) -> list[Any]:
         """Predictions for inputs of `bertkit.tasks.inputs`, in order."""
@@ -161,7 +188,8 @@ class TaskPredictor:
             raise BertkitError(
                 f"many() takes the tuples of bertkit.tasks.inputs, not the text {wrong[:40]!r}"
             )
-        return [found for chunk in chunks(inputs) for found in self.run(chunk)[0]]
+        divided = stretches(inputs, whole=self.reads_documents)
+        return [found for stretch in divided for found in self.run(stretch)[0]]
 
 
 def unthresholded(task: Any) -> dict[str, Any]:

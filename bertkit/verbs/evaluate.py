@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -70,14 +71,15 @@ def evaluate(
     with Console() as console:
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
-        predictions, items = predictor.run(inputs, console)
+        bar = windows_bar(console)
+        predictions, items = predictor.run(inputs, bar)
         console.say(describe_items(split, items))
         if is_labelled(inputs):
             scores = predictor.task.score(inputs, predictions)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
             if bound is not None or predictor.precision == "int8":
                 exact = TaskPredictor.load(model, device=device, precision="fp32")
-                before = exact.task.score(inputs, exact.run(inputs, console)[0])
+                before = exact.task.score(inputs, exact.run_items(inputs, items, bar))
                 print(f"{task} {split} in fp32: {shown_scores(before)}")  # noqa: T201
                 if bound is not None:
                     metric = predictor.task.metric
@@ -92,3 +94,17 @@ def evaluate(
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
+
+
+def windows_bar(console: Console) -> Callable[[int, int], None]:
+    """A bar over the windows of a run, to be given to `TaskPredictor.run`."""
+
+    def show(done: int, total: int) -> None:
+        if done:
+            console.update({"done": done})
+        else:
+            console.start(total, title="predicting", unit="windows")
+        if done == total:
+            console.close()
+
+    return show

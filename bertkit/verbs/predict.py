@@ -18,8 +18,8 @@ from rich.table import Table
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.predict.predictor import load_pretrained
-from bertkit.predict.streaming import Progress, new_lines, reads_documents, stretches
-from bertkit.predict.tasks import WORD, TaskPredictor
+from bertkit.predict.streaming import Progress, new_lines
+from bertkit.predict.tasks import WORD, TaskPredictor, stretches
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
@@ -72,7 +72,7 @@ def predict(
             visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
             progress = Progress(console, *extent(file, named, inputs), visible=visible)
             windowed, cut = 0, 0
-            for stretch in stretches(inputs, whole=reads_documents(predictor)):
+            for stretch in stretches(inputs, whole=predictor.reads_documents):
                 progress.begin(stretch)
                 lines, several, lost = predicted(predictor, stretch, progress)
                 write(lines)
@@ -85,7 +85,7 @@ def predict(
 
 
 def predicted(
-    predictor: TaskPredictor, stretch: list[Any], progress: Console
+    predictor: TaskPredictor, stretch: list[Any], progress: Progress
 ) -> tuple[list[str], int, int]:
     """A line of JSON for each input; how many took several windows; how many were cut."""
     predictions, items = predictor.run(stretch, progress)

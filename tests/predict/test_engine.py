@@ -11,30 +11,16 @@ import torch
 
 from bertkit.cli import main
 from bertkit.errors import BertkitError
-from bertkit.model.directory import save_model
-from bertkit.model.encoder import ModelConfig
 from bertkit.predict import engine
 from bertkit.predict.engine import check_change, choose_mode, one_thread_each
 from bertkit.predict.tasks import TaskPredictor
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.classify import Classify
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
-from bertkit.tasks.regress import Regress
-from bertkit.tasks.tag import Tag
-from bertkit.tokens.tokenizer import Tokenizer
+from tests.predict.conftest import TASKS
 
 CPU = torch.device("cpu")
 VNNI = torch.cpu.get_capabilities().get("avx512_vnni", False)
 needs_vnni = pytest.mark.skipif(not VNNI, reason="needs a processor with AVX512-VNNI")
-TASKS = {
-    "classify": Classify(("a", "b", "c"), longest=40),
-    "multi-label": ClassifyMany(("a", "b"), longest=40),
-    "regress": Regress(longest=40),
-    "choose": Choose(longest=40),
-    "tag": Tag(("O", "B-PER", "I-PER"), longest=40),
-    "answer": Answer(longest=40, question_length=10),
-}
 WORDS = ["open", "the", "file", "and", "read", "a", "long", "line", "of", "text", "from", "it"]
 
 
@@ -44,26 +30,6 @@ def threads() -> Iterator[None]:
     yield
     assert torch.get_num_threads() == before, "a test changed the number of threads"
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tuned model of each kind, with random weights."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("models")
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.2,
-    )
-    for name, task in TASKS.items():
-        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(config), tokenizer, details)
-    return folder
 
 
 def words(number: int) -> list[str]:
@@ -76,7 +42,7 @@ def inputs_of(kind: str, count: int) -> list[object]:
         return [
             ChoiceInput(str(i), t, ("the line", "a file"), None, "") for i, t in enumerate(texts)
         ]
-    if kind == "tag":
+    if kind in {"tag", "documents"}:
         return [WordsInput(str(i), tuple(words(i)), None, i, "") for i in range(count)]
     if kind == "answer":
         return [QuestionInput(str(i), "what", t, None, "") for i, t in enumerate(texts)]
@@ -166,7 +132,10 @@ def test_a_bound_refuses_what_costs_more() -> None:
 
 @needs_vnni
 def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    models: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dev = tmp_path / "dev.csv"
     predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
@@ -176,9 +145,17 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     dev.write_text("\n".join(["text,label", *rows]) + "\n")
     command = ["evaluate", "classify", "--model", str(models / "classify"), "--dev", str(dev)]
     command += ["--precision", "int8", "--device", "cpu"]
+    tokenized, real = [], Classify.items
+
+    def counted(*given: object) -> object:
+        tokenized.append(1)
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Classify, "items", counted)
     with pytest.raises(SystemExit) as ended:
         main([*command, "--bound", "100"])
     assert ended.value.code == 0
+    assert len(tokenized) == 1, "both precisions take the same sequences"
     shown = capsys.readouterr().out
     assert "classify dev in fp32: accuracy 100.0%" in shown
     with pytest.raises(SystemExit) as ended:

@@ -6,73 +6,49 @@ import gc
 import gzip
 import io
 import json
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
-from bertkit.model.directory import save_model
-from bertkit.model.encoder import ModelConfig
-from bertkit.predict import streaming, tasks
-from bertkit.predict.streaming import Progress, new_text, stretches
-from bertkit.predict.tasks import CHUNK, TaskPredictor, chunks
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify, Label
-from bertkit.tasks.inputs import TextInput, WordsInput
+from bertkit.predict import tasks
+from bertkit.predict.streaming import Progress
+from bertkit.predict.tasks import CHUNK, TaskPredictor, stretches
+from bertkit.tasks.classify import Label
+from bertkit.tasks.inputs import ChoiceInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place
-from bertkit.tasks.tag import Tag
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
 from bertkit.verbs import predict as verb
 from bertkit.verbs.predict import predict, read_inputs, with_text
 from tests.conftest import WORDS
-
-TASKS: dict[str, Any] = {
-    "classify": Classify(("dry", "wet"), longest=40),
-    "choose": Choose(40, 0),
-    "tag": Tag(("O", "B-X", "I-X"), 40, 0, "sentence", True),
-    "documents": Tag(("O", "B-X", "I-X"), 40, 0, "document", True),
-    "answer": Answer(null=True, longest=40, stride=8, question_length=16),
-}
-
-
-@pytest.fixture(scope="module")
-def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model of random weights for every task."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tuned")
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=40,
-        initializer_range=0.3,
-    )
-    for name, task in TASKS.items():
-        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
-        save_model(folder / name, task.build(config), tokenizer, details)
-    return folder
+from tests.predict.conftest import TASKS
 
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Stretches of five inputs."""
-    for module in (streaming, tasks):
-        monkeypatch.setattr(module, "CHUNK", 5)
+    monkeypatch.setattr(tasks, "CHUNK", 5)
     return 5
+
+
+def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """What `stretches` gives where documents stay whole, from inputs that are all there."""
+    start = 0
+    while start < len(inputs):
+        end = min(start + tasks.CHUNK, len(inputs))
+        while end < len(inputs) and isinstance(inputs[end], WordsInput):
+            if inputs[end].document != inputs[end - 1].document:
+                break
+            end += 1
+        yield inputs[start:end]
+        start = end
 
 
 def read_whole(model: Path, file: Path, columns: Columns = verb.COLUMNS) -> str:
@@ -175,13 +151,29 @@ def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: b
         for _ in range(length)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (streaming, tasks):
-            patch.setattr(module, "CHUNK", size)
+        patch.setattr(tasks, "CHUNK", size)
         whole = list(stretches(iter(inputs), whole=words))
         divided = list(stretches(iter(inputs)))
         assert whole == list(chunks(inputs))
     assert [given for stretch in divided for given in stretch] == inputs
     assert {len(stretch) for stretch in divided[:-1]} <= {size}
+
+
+def test_many_inputs_are_divided_between_documents(
+    models: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [WordsInput("", ("river", "stone"), None, i // 3, "") for i in range(14)]
+    for name, lengths in (("documents", [6, 6, 2]), ("tag", [5, 5, 4])):
+        predictor = TaskPredictor.load(models / name, device="cpu", precision="fp32")
+        asked: list[int] = []
+
+        def noted(stretch: Any, real: Any = predictor.run, asked: list[int] = asked) -> Any:
+            asked.append(len(stretch))
+            return real(stretch)
+
+        monkeypatch.setattr(predictor, "run", noted)
+        assert len(predictor.many(inputs)) == 14
+        assert asked == lengths
 
 
 # What comes out ---------------------------------------------------------------------------------
@@ -190,7 +182,7 @@ def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: b
 def file_for(name: str, folder: Path) -> tuple[Path, Columns]:
     """23 inputs for a task."""
     texts = [f"{sentence(i)} {sentence(i + 7)}" for i in range(23)]
-    if name == "classify":
+    if name in {"classify", "multi-label", "regress"}:
         file = folder / "a.txt"
         file.write_text("\n".join(texts))
         return file, Columns()
@@ -275,16 +267,26 @@ def test_a_bar_and_lines_keep_apart(
         assert screen.getvalue().endswith("23 inputs, 0 in several windows, 0 cut\n")
 
 
+def test_progress_of_an_ensemble_is_of_all_its_windows(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = TaskPredictor.load([models / "choose"] * 2, device="cpu", precision="fp32")
+    inputs = [ChoiceInput(str(i), sentence(i), ("a", "b"), None, "") for i in range(7)]
+    told: list[tuple[int, int]] = []
+    found, items = predictor.run(inputs, lambda done, total: told.append((done, total)))
+    windows = sum(len(item.parts) for item in items.items)
+    assert told == [(0, 2 * windows), (windows, 2 * windows), (2 * windows, 2 * windows)]
+    assert predictor.run_items(inputs, items) == found == predictor.many(inputs)
+
+
 def test_progress_goes_by_the_lines_of_the_file() -> None:
     stream = io.StringIO()
     console = Console(stream=stream, interval=0)
     progress = Progress(console, 100, "lines", visible=True)
     for line, size in ((40, 3), (90, 2)):
         progress.begin([TextInput("", "a", None, None, f"a:b.csv:{line}")] * size)
-        progress.start(8)
-        for done in (4, 8):
-            progress.update({"done": done})
-        progress.close()
+        for done in (0, 4, 8):
+            progress(done, 8)
     progress.finish()
     shown = [line.partition(" (")[0] + line[-10:] for line in stream.getvalue().splitlines()]
     assert [line.split(" of ")[0].split()[-1] for line in shown] == ["20", "40", "65", "90", "100"]
@@ -296,8 +298,7 @@ def test_without_a_total_inputs_are_counted() -> None:
     progress = Progress(Console(stream=stream, interval=0), None, "inputs", visible=True)
     for size in (5, 2):
         progress.begin([TextInput("", "a", None, None, "hf:name:3")] * size)
-        progress.start(10)
-        progress.update({"done": 10})
+        progress(10, 10)
     progress.finish()
     counted = [line.split(",")[0] for line in stream.getvalue().splitlines()]
     assert counted == [f"predicting: {number} inputs" for number in (5, 7, 7)]
@@ -366,7 +367,7 @@ def test_a_late_fault_leaves_the_old_file(
 
     monkeypatch.setattr(TaskPredictor, "run", counted)
     if name == "parquet":
-        monkeypatch.setattr(streaming, "CHUNK", 1000)
+        monkeypatch.setattr(tasks, "CHUNK", 1000)
     out = tmp_path / "results" / "found.jsonl"
     out.parent.mkdir()
     out.write_text("old\n")
@@ -410,39 +411,3 @@ def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n \n")
     with pytest.raises(BertkitError, match="holds no text; give one input a line"):
         next(read_inputs("classify", str(tmp_path / "a.txt"), Columns(), TextCounts()))
-
-
-def test_text_piece_by_piece(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.txt"
-    with new_text(path) as write:
-        write(["one\n", "two\n"])
-        assert not path.exists()
-        write(piece for piece in ("\u05e9\n",))
-    assert path.read_text(encoding="utf-8") == "one\ntwo\n\u05e9\n"
-
-
-def test_text_of_a_block_that_fails(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b.txt"
-    write_text(path, "one")
-
-    def fail() -> None:
-        with new_text(path) as write:
-            write(["x" * 10**6])
-            raise OSError("of the block, which is not about the file")
-
-    with pytest.raises(OSError, match="of the block"):
-        fail()
-    assert path.read_text() == "one"
-    assert [entry.name for entry in path.parent.iterdir()] == ["b.txt"]
-    with pytest.raises(BertkitError, match=r"cannot write .*c"), new_text(path / "c"):
-        pass
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-def test_text_on_a_full_disk(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    (tmp_path / f".a.txt.tmp-{os.getpid()}").symlink_to("/dev/full")
-    full = pytest.raises(BertkitError, match=r"cannot write .*a\.txt: the disk is full")
-    with full, new_text(path) as write:
-        write(["x" * 10**6])
-    assert list(tmp_path.iterdir()) == []
