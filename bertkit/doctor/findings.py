@@ -1,0 +1,176 @@
+"""A finding: what was measured, how bad that is, and what to change.
+
+`LIMITS` holds every finding there is with the number from which it is worth a notice or is a
+problem; docs/doctor.md explains them, and a test keeps the two equal. A finding without limits is
+judged by the rule that its check describes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SEVERITIES = ("ok", "notice", "problem")
+"""From good to bad."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """From which number on something is worth a notice, and from which it is a problem."""
+
+    notice: float = math.inf
+    problem: float = math.inf
+    unit: str = "share"
+    """share (written in per cent), or what is counted."""
+    low: bool = False
+    """Whether small numbers are the bad ones; limits that are not used are then -inf."""
+
+    def grade(self, value: float) -> str:
+        """The severity of a number."""
+        sign = -1 if self.low else 1
+        if sign * value >= sign * self.problem:
+            return "problem"
+        return "notice" if sign * value >= sign * self.notice else "ok"
+
+    def written(self, value: float) -> str:
+        """A limit as the documentation has it."""
+        if not math.isfinite(value):
+            return "-"
+        return percent(value) if self.unit == "share" else f"{value:,.10g} {self.unit}".strip()
+
+
+RULE = Limit(unit="rule")
+"""No single number decides; the check says what does."""
+
+STORE_LIMITS = {
+    "files": RULE,
+    "tokenizer": RULE,
+    "corpus-size": Limit(1_000_000, 10_000, "tokens", low=True),
+    "documents": Limit(100, 10, "documents", low=True),
+    "held-out-size": Limit(20_000, -math.inf, "tokens", low=True),
+    "held-out-copies": Limit(0.01, 0.1),
+    "duplicate-documents": Limit(0.01, 0.1),
+    "repeated-sentences": Limit(0.05, 0.2),
+    "largest-document": Limit(0.1, 0.5),
+    "one-sentence-documents": Limit(0.2, 0.5),
+    "long-sentences": Limit(0.1, 0.4),
+    "unknown-pieces": Limit(0.005, 0.02),
+    "fertility": Limit(1.8, 2.5, "pieces a word"),
+    "unused-vocabulary": Limit(0.25, 0.8),
+    "label-balance": Limit(0.65, 0.8),
+    "cut-tokens": Limit(0.4, 0.7),
+    "pair-shortcut": Limit(0.9, 0.97),
+}
+"""What can be found in a token store."""
+
+RUN_LIMITS = {
+    "state": RULE,
+    "journal": RULE,
+    "vocabulary": RULE,
+    "corpus": RULE,
+    "plateau": RULE,
+    "learning-rate-high": RULE,
+    "learning-rate-low": RULE,
+    "gradient-norm": Limit(20.0, math.inf, "times the usual"),
+    "clipping": Limit(10.0, math.inf, "times the limit"),
+    "warm-up": Limit(0.25, 0.5),
+    "schedule-over": Limit(0.1, 0.5),
+    "next-sentence-chance": RULE,
+    "next-sentence-easy": RULE,
+    "label-balance": STORE_LIMITS["label-balance"],
+    "cut-tokens": STORE_LIMITS["cut-tokens"],
+    "evaluation": RULE,
+    "overfitting": Limit(0.3, 1.0, "nats"),
+    "epochs": Limit(50, 500, "epochs"),
+    "throughput": Limit(0.7, -math.inf, low=True),
+    "matmul-share": Limit(0.05, -math.inf, low=True),
+}
+"""What can be found in a run."""
+
+LIMITS = STORE_LIMITS | RUN_LIMITS
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    """A key of `LIMITS`."""
+    severity: str
+    """ok, notice or problem."""
+    numbers: dict[str, Any]
+    """What was measured, by name."""
+    meaning: str
+    """What the numbers say, in words and with the main one."""
+    change: str = ""
+    """What to do about it; nothing where all is well."""
+
+    def lines(self) -> list[str]:
+        """One line with the severity first, and under it what to change."""
+        first = f"{self.severity:<8} {self.name}: {self.meaning}"
+        return [first, f"{'':<8} > {self.change}"] if self.change else [first]
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields as JSON values."""
+        return asdict(self)
+
+
+def found(
+    name: str, severity: str, numbers: dict[str, Any], meaning: str, change: str = ""
+) -> Finding:
+    """A finding whose severity a rule has decided; advice is kept only where it is needed."""
+    assert name in LIMITS, name
+    assert severity in SEVERITIES, severity
+    return Finding(name, severity, numbers, meaning, "" if severity == "ok" else change)
+
+
+def judged(
+    name: str, value: float, numbers: dict[str, Any], meaning: str, change: str = ""
+) -> Finding:
+    """A finding whose severity follows from one number and its limits."""
+    return found(name, LIMITS[name].grade(value), numbers, meaning, change)
+
+
+def worst(severities: Iterable[str]) -> str:
+    """The worst of some severities; ok where there is none."""
+    return max(severities, key=SEVERITIES.index, default="ok")
+
+
+def percent(value: float) -> str:
+    """A share in per cent, with two digits where it is small, and 100 only where it is whole."""
+    if 0 < value < 1e-5:
+        return "less than 0.001%"
+    text = f"{100 * value:.2g}%" if value < 0.1 else f"{value:.0%}"
+    return f"{value:.2%}" if text == "100%" and value < 1 else text
+
+
+def pair_findings(random_share: float, cut_share: float, where: str) -> list[Finding]:
+    """What the measured examples say: label balance (design section 4) and tokens cut off.
+
+    Args:
+        random_share: share of examples whose B is random.
+        cut_share: share of the drawn tokens that truncation took.
+        where: which examples these are, in words.
+    """
+    commoner = max(random_share, 1 - random_share)
+    return [
+        judged(
+            "label-balance",
+            commoner,
+            {"random_share": random_share},
+            f"{percent(random_share)} of {where} have a random next sentence (half is meant): "
+            f"always saying the commoner label gets {percent(commoner)} right",
+            "a document or chunk of one sentence can only be 'random': give whole documents, split "
+            "sentences (prepare --language), or raise phases.lengths",
+        ),
+        judged(
+            "cut-tokens",
+            cut_share,
+            {"cut_share": cut_share},
+            f"truncation takes {percent(cut_share)} of the tokens drawn for {where}",
+            "sentences are long beside the examples: raise phases.lengths, or split the text into "
+            "sentences (prepare --language)",
+        ),
+    ]

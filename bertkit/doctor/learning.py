@@ -1,0 +1,283 @@
+"""Whether a run learns: the plateau, the learning rate, next-sentence prediction, overfitting.
+
+Two losses can be reached without using any context. One is the unigram entropy: guess every piece
+by its frequency. The other is lower, because a target is not always masked (paper A.1: of the
+targets 10 % are kept and 10 % become a random piece): repeat the piece that is seen, where it is
+likelier to be kept than random. Runs stay at this second loss until attention forms, for long where
+the learning rate is low or the batch is small; that is the plateau near 7 of which so many reports
+speak (google-research/bert#746, huggingface/transformers#3983).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertkit.doctor.findings import LIMITS, Finding, Limit, found, percent, worst
+from bertkit.doctor.records import Run, mean, number, phase_of, step_of, third
+from bertkit.errors import BertkitError
+from bertkit.examples.pairs import SPECIALS
+
+CONTEXT = 0.03
+"""Of the unigram entropy: a loss so far below the copying loss uses context."""
+LEVEL = 0.02
+"""Of the unigram entropy: a loss that falls less from a third of a phase to the next is level."""
+EARLY_EXAMPLES = 500_000
+"""Before so many examples..."""
+EARLY_UPDATES = 10_000
+"""... and so many updates, and half of the run, the plateau is no surprise."""
+GUESSING_UPDATES = 500
+"""So many updates after the warm-up no loss should be at the unigram entropy itself."""
+MEANINGFUL_GAP = 0.1
+"""In nats: without such a gap to the training loss, a risen held-out loss is no overfitting."""
+RISE = Limit(0.05, 0.2, "nats")
+"""Of the held-out loss above its lowest value."""
+CHANCE = 0.03
+"""Next-sentence accuracy so little above the commoner label's share is chance."""
+FEWEST_PAIRS = 500
+"""Of fewer examples no accuracy is judged."""
+RIGHT_AWAY = 0.95
+"""Next-sentence accuracy that nothing but a shortcut reaches on the plateau."""
+
+
+def copying_loss(unigrams: np.ndarray, mask_share: float, random_share: float) -> float:
+    """The MLM loss, in nats, of the best guesser that sees only the piece at the target itself.
+
+    Let p be the frequencies, k the share of targets kept, r the share replaced by one of V pieces.
+    A masked target is guessed by p. A piece w that is seen there was kept with probability
+    c = k p(w) / (k p(w) + r / V), so w gets c + (1 - c) p(w) and any other piece (1 - c) p.
+
+    Args:
+        unigrams: (V,) counts.
+        mask_share: of targets that become [MASK].
+        random_share: of targets that become a random piece.
+    """
+    p = unigrams / unigrams.sum()
+    seen = p > 0
+    entropy = -float((p[seen] * np.log(p[seen])).sum())
+    k, r = max(0.0, 1 - mask_share - random_share), random_share
+    if k == 0 or r == 0:  # nothing to repeat, or always to be repeated
+        return (mask_share + r) * entropy
+    kept = k * p / (k * p + r / len(p))
+    repeated = np.log((kept + (1 - kept) * p)[seen])  # of guessing the piece that is seen
+    other = np.log1p(-kept)
+    if_kept = -float((p[seen] * repeated).sum())
+    same = float((p[seen] * (repeated - other[seen] - np.log(p[seen]))).sum()) / len(p)
+    if_random = entropy - float(other.mean()) - same  # it may be the same piece by chance
+    return mask_share * entropy + k * if_kept + r * if_random
+
+
+def blind_losses(run: Run) -> tuple[float, float] | None:
+    """(unigram entropy, copying loss) of a run; None where its journal has no entropy."""
+    entropy = run.baseline("unigram_entropy")
+    if entropy is None or entropy <= 0:
+        return None
+    if run.words == "lm":  # every token is a target: [SEP] and [CLS], too, which are easy
+        targets = sum(number(record, "targets") or 0 for record in run.steps)
+        easy = min(0.5, SPECIALS * run.sequences / max(1, targets))
+        return entropy, (1 - easy) * entropy
+    mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")
+    if mask is None or random is None:
+        return entropy, entropy
+    counts = unigrams_of(run, entropy)
+    if counts is None:
+        return entropy, min(entropy, (mask + random) * entropy)
+    return entropy, copying_loss(counts, mask, random)
+
+
+def unigrams_of(run: Run, entropy: float) -> np.ndarray | None:
+    """The counts behind the run's baseline, where its store is there, whole and unchanged."""
+    try:
+        counts = None if run.store is None else run.store.unigrams
+    except (OSError, ValueError, BertkitError):
+        return None  # the store's own findings say so
+    if counts is None or not counts.sum():
+        return None
+    shares = counts[counts > 0] / counts.sum()
+    same = math.isclose(-float((shares * np.log(shares)).sum()), entropy, rel_tol=1e-6)
+    return counts if same else None
+
+
+def uses_context(level: float, entropy: float, copying: float) -> bool:
+    """Whether a loss is below what can be had without context."""
+    return level < copying - CONTEXT * entropy
+
+
+def is_early(run: Run) -> bool:
+    """Whether a run that has not learnt yet may simply need more updates."""
+    total = run.total_steps
+    half_made = total is not None and run.last_step >= total / 2
+    few = run.sequences < EARLY_EXAMPLES and run.last_step < EARLY_UPDATES
+    return few and not half_made and not run.finished
+
+
+def last_level(run: Run) -> float | None:
+    """The words' loss now: the mean of the last sixth of the present phase."""
+    records = run.present()
+    return mean(records[-max(1, len(records) // 6) :], f"{run.words}_loss", "targets")
+
+
+def check_plateau(run: Run, causes: Sequence[str]) -> list[Finding]:
+    """Whether the loss is one that needs no context, and whether that is to be worried about.
+
+    Args:
+        run: what was written down.
+        causes: names of problems that would keep it there, for the advice.
+    """
+    blind, level = blind_losses(run), last_level(run)
+    if blind is None or level is None:
+        return []
+    entropy, copying = blind
+    records = run.present()
+    before, now = (mean(third(records, index), f"{run.words}_loss", "targets") for index in (1, 2))
+    fall = 0.0 if before is None or now is None else before - now
+    numbers = {
+        "loss": level,
+        "unigram_entropy": entropy,
+        "copying_loss": copying,
+        "fall": fall,
+        "updates": run.last_step,
+        "examples": run.sequences,
+    }
+    said = (
+        f"{run.words_name} loss {level:.3f}; without context, guessing by frequency reaches "
+        f"{entropy:.3f}, and repeating what is seen at the target itself {copying:.3f}"
+    )
+    if uses_context(level, entropy, copying):
+        return [found("plateau", "ok", numbers, said)]
+    guessing = level > (entropy + copying) / 2 and copying < (1 - LEVEL) * entropy
+    early = "; still early" if is_early(run) else ""
+    said += f"; it fell by {fall:.3f} from the middle to the last third of the phase"
+    said += f"; {run.last_step:,} updates, {run.sequences:,} examples{early}"
+    severity = plateau_severity(run, guessing=guessing, is_level=fall < LEVEL * entropy)
+    return [found("plateau", severity, numbers, said, plateau_advice(run, guessing, causes))]
+
+
+def plateau_severity(run: Run, *, guessing: bool, is_level: bool) -> str:
+    """How bad a loss without context is.
+
+    Args:
+        run: how far it is decides.
+        guessing: the loss is nearer to the unigram entropy than to the copying loss.
+        is_level: the loss does not fall any more.
+    """
+    after = run.last_step - (run.setting("training", "warmup_steps") or 0)
+    if run.finished or (is_level and guessing and after > GUESSING_UPDATES):
+        return "problem"
+    if is_early(run):
+        return "notice" if is_level else "ok"
+    return "problem" if is_level else "notice"
+
+
+def plateau_advice(run: Run, guessing: bool, causes: Sequence[str]) -> str:
+    """What to change about a loss that uses no context."""
+    rate = run.setting("training", "learning_rate")
+    now = "" if rate is None else f" (now {rate:g})"
+    advice = f"mend first: {', '.join(causes)}; " if causes else ""
+    if guessing:
+        return advice + (
+            "not even kept pieces are repeated, which takes some hundred updates: see "
+            "learning-rate-high and learning-rate-low; after few updates, train on"
+        )
+    return advice + (
+        "attention has not formed. What brings it sooner: shorter examples in the first phase "
+        "(phases.lengths 64), more of them in an update (phases.batch_sizes), "
+        f"training.learning_rate up to 2e-3 for narrow networks{now}, model.dropout 0 for small "
+        "ones, more updates"
+    )
+
+
+def check_next_sentence(run: Run) -> list[Finding]:
+    """Whether next-sentence prediction is at chance, or was solved before the words were."""
+    majority, records = run.baseline("nsp_majority"), third(run.present(), 2)
+    accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
+    seen = sum(number(record, "sequences") or 0 for record in records)
+    if majority is None or accuracy is None or seen < FEWEST_PAIRS:
+        return []
+    level, blind = last_level(run), blind_losses(run)
+    learns = blind is None or level is None or uses_context(level, *blind)
+    at_chance = accuracy < majority + max(CHANCE, 3 * math.sqrt(0.25 / seen))
+    severity = "ok"
+    if at_chance and run.sequences >= EARLY_EXAMPLES:
+        severity = "problem" if learns else "notice"
+    elif at_chance and learns:
+        severity = "notice"
+    chance = found(
+        "next-sentence-chance",
+        severity,
+        {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
+        f"{percent(accuracy)} of next-sentence labels are right at the end; the commoner label "
+        f"alone gets {percent(majority)}; {run.sequences:,} examples"
+        + ("; it comes after the plateau" if at_chance and not learns else ""),
+        "B must really follow A: check that documents are whole and in order, not shuffled "
+        "lines; longer examples help, too",
+    )
+    return [chance, *check_easy(run, majority)]
+
+
+def check_easy(run: Run, majority: float) -> list[Finding]:
+    """Whether next sentences were told apart while the words were still guessed blindly."""
+    blind = blind_losses(run)
+    if majority >= RIGHT_AWAY or blind is None:
+        return []
+    leaks = [
+        record
+        for record in sorted(run.steps + run.evaluations, key=step_of)
+        if (number(record, f"{run.pairs}_accuracy") or 0) >= RIGHT_AWAY
+        and (number(record, "sequences") or 0) >= FEWEST_PAIRS / 5
+        and (loss := number(record, f"{run.words}_loss")) is not None
+        and not uses_context(loss, *blind)
+    ]
+    said = f"{len(leaks):,} journal lines have {percent(RIGHT_AWAY)} of next-sentence labels right "
+    said += "while the words are still guessed without context"
+    if leaks:
+        said += f", the first at update {step_of(leaks[0]):,}: labels show without reading"
+    return [
+        found(
+            "next-sentence-easy",
+            ("ok", "notice", "problem")[min(2, len(leaks))],
+            {"lines": len(leaks), "step": step_of(leaks[0]) if leaks else None},
+            said,
+            "look at pair-shortcut, label-balance and one-sentence-documents of the store; make "
+            "documents of one language and kind",
+        )
+    ]
+
+
+def check_overfitting(run: Run) -> list[Finding]:
+    """Whether the held-out loss is far above the training loss, or rises.
+
+    The held-out masks are 80/10/10 always, so masked models with others are not judged.
+    """
+    shares = (run.setting("masking", "mask_share"), run.setting("masking", "random_share"))
+    masks_differ = run.words == "mlm" and shares not in {(0.8, 0.1), (None, None)}
+    if not run.evaluations or masks_differ:
+        return []
+    last = run.evaluations[-1]
+    phase = phase_of(last)
+    own = [r for r in run.steps if phase_of(r) == phase and step_of(r) <= step_of(last)]
+    losses = [
+        (loss, step_of(record))
+        for record in run.evaluations
+        if phase_of(record) == phase and (loss := number(record, f"{run.words}_loss")) is not None
+    ]
+    training = mean(own[-max(1, len(own) // 6) :], f"{run.words}_loss", "targets")
+    if training is None or not losses:
+        return []
+    (lowest, best), (held_out, _) = min(losses), losses[-1]
+    gap, rise = held_out - training, held_out - lowest
+    risen = RISE.grade(rise) if gap > MEANINGFUL_GAP else "ok"
+    return [
+        found(
+            "overfitting",
+            worst([LIMITS["overfitting"].grade(gap), risen]),
+            {"gap": gap, "rise": rise, "best_step": best, "epochs": run.epochs},
+            f"held-out {run.words_name} loss {held_out:.3f} is {gap:+.3f} from the training loss "
+            f"{training:.3f}; its lowest, {lowest:.3f}, was at update {best:,}"
+            + (f"; the corpus was read {run.epochs:.1f} times" if run.epochs else ""),
+            "the corpus is learnt by heart: give more text, fewer updates, model.dropout 0.1, or a "
+            "smaller network",
+        )
+    ]

@@ -1,0 +1,209 @@
+"""Whether the learning rate suits the run: divergence, no progress, gradients, schedule (A.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bertkit.doctor.findings import LIMITS, Finding, found, judged, percent, worst
+from bertkit.doctor.learning import LEVEL, blind_losses, last_level, uses_context
+from bertkit.doctor.records import Record, Run, mean, step_of, values
+
+SPREAD = 0.35
+"""Standard deviation of one target's loss over the unigram entropy; typical of text."""
+SURE = 4.0
+"""Standard errors by which a rise of the loss must be more than chance."""
+SMOOTHING = 20
+"""A phase is looked at in so many stretches, each averaged."""
+SETTLED = 200
+"""Updates after the warm-up by which a loss has reached the unigram entropy."""
+SPENT = 0.01
+"""A learning rate below this share of the peak changes nothing more."""
+FEWEST_NORMS = 10
+"""Of fewer journal lines gradients are not judged."""
+
+
+class Rise(NamedTuple):
+    """The largest rise of the training loss within a phase."""
+
+    height: float
+    """In nats, from the lowest value before it."""
+    limit: float
+    """Up to here it is chance, or too little to matter."""
+    step: int
+    """Where the loss was highest."""
+    recovered: bool
+    """Whether the phase ended below where the rise began, as far as chance lets one say."""
+
+
+def check_rates(run: Run) -> list[Finding]:
+    """All findings about the learning rate."""
+    rises = [rise for records in run.phases() if (rise := largest_rise(records, run)) is not None]
+    high = check_too_high(run, rises)
+    low = check_too_low(run, steady=all(rise.height <= rise.limit / 3 for rise in rises))
+    return [high, *low, *check_gradients(run), *check_schedule(run)]
+
+
+def largest_rise(records: Sequence[Record], run: Run) -> Rise | None:
+    """See `Rise`; None where a phase has too few lines."""
+    losses, targets = values(records, f"{run.words}_loss"), values(records, "targets")
+    if len(losses) < 4 or len(targets) != len(records) or len(losses) != len(records):
+        return None
+    width = max(1, len(losses) // SMOOTHING)
+    window = np.ones(width)
+    weights = np.convolve(targets, window, "valid")
+    smooth = np.convolve(losses * targets, window, "valid") / np.maximum(weights, 1)
+    scale = run.baseline("unigram_entropy") or float(np.median(losses))
+    chance = SURE * SPREAD * scale * math.sqrt(2 / max(1.0, float(weights.min())))
+    limit = max(LEVEL * scale, chance)
+    lowest = np.minimum.accumulate(smooth)
+    top = int((smooth - lowest).argmax())
+    return Rise(
+        height=float((smooth - lowest)[top]),
+        limit=limit,
+        step=step_of(records[top + width - 1]),
+        recovered=bool(smooth[-1] < lowest[top] + limit / 2),
+    )
+
+
+def check_too_high(run: Run, rises: Sequence[Rise]) -> Finding:
+    """Whether the loss left the numbers, or rose."""
+    broken = [
+        record
+        for record in run.steps + run.evaluations
+        if any(name.endswith("loss") and value is None for name, value in record.items())
+    ]
+    rise = max(rises, key=lambda one: one.height / one.limit, default=None)
+    peak = run.setting("training", "learning_rate")
+    change = (
+        "start a new run with a lower training.learning_rate"
+        + ("" if peak is None else f" (now {peak:g}; try {peak / 3:.1g})")
+        + " or a longer training.warmup_steps; phases.batch_sizes larger calms it, too"
+    )
+    if broken:
+        step = step_of(min(broken, key=step_of))
+        said = f"the loss is no number at update {step:,}"
+        return found("learning-rate-high", "problem", {"step": step}, said, change)
+    if rise is None:
+        said = "too few journal lines to see the loss rise"
+        return found("learning-rate-high", "ok", {"lines": len(run.steps)}, said)
+    risen = rise.height > rise.limit
+    level, blind = last_level(run), blind_losses(run)
+    learns = level is None or blind is None or uses_context(level, *blind)
+    severity = ("notice" if rise.recovered and learns else "problem") if risen else "ok"
+    said = f"the training loss rose by {rise.height:.3f} at most above an earlier value"
+    said += f" (up to {rise.limit:.3f} means nothing)"
+    if risen:
+        said += f", at update {rise.step:,}, and "
+        said += "came down again" if rise.recovered else "did not come down again"
+        said += "" if learns else "; no context has been learnt"
+    numbers = {"rise": rise.height, "limit": rise.limit, "step": rise.step}
+    return found("learning-rate-high", severity, numbers, said, change)
+
+
+def check_too_low(run: Run, *, steady: bool) -> list[Finding]:
+    """Whether the loss hardly falls.
+
+    Args:
+        run: what was written down.
+        steady: the loss hardly ever rose, so that a high one is one that has not fallen yet.
+    """
+    entropy, level = run.baseline("unigram_entropy"), last_level(run)
+    first = mean(run.steps[:1], f"{run.words}_loss", "targets")
+    if entropy is None or level is None or first is None:
+        return []
+    warmup = run.setting("training", "warmup_steps") or 0
+    peak = run.setting("training", "learning_rate")
+    above = level - entropy
+    slow = above > LEVEL * entropy and steady
+    judgeable = run.finished or run.last_step >= warmup + SETTLED
+    said = f"{run.words_name} loss {level:.3f} after {run.last_step:,} updates, from {first:.3f}"
+    if slow:
+        said += f"; the unigram entropy {entropy:.3f} is reached within the warm-up as a rule"
+        said += "" if judgeable else f", which is {warmup:,.0f} updates"
+    else:
+        said += f"; the unigram entropy is {entropy:.3f}"
+    return [
+        found(
+            "learning-rate-low",
+            "problem" if slow and judgeable else "ok",
+            {"above_entropy": above, "fallen": first - level, "updates": run.last_step},
+            said,
+            "raise training.learning_rate"
+            + ("" if peak is None else f" (now {peak:g})")
+            + ": 1e-4 suits BERT-base, 1e-3 to 2e-3 networks of width 128; or make more updates",
+        )
+    ]
+
+
+def check_gradients(run: Run) -> list[Finding]:
+    """Spikes of the gradient norm, and whether clipping rules the run."""
+    warmup = run.setting("training", "warmup_steps") or 0
+    norms = values([r for r in run.steps if step_of(r) > warmup], "gradient_norm")
+    if len(norms) < FEWEST_NORMS:
+        return []
+    usual, largest = float(np.median(norms)), float(norms.max())
+    spike = largest / max(usual, 1e-12)
+    findings = [
+        judged(
+            "gradient-norm",
+            spike,
+            {"median": usual, "largest": largest, "lines": len(norms)},
+            f"largest norm {largest:.2f}, usual {usual:.2f}, of the {len(norms):,} updates that "
+            "have a journal line after the warm-up",
+            "single batches upset the run: look for damaged text, lower training.learning_rate",
+        )
+    ]
+    limit = run.setting("training", "max_gradient_norm")
+    if limit:
+        clipped = float((norms > limit).mean())
+        findings.append(
+            judged(
+                "clipping",
+                usual / limit,
+                {"share": clipped, "median_over_limit": usual / limit},
+                f"{percent(clipped)} of these norms are above training.max_gradient_norm "
+                f"{limit:g}; the usual one is {usual / limit:.1f} times as large",
+                "gradients lose most of their length at every update: lower "
+                "training.learning_rate or lengthen the warm-up",
+            )
+        )
+    return findings
+
+
+def check_schedule(run: Run) -> list[Finding]:
+    """How much of the run is warm-up, and how much is spent at no rate at all."""
+    findings = []
+    warmup, total = run.setting("training", "warmup_steps"), run.total_steps
+    if warmup is not None and total:
+        share = warmup / total
+        stopped = not run.going_on and run.last_step < warmup
+        said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
+        said += f", and the run has made {run.last_step:,} only" if stopped else ""
+        findings.append(
+            found(
+                "warm-up",
+                worst([LIMITS["warm-up"].grade(share), "notice" if stopped else "ok"]),
+                {"share": share, "warmup_steps": warmup, "steps": total},
+                said,
+                "shorten training.warmup_steps (the paper takes 1 %) or train longer",
+            )
+        )
+    rates = values(run.steps, "learning_rate")
+    if len(rates) >= FEWEST_NORMS and rates.max() > 0:
+        after = rates[int(rates.argmax()) :]
+        share = float((after < SPENT * rates.max()).sum() / len(rates))
+        findings.append(
+            judged(
+                "schedule-over",
+                share,
+                {"share": share, "last_rate": float(rates[-1])},
+                f"{percent(share)} of journal lines come after the learning rate fell below "
+                f"{percent(SPENT)} of its peak",
+                "these updates change nothing: stop earlier, or give phases.steps the real length",
+            )
+        )
+    return findings

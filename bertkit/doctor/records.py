@@ -1,0 +1,232 @@
+"""What a run directory says, finished, going on, killed or damaged; nothing here raises for that.
+
+Reads `recipe.json`, `journal.jsonl` and the folders beside them, and finds the run's token store.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import read_json
+from bertkit.training.journal import JOURNAL, read_journal
+
+Record = dict[str, Any]
+
+RECIPE = "recipe.json"
+FEWEST_RECORDS = 6
+"""A phase with fewer journal lines is too young to be judged by itself."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a pre-training run, or the beginning of one."""
+    return not is_tuning(path) and ((path / JOURNAL).is_file() or (path / RECIPE).is_file())
+
+
+def is_tuning(path: Path) -> bool:
+    """Whether a folder is one run of a fine-tuning, which has a journal, too."""
+    grid = path.resolve().parent.parent / "finetune.json"
+    return (path / "run.json").is_file() or ((path / JOURNAL).is_file() and grid.is_file())
+
+
+class Run:
+    """A run directory, read without ever failing.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.damage: list[str] = []
+        """One line for each file that cannot be read."""
+        self.claims = self._object(folder / RECIPE)
+        recipe = self.claims.get("recipe")
+        self.recipe: Record = recipe if isinstance(recipe, dict) else {}
+        records = self._records()
+        self.records: dict[str, list[Record]] = {}
+        for record in records:
+            self.records.setdefault(str(record.get("kind")), []).append(record)
+        self.steps = sorted(self.of("step"), key=step_of)
+        self.evaluations = sorted(self.of("evaluation"), key=step_of)
+        self.start: Record = (self.of("start") or [{}])[-1]
+        self.last_step = max((step_of(record) for record in records), default=0)
+        ended = bool(records) and records[-1].get("kind") == "end"
+        self.end: str = str(records[-1].get("reason", "")) if ended else ""
+        """finished, interrupted, or nothing."""
+        self.going_on = not self.end and is_locked(folder)
+        self.store = find_store(self)
+        named = {name for record in self.steps + self.evaluations for name in record}
+        causal = "lm_loss" in named and "mlm_loss" not in named
+        self.words, self.words_name = ("lm", "LM") if causal else ("mlm", "MLM")
+        """The words' objective as fields of the journal name it, and for reading."""
+        self.pairs = "sop" if "sop_loss" in named else "nsp" if "nsp_loss" in named else ""
+        """The same of sentence pairs; nothing where they are not trained on."""
+
+    def _object(self, path: Path) -> Record:
+        try:
+            value = read_json(path) if path.exists() else {}
+        except BertkitError as error:
+            self.damage.append(str(error))
+            return {}
+        if isinstance(value, dict):
+            return value
+        self.damage.append(f"{path} is not a JSON object")
+        return {}
+
+    def _records(self) -> list[Record]:
+        path = self.folder / JOURNAL
+        try:
+            return read_journal(path) if path.exists() else []
+        except BertkitError as error:
+            self.damage.append(str(error))
+            return readable(path)
+
+    def of(self, kind: str) -> list[Record]:
+        """All records of a kind, in order."""
+        return self.records.get(kind, [])
+
+    def setting(self, table: str, name: str) -> float | None:
+        """A number of the recipe, where it is there."""
+        values = self.recipe.get(table)
+        return number(values, name) if isinstance(values, dict) else None
+
+    def baseline(self, name: str) -> float | None:
+        """What guessing reaches, as the journal has it."""
+        values = self.start.get("baselines")
+        return number(values, name) if isinstance(values, dict) else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """Updates of the whole recipe."""
+        total = number(self.start, "steps_total")
+        if total is None:
+            phases = self.recipe.get("phases")
+            steps = phases.get("steps") if isinstance(phases, dict) else None
+            numbers = steps if isinstance(steps, list) else []
+            total = sum(value for value in numbers if isinstance(value, int)) or None
+        return None if total is None else int(total)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates were made."""
+        return self.end == "finished"
+
+    @property
+    def sequences(self) -> int:
+        """Examples seen."""
+        return round(sum(number(record, "sequences") or 0 for record in self.steps))
+
+    @property
+    def epochs(self) -> float | None:
+        """How often the corpus was read, by tokens; a random next sentence counts as reading."""
+        total = number(self.start, "tokens_total")
+        return float(values(self.steps, "tokens").sum()) / total if total else None
+
+    def present(self) -> list[Record]:
+        """The step records of the last phase that has enough of them to be judged."""
+        phases = self.phases()
+        long = [records for records in phases if len(records) >= FEWEST_RECORDS]
+        return [[], *phases, *long[-1:]][-1]
+
+    def phases(self) -> list[list[Record]]:
+        """The step records of each phase that was begun; loss and speed differ between them."""
+        found: dict[str, list[Record]] = {}
+        for record in self.steps:
+            found.setdefault(phase_of(record), []).append(record)
+        return list(found.values())
+
+
+def readable(path: Path) -> list[Record]:
+    """The lines of a damaged journal that are whole."""
+    found = []
+    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def step_of(record: Record) -> int:
+    """Updates made when a record was written."""
+    return int(number(record, "step") or 0)
+
+
+def phase_of(record: Record) -> str:
+    """The phase a record belongs to; it serves as a name only."""
+    return str(record.get("phase", 0))
+
+
+def number(record: Record, name: str) -> float | None:
+    """A field, if it is a finite number."""
+    value = record.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def values(records: Sequence[Record], name: str) -> np.ndarray:
+    """(records that have it,) a field's numbers."""
+    found = (number(record, name) for record in records)
+    return np.array([value for value in found if value is not None], dtype=np.float64)
+
+
+def mean(records: Sequence[Record], name: str, per: str) -> float | None:
+    """The mean of a field over what it was averaged over, "targets" or "sequences"."""
+    pairs = [
+        (value, number(record, per) or 1.0)
+        for record in records
+        if (value := number(record, name)) is not None
+    ]
+    if not pairs:
+        return None
+    found, weights = zip(*pairs, strict=True)
+    return float(np.average(found, weights=weights))
+
+
+def third(records: Sequence[Record], index: int) -> Sequence[Record]:
+    """The first, second or last third of some records (index 0, 1, 2), by count."""
+    bounds = np.linspace(0, len(records), 4).round().astype(int)
+    return records[bounds[index] : bounds[index + 1]]
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in a folder (see `files.only_process`); unknown counts as no."""
+    try:
+        import fcntl
+
+        with (folder / ".lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (ImportError, OSError):
+        return False
+    return False
+
+
+def find_store(run: Run) -> TokenStore | None:
+    """The run's corpus: the recorded place, from here or from a folder above, or in the run.
+
+    The one with the recorded content is taken before others that are there.
+    """
+    named = str(run.claims.get("store") or "store")
+    above = run.folder.resolve().parents
+    places = [Path(named), run.folder / "store", *(folder / named for folder in above)]
+    stores = []
+    for place in dict.fromkeys(path for path in places if (path / "manifest.json").is_file()):
+        try:
+            stores.append(TokenStore(place))
+        except BertkitError as error:
+            run.damage.append(str(error))
+    same = [store for store in stores if store.content_hash == run.claims.get("corpus")]
+    return [*same, *stores, None][0]

@@ -1,0 +1,211 @@
+"""What is wrong with a pre-training run, finished, going on, killed or damaged.
+
+What a run learns is judged in `learning.py`, its learning rate in `rates.py`; here are its state,
+its files, its corpus, and its speed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bertkit.doctor.findings import Finding, found, judged, pair_findings, percent
+from bertkit.doctor.learning import check_next_sentence, check_overfitting, check_plateau
+from bertkit.doctor.rates import check_rates
+from bertkit.doctor.records import RECIPE, Run, number, step_of, values
+from bertkit.errors import BertkitError
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.journal import JOURNAL
+
+FEWEST_LINES = 8
+"""Of fewer journal lines in a phase speed is not judged."""
+
+
+def check_run(run: Run, store_findings: list[Finding]) -> list[Finding]:
+    """All findings about a run.
+
+    Args:
+        run: its directory.
+        store_findings: about its corpus, so that the advice can name causes.
+    """
+    findings = [check_state(run), *check_damage(run), *check_tokenizers(run), check_corpus(run)]
+    if not run.steps:
+        return findings
+    rates = check_rates(run)
+    causes = [one.name for one in [*findings, *rates, *store_findings] if one.severity == "problem"]
+    findings += check_plateau(run, causes)
+    findings += rates
+    findings += check_next_sentence(run)
+    findings += check_overfitting(run)
+    findings += [check_evaluation(run), *check_examples(run), *check_epochs(run)]
+    return [*findings, *check_speed(run)]
+
+
+def check_state(run: Run) -> Finding:
+    """Finished, going on, or how it ended."""
+    total = run.total_steps
+    made = f"{run.last_step:,} of {total:,} updates" if total else f"{run.last_step:,} updates"
+    numbers = {"updates": run.last_step, "of": total, "end": run.end}
+    again = "run the same `bertkit pretrain` command to go on from the last checkpoint"
+    if run.finished:
+        whole = (run.folder / "model" / "model.safetensors").is_file()
+        said = f"finished, {made}" + ("" if whole else ", but model/ holds no weights")
+        return found("state", "ok" if whole else "problem", numbers, said, again)
+    if run.going_on:
+        return found("state", "ok", numbers, f"going on, {made}")
+    if run.end:
+        return found("state", "notice", numbers, f"{run.end} after {made}", again)
+    if not run.steps:
+        said = "begun, but no update has been written down"
+        return found("state", "notice", numbers, said, again)
+    said = f"the journal breaks off after {made}: killed, out of memory, disk full, or diverged"
+    return found("state", "notice", numbers, said, again)
+
+
+def check_damage(run: Run) -> list[Finding]:
+    """Files that cannot be read, or are not there."""
+    missing = [name for name in (RECIPE, JOURNAL) if not (run.folder / name).is_file()]
+    damage = [*run.damage, *(f"{run.folder / name} does not exist" for name in missing)]
+    lines = sum(len(records) for records in run.records.values())
+    said = f"{len(damage)} damaged or missing, the first: {damage[0]}" if damage else ""
+    return [
+        found(
+            "journal",
+            "problem" if damage else "ok",
+            {"damaged": len(damage), "lines": lines},
+            said or f"recipe and journal can be read ({lines:,} lines)",
+            "restore the file, or begin a new run; what can be read is judged below",
+        )
+    ]
+
+
+def check_tokenizers(run: Run) -> list[Finding]:
+    """Whether the run, its model and its corpus speak of the same pieces."""
+    hashes = {}
+    if isinstance(run.claims.get("tokenizer_hash"), str):
+        hashes["recipe.json"] = run.claims["tokenizer_hash"]
+    if run.store is not None:
+        hashes["the store"] = run.store.tokenizer_hash
+    for name in ("tokenizer", "model"):
+        folder = run.folder / name
+        if (folder / "vocab.txt").is_file():
+            try:
+                hashes[f"{name}/"] = Tokenizer.load(folder).content_hash
+            except BertkitError as error:
+                hashes[f"{name}/"] = f"damaged ({error})"
+    if len(hashes) < 2:
+        return []
+    first = next(iter(hashes))
+    other = [name for name, value in hashes.items() if value != hashes[first]]
+    said = f"{', '.join(other)} with another tokenizer than {first}" if other else ""
+    return [
+        found(
+            "vocabulary",
+            "problem" if other else "ok",
+            {"different": len(other), "compared": list(hashes)},
+            said or f"{', '.join(hashes)} have the same tokenizer",
+            "ids mean other pieces there: prepare the text with the run's tokenizer, or begin a "
+            "new run",
+        )
+    ]
+
+
+def check_corpus(run: Run) -> Finding:
+    """Whether the corpus can be reached, and is the one the run was begun with."""
+    if run.store is None:
+        said = f"the token store ({run.claims.get('store', 'not recorded')}) is not within reach"
+        advice = "run doctor where the store is, to have the corpus judged, too"
+        return found("corpus", "notice", {"reachable": False}, said, advice)
+    same = run.claims.get("corpus") in {None, run.store.content_hash}
+    said = f"{run.store.folder} is the corpus the run was begun with"
+    return found(
+        "corpus",
+        "ok" if same else "notice",
+        {"reachable": True, "same": same, "store": str(run.store.folder)},
+        said if same else f"{run.store.folder} holds other text than when the run was begun",
+        "the run cannot go on with it, and what is said of the corpus below may not fit the run",
+    )
+
+
+def check_evaluation(run: Run) -> Finding:
+    """Whether the run is measured on held-out text."""
+    every = run.setting("watching", "evaluate_every")
+    due = bool(run.end) or every is None or run.last_step >= every
+    if run.evaluations:
+        last = step_of(run.evaluations[-1])
+        said = f"{len(run.evaluations):,} held-out measurements, the last at update {last:,}"
+        return found("evaluation", "ok", {"measurements": len(run.evaluations)}, said)
+    if not due:
+        said = f"the first held-out measurement comes at update {every:,.0f}"
+        return found("evaluation", "ok", {"measurements": 0}, said)
+    return found(
+        "evaluation",
+        "notice",
+        {"measurements": 0},
+        "no held-out measurement was made: only the training loss is known",
+        "prepare the store with --held-out 0.01 or more (two documents at least), and keep "
+        "watching.evaluate_every below phases.steps",
+    )
+
+
+def check_examples(run: Run) -> list[Finding]:
+    """Label balance and cut tokens, as `bertkit pretrain` announced them."""
+    pairs = run.start.get("pairs")
+    if not isinstance(pairs, dict):
+        return []
+    random_share, cut = number(pairs, "random_share"), number(pairs, "cut_share")
+    if random_share is None or cut is None:
+        return []
+    count = number(pairs, "examples")
+    where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
+    measured = pair_findings(random_share, cut, where if count is None else f"{where}examples")
+    return [one for one in measured if run.pairs or one.name != "label-balance"]
+
+
+def check_epochs(run: Run) -> list[Finding]:
+    """How often the whole recipe reads the corpus."""
+    total = run.total_steps
+    if run.epochs is None or not total or not run.last_step:
+        return []
+    planned = run.epochs * max(1.0, total / run.last_step)
+    return [
+        judged(
+            "epochs",
+            planned,
+            {"planned": planned, "read": run.epochs},
+            f"the recipe reads the corpus {planned:.1f} times, {run.epochs:.1f} so far "
+            "(the paper: about 40)",
+            "give more text, or fewer phases.steps",
+        )
+    ]
+
+
+def check_speed(run: Run) -> list[Finding]:
+    """Whether tokens per second fall, and how much of the machine is used."""
+    rates, shares = values(run.present(), "tokens_per_second"), values(run.present(), "mfu")
+    findings = []
+    if len(rates) >= FEWEST_LINES:
+        quarter = len(rates) // 4
+        first, last = float(np.median(rates[:quarter])), float(np.median(rates[-quarter:]))
+        kept = last / max(first, 1e-12)
+        findings.append(
+            judged(
+                "throughput",
+                kept,
+                {"first": first, "last": last},
+                f"{last:,.0f} tokens/s in the last quarter of the phase, {first:,.0f} in the first",
+                "something else uses the machine, or it is throttled: look at its load and heat",
+            )
+        )
+    if len(shares) >= FEWEST_LINES:
+        median = float(np.median(shares))
+        findings.append(
+            judged(
+                "matmul-share",
+                median,
+                {"mfu": median},
+                f"{percent(median)} of the measured matrix-product peak (MFU)",
+                "larger micro-batches (training.accumulate lower), --workers, or --compiled on "
+                "CUDA; networks this narrow cannot fill a GPU",
+            )
+        )
+    return findings

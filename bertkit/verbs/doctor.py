@@ -1,0 +1,95 @@
+"""`bertkit doctor`: what is wrong with a pre-training run or a token store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertkit.doctor.corpus import check_store, is_store
+from bertkit.doctor.findings import SEVERITIES, Finding
+from bertkit.doctor.records import Run, is_run, is_tuning
+from bertkit.doctor.run import check_run
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.training.journal import Console
+
+
+def doctor(path: Path, *, json: Path | None = None) -> int:
+    """Say what is wrong with a pre-training run or a token store, and what to change.
+
+    Every finding comes with the number behind it. The exit status is 1 where there is a problem.
+
+    Parameters
+    ----------
+    path
+        A run directory of `bertkit pretrain`, finished or not, or a token store.
+    json
+        A file to write the findings to, with all their numbers.
+    """
+    with Console() as console:
+        parts = examine(path, console)
+    everything = [finding for _, findings in parts for finding in findings]
+    for title, findings in parts:
+        print(title)  # noqa: T201
+        for finding in findings:
+            print(*[f"  {line}" for line in finding.lines()], sep="\n")  # noqa: T201
+    print(summary(everything))  # noqa: T201
+    if json is not None:
+        write_json(
+            json,
+            {
+                "path": str(path),
+                "parts": [
+                    {"about": title, "findings": [finding.as_json() for finding in findings]}
+                    for title, findings in parts
+                ],
+            },
+        )
+    return int(any(finding.severity == "problem" for finding in everything))
+
+
+def examine(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
+    """(title, findings) of a store, or of a run and of its store where that is within reach.
+
+    Raises:
+        BertkitError: the path is neither.
+    """
+    if is_store(path):
+        return [(f"token store {path}", check_store(path, console))]
+    if not is_run(path):
+        raise BertkitError(f"{path} {what_it_is(path)}; name a pre-training run or a token store")
+    run = Run(path)
+    about_store = [] if run.store is None else check_store(run.store.folder, console)
+    parts = [(f"run {path}", check_run(run, about_store))]
+    if run.store is not None:
+        parts.append((f"its token store {run.store.folder}", about_store))
+    return parts
+
+
+def what_it_is(path: Path) -> str:
+    """What a path is that cannot be examined, as far as its files tell."""
+    if not path.exists():
+        return "does not exist"
+    if path.is_file():
+        return "is a file, no folder of a run or store"
+    if is_tuning(path):
+        return "is one run of a fine-tuning (see `bertkit report`)"
+    kinds = {
+        "finetune.json": "is a fine-tuning (see `bertkit report`)",
+        "model.safetensors": "is a model directory",
+        "vocab.txt": "is a tokenizer",
+    }
+    for name, kind in kinds.items():
+        if (path / name).is_file():
+            return kind
+    return "holds neither journal.jsonl and recipe.json nor manifest.json"
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """Such as `1 problem, 2 notices, 14 ok`."""
+    counts = [sum(finding.severity == one for finding in findings) for one in SEVERITIES]
+    fine, notices, problems = counts
+    return (
+        f"{problems} problem{'s' * (problems != 1)}, {notices} notice{'s' * (notices != 1)}, "
+        f"{fine} ok"
+    )
