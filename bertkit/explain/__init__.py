@@ -1,0 +1,1 @@
+"""One example followed through the whole network, step by step: `bertkit explain`."""

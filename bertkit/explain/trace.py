@@ -1,0 +1,230 @@
+"""One example through a model, from characters to losses: the numbers of `bertkit explain`.
+
+A pre-training model reads the masked sequence, as in its training; any other reads the text as it
+is, and the masks that pre-training would draw are shown beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.examples.masking import MaskingOptions
+from bertkit.examples.packed import Packed, pack
+from bertkit.explain.masks import Target, Token, ids_of, mask, masking_of
+from bertkit.explain.network import Inside, look_inside
+from bertkit.explain.words import Cut, Stage, cuts, normalisation
+from bertkit.model.encoder import ModelConfig, check_batch
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.start import Start, model_folder, read_start
+from bertkit.predict.load import is_tuned, load
+from bertkit.predict.predictor import MASK, Candidate
+from bertkit.predict.tasks import TextPredictor
+from bertkit.tasks.regress import Value
+from bertkit.tokens.tokenizer import Tokenizer
+
+TOP = 5
+"""Candidates that are shown for a target."""
+
+HEADS = {"mlm": "cls.predictions.", "nsp": "cls.seq_relationship.", "pooler": "bert.pooler."}
+"""Section of a head -> how the names of its parameters begin in a file."""
+
+
+class Guess(NamedTuple):
+    """What the network says at a target."""
+
+    probability: float
+    """Of the true piece."""
+    loss: float
+    rank: int
+    """Of the true piece among all, 1 for the most probable."""
+    top: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything about one example."""
+
+    model: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    texts: tuple[str, ...]
+    stages: tuple[list[Stage], ...]
+    """Of each text."""
+    words: tuple[list[Cut], ...]
+    """Of each text."""
+    tokens: list[Token]
+    seed: int
+    masking: MaskingOptions
+    targets: list[Target]
+    masked: bool
+    """Whether the network reads what is shown at the targets, or the text as it is."""
+    inside: Inside
+    pooled: np.ndarray | None
+    """(width,)."""
+    guesses: list[Guess]
+    """One for each target, or none."""
+    mlm_loss: float | None
+    """Mean over the targets, in nats."""
+    next_probability: float | None
+    """Of the first answer about the two texts."""
+    pairs: str
+    """What the pairs' head was trained on: "next", or "order" (ALBERT)."""
+    task: str
+    """What a fine-tuned model says; "" where it was not fine-tuned."""
+    left_out: dict[str, str]
+    """Key of a section -> why it has nothing to show."""
+
+
+def follow(model: Path | str, text: str, pair: str | None = None, *, seed: int = 0) -> Trace:
+    """Follow one example through a model.
+
+    Args:
+        model: a directory or a run, as `bertkit.model.start.read_start` takes it.
+        text: the first text.
+        pair: the second, where there is one.
+        seed: of the masks.
+
+    Raises:
+        BertkitError: there is no such model, a text is empty or holds [MASK], or the sequence is
+            longer than the model.
+    """
+    if seed < 0:
+        raise BertkitError(f"--seed must be 0 or more, got {seed}")
+    start = read_start(Path(model))
+    texts = (text,) if pair is None else (text, pair)
+    encoded = [start.tokenizer.encode(part) for part in texts]
+    check_texts(texts, [len(part.ids) for part in encoded], start.config)
+
+    loaded = start.build(PretrainingModel, keep_head=True)
+    left_out = missing_heads(loaded.new, start, pair)
+    masked = "mlm" not in left_out
+    masking = masking_of(start.details)
+    tokens, targets = mask(start.tokenizer, texts, masking, seed, masked=masked)
+    if masked and not targets:
+        left_out["mlm"] = "no whole word is short enough to be a target; give a longer text"
+    packed = pack([ids_of(tokens, start.tokenizer)], [[token.segment for token in tokens]])
+    check_batch(packed, start.config)
+
+    inside = look_inside(loaded.model.encoder, packed)
+    guesses, following = judge(loaded.model, packed, start.tokenizer, tokens, targets)
+    if "mlm" in left_out:
+        guesses = []
+    return Trace(
+        model=str(model),
+        config=start.config,
+        tokenizer=start.tokenizer,
+        texts=texts,
+        stages=tuple(normalisation(part, start.tokenizer) for part in texts),
+        words=tuple(
+            cuts(part, found, start.tokenizer) for part, found in zip(texts, encoded, strict=True)
+        ),
+        tokens=tokens,
+        seed=seed,
+        masking=masking,
+        targets=targets,
+        masked=masked,
+        inside=inside,
+        pooled=None if "pooler" in left_out else pool(loaded.model, packed, inside),
+        guesses=guesses,
+        mlm_loss=sum(guess.loss for guess in guesses) / len(guesses) if guesses else None,
+        next_probability=None if "nsp" in left_out else following,
+        pairs=pairs_of(start),
+        task=task_says(Path(model), texts),
+        left_out=left_out,
+    )
+
+
+def check_texts(texts: tuple[str, ...], pieces: list[int], config: ModelConfig) -> None:
+    """Refuse what cannot be shown as one sequence.
+
+    Raises:
+        BertkitError: says what to change.
+    """
+    for text, count in zip(texts, pieces, strict=True):
+        if not count:
+            raise BertkitError(f"the text {text[:40]!r} has no piece; give one with words")
+        if MASK in text:
+            raise BertkitError(
+                f"explain draws its masks itself (--seed), so leave {MASK} out of the text; "
+                f"bertkit predict fill-mask fills your own"
+            )
+    tokens, longest = sum(pieces) + len(texts) + 1, config.max_position_embeddings
+    if tokens > longest:
+        raise BertkitError(
+            f"the example has {tokens:,} tokens with [CLS] and [SEP] and the model reads at most "
+            f"{longest:,}; explain shows one sequence, so shorten it by {tokens - longest:,} pieces"
+        )
+
+
+def missing_heads(new: list[str], start: Start, pair: str | None) -> dict[str, str]:
+    """Key of a section -> why it has nothing to show."""
+    left_out = {}
+    for key, prefix in HEADS.items():
+        if any(name.startswith(prefix) for name in new):
+            left_out[key] = f"the model has no such head ({prefix.rstrip('.')})"
+    if start.config.direction != "bidirectional":
+        plain = start.config.direction.replace("_", " ")
+        left_out["mlm"] = f"the model reads {plain} and learns the next piece, not masked ones"
+    if "pooler" in left_out:
+        left_out.setdefault("nsp", "the model has no pooler (bert.pooler), which this head reads")
+    elif pair is None:
+        left_out.setdefault("nsp", "one text was given; it takes two")
+    return left_out
+
+
+def pairs_of(start: Start) -> str:
+    """What the head on pairs was trained on, by `bertkit.json` or, where absent, by the family."""
+    if start.details:
+        objectives = (start.details.get("recipe") or {}).get("objectives") or {}
+        return "order" if objectives.get("sentences") == "order" else "next"
+    return "order" if start.config.share_layers else "next"  # ALBERT
+
+
+@torch.inference_mode()
+def pool(model: PretrainingModel, packed: Packed, inside: Inside) -> np.ndarray:
+    """The pooled vector, (width,)."""
+    encoder = model.encoder
+    return encoder.pool(inside.last[encoder.summary_tokens(packed).long()])[0].numpy()
+
+
+@torch.inference_mode()
+def judge(
+    model: PretrainingModel,
+    packed: Packed,
+    tokenizer: Tokenizer,
+    tokens: list[Token],
+    targets: list[Target],
+) -> tuple[list[Guess], float]:
+    """What the heads say: a guess for each target, and the probability of the next sentence."""
+    output = model(packed, torch.tensor([t.position for t in targets], dtype=torch.int64))
+    logs = output.mlm_logits.float().log_softmax(-1)  # over all rows of the embeddings
+    guesses = []
+    for target, row in zip(targets, logs, strict=True):
+        true = row[tokens[target.position].id]
+        best = row[: tokenizer.size].topk(min(TOP, tokenizer.size))
+        pieces = [tokenizer.vocabulary[i] for i in best.indices.tolist()]
+        top = tuple(map(Candidate, pieces, best.values.exp().tolist()))
+        rank = 1 + int((row > true).sum())
+        guesses.append(Guess(float(true.exp()), -float(true), rank, top))
+    return guesses, float(output.nsp_logits.float().softmax(-1)[0, 0])
+
+
+def task_says(model: Path, texts: tuple[str, ...]) -> str:
+    """The prediction of a fine-tuned model for one text or two, as a sentence."""
+    if not is_tuned(model_folder(model)):
+        return ""
+    predictor = load(model, device="cpu", precision="fp32")
+    if not isinstance(predictor, TextPredictor):
+        kind = predictor.task.kind if hasattr(predictor, "task") else "a task"
+        return f"tuned for {kind}; that head is left out here, see bertkit predict"
+    found = predictor(*texts)
+    if isinstance(found, Value):
+        return f"value {found.value:.4f}"
+    shares = sorted(found.probabilities.items(), key=lambda item: -item[1])
+    return ", ".join(f"{label} {share:.1%}" for label, share in shares)
