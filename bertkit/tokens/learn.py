@@ -1,9 +1,12 @@
 """Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
 
-The trainer is the `tokenizers` library's. Its rule is *pair frequency*: it joins the most frequent
-pair of neighbouring pieces, as byte-pair encoding does. It is not WordPiece's likelihood rule
-(Schuster and Nakajima 2012), by which the BERT paper's vocabulary was learned with code that was
-never published.
+Two criteria say which pair of neighbouring pieces is joined next:
+
+- *frequency*: the most frequent one, as in byte-pair encoding. The trainer is the `tokenizers`
+  library's, which goes by the name of WordPiece and is not.
+- *likelihood*: the one that raises the likelihood of the text most (Schuster and Nakajima 2012),
+  see `likelihood.py`. By it the BERT paper's vocabulary was learned, with code that was never
+  published.
 
 The library alone gives another vocabulary at each run, because it numbers the "##" characters in
 hash order and breaks ties by number. Here they are numbered beforehand, so that equal texts give
@@ -23,12 +26,23 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import WordPieceTrainer
 
-from bertkit.errors import BertkitError
-from bertkit.tokens.normalize import is_cjk, is_punctuation, split_words
+from bertkit.errors import BertkitError, nearest
+from bertkit.tokens.counting import count_words
+from bertkit.tokens.likelihood import join_by_likelihood
+from bertkit.tokens.normalize import is_cjk, is_punctuation
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.tokens.vocabulary import CONTINUATION, MAX_WORD_CHARACTERS, SPECIAL_TOKENS
+from bertkit.tokens.vocabulary import CONTINUATION, SPECIAL_TOKENS
 
-PROGRESS_TEXTS = 1_000
+__all__ = [
+    "CRITERIA",
+    "VocabularyReport",
+    "count_words",
+    "learn_from_counts",
+    "learn_vocabulary",
+    "measure_vocabulary",
+]
+
+CRITERIA = ("frequency", "likelihood")
 BLOCK_WORDS = 10_000
 LARGEST = 10_000_000  # pieces; the trainer takes memory for all of them at once
 
@@ -40,6 +54,8 @@ def learn_vocabulary(
     lowercase: bool = True,
     minimum_frequency: int = 2,
     alphabet_limit: int = 1000,
+    criterion: str = "frequency",
+    processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
     """Learn `size` pieces: the special tokens, single characters, "##" characters, joined pieces.
@@ -55,18 +71,59 @@ def learn_vocabulary(
         minimum_frequency: a pair is joined only if it occurs this often.
         alphabet_limit: the most characters kept; words with rarer ones are left out, and will be
             [UNK].
+        criterion: which pair is joined next, "frequency" or "likelihood".
+        processes: how many count words; the vocabulary is the same for any number.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
 
     Raises:
         BertkitError: the texts hold no words, or `size` has no room for the alphabet; the message
             states the minimum.
     """
+    check_settings(size, minimum_frequency, alphabet_limit, criterion)
+    counts = count_words(texts, lowercase=lowercase, progress=progress, processes=processes)
+    return learn_from_counts(
+        counts,
+        size,
+        minimum_frequency=minimum_frequency,
+        alphabet_limit=alphabet_limit,
+        criterion=criterion,
+    )
+
+
+def check_settings(size: int, minimum_frequency: int, alphabet_limit: int, criterion: str) -> None:
+    """Refuse what no text could be learned with, before any is read."""
     if not 1 <= size <= LARGEST or alphabet_limit < 1 or minimum_frequency < 1:
         raise BertkitError(
             f"a vocabulary needs a size of 1 to {LARGEST:,} pieces, and alphabet_limit and "
             f"minimum_frequency of at least 1; got {size:,}, {alphabet_limit}, {minimum_frequency}"
         )
-    counts = count_words(texts, lowercase=lowercase, progress=progress)
+    if criterion not in CRITERIA:
+        raise BertkitError(f"unknown criterion '{criterion}'{nearest(criterion, CRITERIA)}")
+
+
+def learn_from_counts(
+    counts: Counter[str],
+    size: int,
+    *,
+    minimum_frequency: int = 2,
+    alphabet_limit: int = 1000,
+    criterion: str = "frequency",
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """`learn_vocabulary` from the words of a text and how often they occur.
+
+    Args:
+        counts: of normalised words, as `count_words` gives them.
+        size: see `learn_vocabulary`, as for the next three.
+        minimum_frequency: of a pair that is joined.
+        alphabet_limit: the most characters kept.
+        criterion: which pair is joined next, "frequency" or "likelihood".
+        progress: called with the number of pieces joined so far, by likelihood only.
+
+    Raises:
+        BertkitError: see `learn_vocabulary`.
+    """
+    check_settings(size, minimum_frequency, alphabet_limit, criterion)
     alphabet = find_alphabet(counts, alphabet_limit)
     continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
     if not alphabet:
@@ -79,25 +136,12 @@ def learn_vocabulary(
         )
     letters = set(alphabet)
     spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
-    joined = join_pairs(spelt, alphabet, continuing, size, minimum_frequency)
-    return [*SPECIAL_TOKENS, *alphabet, *continuing, *joined]
-
-
-def count_words(
-    texts: Iterable[str], *, lowercase: bool, progress: Callable[[int], None] | None = None
-) -> Counter[str]:
-    """How often each normalised word occurs; words above Google's 200 characters are left out."""
-    counts: Counter[str] = Counter()
-    number = 0
-    for number, text in enumerate(texts, start=1):
-        counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
-        if progress is not None and number % PROGRESS_TEXTS == 0:
-            progress(number)
-    if progress is not None and number % PROGRESS_TEXTS:
-        progress(number)
-    for word in [word for word in counts if len(word) > MAX_WORD_CHARACTERS["google"]]:
-        del counts[word]
-    return counts
+    given = [*alphabet, *continuing]
+    if criterion == "frequency":
+        joined = join_pairs(spelt, alphabet, continuing, size, minimum_frequency)
+    else:
+        joined = join_by_likelihood(spelt, given, size - minimum, minimum_frequency, progress)
+    return [*SPECIAL_TOKENS, *given, *joined]
 
 
 def find_alphabet(counts: Counter[str], limit: int) -> list[str]:

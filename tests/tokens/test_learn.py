@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
+from importlib.util import find_spec
+from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tokens.learn import count_words, learn_vocabulary, measure_vocabulary
+from bertkit.tokens import counting
+from bertkit.tokens.counting import smoothing_weights, weigh_counts
+from bertkit.tokens.learn import (
+    CRITERIA,
+    count_words,
+    learn_from_counts,
+    learn_vocabulary,
+    measure_vocabulary,
+)
+from bertkit.tokens.normalize import is_cjk
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.journal import Console
+from bertkit.verbs.learn import LearnOptions, learn, learn_with
 from tests.tokens.test_tokenizer import wikipedia
 
 TEXTS = ["low lower lowest", "newer new lower low", "wide wider widest", "low, new, wide!"] * 5
@@ -146,3 +164,202 @@ def test_report_of_no_text() -> None:
     tokenizer = Tokenizer.from_vocabulary(SPECIAL_TOKENS, lowercase=True)
     report = measure_vocabulary(tokenizer, [])
     assert (report.words, report.fertility, report.unknown_share) == (0, 0.0, 0.0)
+
+
+def test_an_unknown_criterion_is_refused_before_reading() -> None:
+    def never() -> Iterator[str]:
+        raise AssertionError
+        yield ""
+
+    with pytest.raises(BertkitError, match="unknown criterion 'likelyhood'; did you mean"):
+        learn_vocabulary(never(), 100, criterion="likelyhood")
+
+
+def test_too_long_words_are_counted() -> None:
+    skipped: Counter[str] = Counter()
+    counts = count_words(["a " + "b" * 201, "b" * 201], lowercase=True, skipped=skipped)
+    assert counts == {"a": 1}
+    assert skipped == {"word of more than 200 characters": 2}
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+def test_counting_is_the_same_in_any_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    texts = [f"Word{n % 7} word{n % 91} other{n * n % 53} " * 3 for n in range(400)]
+    monkeypatch.setattr(counting, "BLOCK_CHARACTERS", 2_000)
+    tables, losses = [], []
+    for processes in (1, 2):
+        skipped: Counter[str] = Counter()
+        tables.append(
+            count_words(
+                texts, lowercase=True, processes=processes, word_limit=limit, skipped=skipped
+            )
+        )
+        losses.append(skipped)
+    assert tables[0] == tables[1]
+    assert losses[0] == losses[1]
+    lost = losses[0][counting.PRUNED]
+    assert tables[0].total() + lost == 3 * 3 * len(texts)
+    assert (lost > 0) == (limit is not None)
+    assert limit is None or len(tables[0]) <= limit
+
+
+def test_the_rarest_words_are_dropped() -> None:
+    counts = Counter({"often": 9, "twice": 2, "same": 2, "once": 1})
+    skipped: Counter[str] = Counter()
+    counting.drop_rarest(counts, 2, skipped)
+    assert counts == {"often": 9, "same": 2}
+    assert skipped == {counting.PRUNED: 3, counting.PRUNED_WORDS: 2}
+    with pytest.raises(BertkitError, match="word_limit of at least 1; got 1 and 0"):
+        count_words([], lowercase=True, word_limit=0)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=2, max_size=9), st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_smoothing_keeps_the_total_and_brings_shares_together(
+    words: list[int], smoothing: float
+) -> None:
+    weights = smoothing_weights(words, smoothing)
+    smoothed = [count * weight for count, weight in zip(words, weights, strict=True)]
+    assert sum(smoothed) == pytest.approx(sum(words))
+    for n, m in pairwise(words):
+        i = words.index(n), words.index(m)
+        assert smoothed[i[0]] / smoothed[i[1]] == pytest.approx((n / m) ** smoothing)
+
+
+def test_smoothing_by_hand() -> None:
+    # Shares 0.8 and 0.2; square roots 0.894 and 0.447: new shares 2/3 and 1/3.
+    weights = smoothing_weights([80, 20], 0.5)
+    assert weights == pytest.approx([(2 / 3) / 0.8, (1 / 3) / 0.2])
+    skipped: Counter[str] = Counter()
+    tables = [Counter({"the": 79, "rare": 1}), Counter({"ein": 20, "the": 3})]
+    assert weigh_counts(tables, [0.4, 2.0], skipped) == {"the": 32 + 6, "ein": 40}
+    assert skipped == {counting.ROUNDED_AWAY: 1}
+    assert smoothing_weights([5], 1.0) == [1.0]
+    with pytest.raises(BertkitError, match="only one was named"):
+        smoothing_weights([5], 0.7)
+    for wrong in (0.0, 1.5, float("nan")):
+        with pytest.raises(BertkitError, match="above 0 and at most 1"):
+            smoothing_weights([5, 6], wrong)
+    with pytest.raises(BertkitError, match="source 2 of 2 holds no words"):
+        smoothing_weights([5, 0], 0.7)
+
+
+LANGUAGES = {"es": 6, "fr": 6, "ru": 6, "zh_CN": 3, "ja": 3, "tr": 1}
+"""Language -> how often its text is there: Turkish is the small one."""
+
+
+def messages(language: str) -> list[str]:
+    """The translated messages of Sphinx in a language, from its installed files."""
+    spec = find_spec("sphinx")
+    if spec is None or spec.origin is None:
+        pytest.skip("the package sphinx, whose translations are the text, is not installed")
+    path = Path(spec.origin).parent / "locale" / language / "LC_MESSAGES" / "sphinx.po"
+    if not path.is_file():
+        pytest.skip(f"sphinx has no translation file for {language}")
+    blocks = re.findall(r'^msgstr ((?:"[^\n]*"\s*)+)', path.read_text("utf-8"), re.MULTILINE)
+    texts = ["".join(map(ast.literal_eval, block.strip().split("\n"))) for block in blocks]
+    return [text for text in texts[1:] if text.strip()]  # the first is the file's header
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, Path]:
+    """A text file a language; every fifth message is held out."""
+    found = {}
+    for language, times in LANGUAGES.items():
+        texts = [text for n, text in enumerate(messages(language)) if n % 5]
+        found[language] = tmp_path / f"{language}.txt"
+        found[language].write_text("\n\n".join(texts * times), encoding="utf-8")
+    return found
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_smoothing_helps_the_small_language(sources: dict[str, Path], criterion: str) -> None:
+    fits = {}
+    for smoothing in (1.0, 0.5):
+        options = LearnOptions(
+            criterion=criterion, smoothing=smoothing, alphabet_limit=1200, processes=1
+        )
+        with Console() as console:
+            tokenizer, made = learn_with(
+                [str(path) for path in sources.values()], 3600, console, options
+            )
+        fits[smoothing] = {
+            language: measure_vocabulary(tokenizer, messages(language)[::5])
+            for language in LANGUAGES
+        }
+        held_out = [text for language in LANGUAGES for text in messages(language)[::5]]
+        for text in held_out:
+            check_round_trip(tokenizer, text)
+    plain, smoothed = fits[1.0]["tr"], fits[0.5]["tr"]
+    assert (plain.words, plain.words > 100) == (smoothed.words, True)
+    assert smoothed.fertility < 0.97 * plain.fertility
+    assert smoothed.unknown_share <= plain.unknown_share
+    weights = {Path(row["paths"][0]).stem: row["weight"] for row in made["sources"]}
+    assert max(weights, key=weights.__getitem__) == "tr"
+    assert made["criterion"] == criterion
+    assert made["settings"]["smoothing"] == 0.5
+
+
+def check_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    """Ideographs stand alone, and what is decoded is encoded to the same ids."""
+    encoding = tokenizer.encode(text)
+    for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+        if any(map(is_cjk, text[start:end])):
+            assert end - start == 1
+            assert piece in (text[start:end], "[UNK]")
+    if tokenizer.unk_id not in encoding.ids:
+        assert tokenizer.encode(tokenizer.decode(encoding.ids)).ids == encoding.ids
+
+
+def test_the_small_alphabet_survives_by_smoothing(tmp_path: Path) -> None:
+    # Two languages, room for four letters: without weights those of the large one.
+    large, small = tmp_path / "large.txt", tmp_path / "small.txt"
+    large.write_text("aa bb cc dd " * 20)
+    small.write_text("\u03b1\u03b2 " * 4)
+    paths = [str(large), str(small)]
+    with Console() as console:
+        shares = []
+        for smoothing in (1.0, 0.05):
+            options = LearnOptions(smoothing=smoothing, alphabet_limit=4, processes=1)
+            tokenizer, _ = learn_with(paths, 30, console, options)
+            shares.append(measure_vocabulary(tokenizer, [small.read_text()]).unknown_share)
+    assert shares == [1.0, 0.0]
+
+
+def test_the_record_of_learning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = []
+    for name, text in (("large", "the cat sat " * 60), ("small", "die Katze sitzt " * 6)):
+        paths.append(str(tmp_path / f"{name}.txt"))
+        Path(paths[-1]).write_text(text)
+    options = LearnOptions(criterion="likelihood", smoothing=0.7, processes=1)
+    learn(*paths, out=tmp_path / "out", size=80, options=options)
+    record = json.loads((tmp_path / "out" / "vocabulary.json").read_text())
+    assert record["criterion"] == "likelihood"
+    assert record["settings"]["smoothing"] == 0.7
+    assert record["settings"]["minimum_frequency"] == 2
+    assert record["distinct_words"] == 6
+    assert [row["words"] for row in record["sources"]] == [180, 18]
+    assert record["sources"][0]["weight"] < 1 < record["sources"][1]["weight"]
+    assert record["unknown_share"] == 0
+    shown = capsys.readouterr().err
+    assert "small.txt: 18 words, 9.09% of all, counted" in shown
+    again = tmp_path / "again"
+    learn(*paths, out=again, size=80, options=options)
+    assert (again / "vocab.txt").read_text() == (tmp_path / "out" / "vocab.txt").read_text()
+    with pytest.raises(BertkitError, match="only one was named"):
+        learn(paths[0], out=tmp_path / "one", size=80, options=options)
+    (tmp_path / "empty.txt").write_text("\u200b")
+    with pytest.raises(BertkitError, match=r"empty.txt holds no words to weigh"):
+        learn(*paths, str(tmp_path / "empty.txt"), out=again, size=80, options=options)
+
+
+def test_both_criteria_share_alphabet_and_checks() -> None:
+    counts = count_words(TEXTS, lowercase=True)
+    both = [learn_from_counts(counts, 45, criterion=criterion) for criterion in CRITERIA]
+    assert both[0][:27] == both[1][:27]
+    assert {"low", "wide"} <= set(both[0]) & set(both[1])
+    for criterion in CRITERIA:
+        with pytest.raises(BertkitError, match="ask for at least 27"):
+            learn_from_counts(counts, 26, criterion=criterion)

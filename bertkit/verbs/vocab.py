@@ -1,0 +1,210 @@
+"""`bertkit vocab`: add words to a model's vocabulary, and measure how a vocabulary fits a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import rich.console
+from cyclopts import App
+from rich.markup import escape
+from rich.table import Table
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.model.extend import Extension, choose_words, extend_model, extend_vocabulary
+from bertkit.model.start import read_start
+from bertkit.text.documents import TextCounts
+from bertkit.text.lines import describe_skipped, text_lines
+from bertkit.text.sources import DAMAGE, find_sources, one_line
+from bertkit.tokens.learn import measure_vocabulary
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.journal import Console
+from bertkit.verbs.learn import DEFAULTS, LearnOptions, count_sources, documents
+
+SHOWN_WORDS = 12
+FEWEST = 2
+"""Occurrences of a word that is chosen from text."""
+
+
+def extend(
+    model: Path,
+    *,
+    out: Path,
+    words: str | None = None,
+    text: tuple[str, ...] = (),
+    count: int | None = None,
+    place: str = "append",
+    init: str = "mean",
+    processes: int = 0,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+) -> None:
+    """Add words to an existing model, each as one piece.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory or a checkpoint of Google's; it stays as it is.
+    out
+        The folder for the extended model, which is complete.
+    words
+        A file with one word on each line (instead of --text); "##ing" is a piece inside words.
+    text
+        Text of the domain: files, folders, globs, URLs, hf:NAME. The words whose own piece saves
+        most pieces are added.
+    count
+        How many words to take from --text.
+    place
+        append: behind the other pieces; unused: in the place of [unused] entries.
+    init
+        mean of the pieces that the word had, or random.
+    processes
+        Processes that count the words of --text; 0 takes one for each core.
+    format
+        Of --text; auto looks at names and first lines.
+    column
+        Of --text, in formats that have columns.
+    """
+    if (words is None) == (not text) or (count is None) == bool(text):
+        raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
+    counts = TextCounts()
+    start = read_start(model)
+    with Console() as console:
+        if words is not None:
+            wanted = list(listed_words(words, counts))
+        else:
+            assert count is not None
+            cased = not start.tokenizer.lowercase
+            options = replace(
+                DEFAULTS, cased=cased, processes=processes, format=format, column=column
+            )
+            wanted = words_from_text(text, count, start.tokenizer, options, console)
+        extension = extend_vocabulary(start.tokenizer, wanted, counts, place=place)
+        extend_model(start, extension, out, place=place, init=init)
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        console.say(described(extension, out))
+
+
+def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
+    """The words of a file with the places they stand at."""
+    source, *more = find_sources([file], format="text")
+    if more:
+        raise BertkitError(f"--words {file} is {1 + len(more)} files; name one")
+    try:
+        lines = list(text_lines(source, counts))
+    except DAMAGE as error:
+        raise BertkitError(f"{source.path} cannot be read ({one_line(error)})") from error
+    if lines and not lines[-1][1]:
+        lines.pop()  # what follows the last line end
+    for number, line in lines:
+        yield line.strip(), f"{source.path}:{number}"
+
+
+def words_from_text(
+    paths: tuple[str, ...],
+    number: int,
+    tokenizer: Tokenizer,
+    options: LearnOptions,
+    console: Console,
+) -> list[tuple[str, str]]:
+    """The words of some text that the vocabulary breaks, by how many pieces each would save."""
+    counts, _ = count_sources(paths, console, options, skipped := TextCounts().skipped)
+    for line in describe_skipped(skipped, {}):
+        console.say(line)
+    frequent = {word: times for word, times in counts.items() if times >= FEWEST}
+    chosen = choose_words(tokenizer, frequent, number)
+    encoded = zip(counts.items(), tokenizer.encode_batch(list(counts)), strict=True)
+    lengths = [(times, len(ids), ids == [tokenizer.unk_id]) for (_, times), ids in encoded]
+    pieces = sum(times * length for times, length, _ in lengths)
+    unknown = sum(times for times, _, lost in lengths if lost)
+    console.say(
+        f"{counts.total():,} words in {pieces:,} pieces, {unknown:,} words [UNK] (not chosen); "
+        f"{len(chosen):,} words of at least {FEWEST} occurrences would save "
+        f"{sum(saved for _, saved in chosen):,} pieces"
+    )
+    if len(chosen) < number:
+        console.say(f"the text has only {len(chosen):,} of the {number:,} words asked for")
+    return [(word, "--text") for word, _ in chosen]
+
+
+def described(extension: Extension, out: Path) -> str:
+    """How many words were added, and the first of them."""
+    words = extension.words
+    shown = ", ".join(words[:SHOWN_WORDS]) + (", ..." if len(words) > SHOWN_WORDS else "")
+    return f"{out}: {extension.tokenizer.size:,} pieces, {len(words):,} of them new: {shown}"
+
+
+def measure(
+    tokenizer: Path,
+    *paths: str,
+    documents_limit: int | None = None,
+    json: Path | None = None,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+) -> None:
+    """Measure how a vocabulary fits a text: fertility, [UNK], characters of a piece.
+
+    Parameters
+    ----------
+    tokenizer
+        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+    paths
+        Text, preferably none that the vocabulary was learned from.
+    documents_limit
+        Measure no more than the first so many documents.
+    json
+        A file for the report.
+    format
+        Of the files; auto looks at names and first lines.
+    column
+        The column that holds the text, in formats that have columns.
+    """
+    if documents_limit is not None and documents_limit < 1:
+        raise BertkitError(f"--documents-limit must be at least 1, got {documents_limit}")
+    counts = TextCounts()
+    loaded = Tokenizer.load(tokenizer)
+    with Console() as console:
+        console.start(documents_limit, title="measuring", unit="documents")
+
+        def told() -> Iterator[str]:
+            for number, text in enumerate(documents(paths, format, column, counts), start=1):
+                console.update({"done": number, "bytes": counts.bytes})
+                yield text
+
+        report = measure_vocabulary(loaded, islice(told(), documents_limit)).as_dict()
+        console.close()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+    report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
+    if json is not None:
+        write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
+    show(report, str(tokenizer))
+
+
+def show(report: dict[str, Any], title: str) -> None:
+    """Print the report as a table."""
+    unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
+    rows = [
+        ("documents", f"{report['documents']:,}"),
+        ("words", f"{report['words']:,}"),
+        ("pieces", f"{report['pieces']:,}"),
+        ("pieces a word (fertility)", f"{report['fertility']:.4f}"),
+        ("characters a piece", f"{report['characters_per_piece']:.4f}"),
+        ("words that are [UNK]", f"{report['unknown_share']:.4%}"),
+        ("most frequent [UNK]", escape(unknown) or "none"),
+        ("pieces never used", f"{report['unused_pieces']:,} of {report['vocabulary']:,}"),
+    ]
+    table = Table("measure", "value", title=escape(title))
+    for name, value in rows:
+        table.add_row(escape(name), value)
+    rich.console.Console().print(table)
+
+
+application = App(name="vocab", help="Extend or measure a vocabulary.")
+for name, verb in (("extend", extend), ("measure", measure)):
+    application.command(verb, name=name)
