@@ -1,0 +1,1 @@
+"""The paper's tables and figure as commands: what is run, at which scale, and what came out."""

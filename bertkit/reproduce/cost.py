@@ -1,0 +1,125 @@
+"""What a reproduction takes, before it is begun: by operations, and by this machine's speed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from bertkit.examples.masking import count_targets
+from bertkit.model.encoder import ModelConfig
+from bertkit.reproduce.scales import Scale
+from bertkit.reproduce.tables import Job
+from bertkit.reproduce.work import Step, Work
+from bertkit.training.devices import choose_device, matmul_peak, training_flops
+from bertkit.training.recipe import PretrainRecipe
+
+ASSUMED_MFU = 0.3
+"""Share of the matrix-product peak that training reaches, until a run here has shown it."""
+
+SIZES = {
+    "mnli": (392_702, 40),
+    "qqp": (363_846, 31),
+    "qnli": (104_743, 51),
+    "sst-2": (67_349, 13),
+    "cola": (8_551, 11),
+    "sts-b": (5_749, 31),
+    "mrpc": (3_668, 53),
+    "rte": (2_490, 70),
+    "squad-1.1": (87_599, 170),
+    "squad-2.0": (130_319, 170),
+    "swag": (73_546, 120),
+    "conll-2003": (14_041, 21),
+    "squad-sentences": (85_000, 45),
+}
+"""Task -> training inputs of the official set, and about how many tokens each has."""
+
+
+def describe_cost(work: Work, steps: Sequence[Step]) -> list[str]:
+    """What is to be done, in sentences."""
+    left = [step for step in steps if not work.is_done(step)]
+    networks = [step for step in steps if step.job is None]
+    tunings = [step for step in steps if step.job is not None]
+    lines = [
+        f"{work.scale.title}: {len(networks)} networks to pre-train "
+        f"({sum(step in left for step in networks)} left), {len(tunings)} tunings of "
+        f"{work.scale.seeds} seeds ({sum(step in left for step in tunings)} left)"
+    ]
+    if left:
+        peak, mfu = machine_speed(work)
+        seconds = {step.name: operations(work, step) / (peak * mfu) for step in left}
+        total = sum(seconds.values())
+        pretraining = sum(seconds[step.name] for step in left if step.job is None)
+        lines.append(
+            f"about {in_words(total)} on this machine, {pretraining / total:.0%} of it "
+            f"pre-training: by operations, at {mfu:.0%} of {peak / 1e9:,.0f} GFLOP/s"
+        )
+    return lines
+
+
+def machine_speed(work: Work) -> tuple[float, float]:
+    """Operations a second of matrix products here, and the share that training reaches."""
+    precision = work.recipe(()).training.precision
+    peak = matmul_peak(choose_device(work.device), precision, seconds=0.3)
+    shares = [
+        float(str(record["mfu"]))
+        for folder in sorted((work.out / "networks").glob("*"))
+        for record in work.journal(folder.name)
+        if record["kind"] == "step" and "mfu" in record
+    ]
+    return peak, statistics.median(shares) if shares else ASSUMED_MFU
+
+
+def operations(work: Work, step: Step) -> float:
+    """Floating-point operations of a step."""
+    recipe = work.recipe(step.flags)
+    config = recipe.config(work.scale.vocabulary_size)
+    if step.job is None:
+        return pretraining_operations(recipe, config)
+    return tuning_operations(work.scale, step.job, config)
+
+
+def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float:
+    """Of all phases, with full examples."""
+    total = 0.0
+    phases = zip(
+        recipe.phases.lengths,
+        recipe.phases.steps,
+        recipe.phases.batch_sizes,
+        recipe.phases.max_predictions,
+        strict=True,
+    )
+    for length, steps, sequences, most in phases:
+        targets = count_targets(length, recipe.masking.probability, most)
+        if recipe.objectives.direction != "bidirectional":
+            targets = length - 1
+        total += steps * training_flops(
+            config,
+            tokens=sequences * length,
+            targets=sequences * targets,
+            sequences=sequences,
+            sum_squared_lengths=sequences * length**2,
+        )
+    return total
+
+
+def tuning_operations(scale: Scale, job: Job, config: ModelConfig) -> float:
+    """Of all seeds and epochs; a frozen encoder only goes forward."""
+    task, (inputs, length) = scale.task(job.task), SIZES.get(job.task, (10_000, 50))
+    inputs = min(inputs, task.train or inputs)
+    passes = scale.seeds * task.epochs
+    flops = training_flops(
+        config,
+        tokens=inputs * length,
+        targets=0,
+        sequences=inputs,
+        sum_squared_lengths=inputs * length**2,
+    )
+    return passes * flops * (1 / 3 if job.head.frozen else 1)
+
+
+def in_words(seconds: float) -> str:
+    """A duration in the unit that suits it."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,149 @@
+"""The labelled data of the tables, found in one folder, cut to a scale's amounts.
+
+`squad-sentences` is made here from SQuAD: a question and a sentence of its paragraph, does the
+sentence hold the answer? GLUE's QNLI is made from SQuAD in the same way (Wang et al. 2018, section
+3.2); this one stands in for it where its files are absent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.examples.generator import SPLIT, generator
+from bertkit.reproduce.scales import TaskScale
+from bertkit.tasks.classify import Classify
+from bertkit.tasks.dataset import Dataset
+from bertkit.tasks.glue import GLUE, PLACE, find_file
+from bertkit.tasks.inputs import QuestionInput, TextInput
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.own_files import Columns
+from bertkit.tasks.sets import load_dataset, official_paths
+from bertkit.text.sentences import split_sentences
+
+LABELS = ("entailment", "not_entailment")
+
+
+class AbsentDataError(BertkitError):
+    """The files of a task are not there; what needs them is left out."""
+
+
+FOLDERS = {
+    "squad-1.1": ("squad", "SQuAD"),
+    "squad-2.0": ("squad", "SQuAD"),
+    "swag": ("swag", "SWAG"),
+    "conll-2003": ("conll2003", "conll-2003", "CoNLL-2003"),
+}
+"""Data set -> names that its folder may have; GLUE's are in `glue`."""
+
+
+def folder_of(task: str, data: Path) -> Path:
+    """The folder of a task's official files."""
+    names = FOLDERS.get(task, ("glue", "GLUE", "glue_data"))
+    return next((data / name for name in names if (data / name).is_dir()), data)
+
+
+def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Dataset:
+    """A task's data, with as many inputs as the scale says.
+
+    Args:
+        task: an official name, or "squad-sentences".
+        data: a folder with `glue`, `squad`, `swag`, `conll2003`.
+        scale: of the task.
+        positions: of the model.
+
+    Raises:
+        BertkitError: the files are absent (the message says where to get them) or damaged.
+    """
+    if missing := absent_files(task, data):
+        raise AbsentDataError(missing)
+    longest = min(scale.longest, positions)
+    lengths = Lengths(longest=longest, stride=scale.stride, context=scale.context)
+    if task == "squad-sentences":
+        found = squad_sentences(data, scale, positions)
+    else:
+        if task.startswith("squad") and 0 < positions < 128:
+            lengths = replace(lengths, question_length=max(8, positions // 4))
+        files = Files(data=folder_of(task, data))
+        found = load_dataset(task, files, Columns(), lengths, positions)
+    dev = [(name, some_of(inputs, scale.dev, 1)) for name, inputs in found.dev]
+    return replace(found, train=some_of(found.train, scale.train, 0), dev=dev, test=[])
+
+
+def absent_files(task: str, data: Path) -> str:
+    """Why a task cannot be run, in words; "" where its files are there."""
+    folder = folder_of("squad-1.1" if task == "squad-sentences" else task, data)
+    if task in GLUE:
+        try:
+            for split in GLUE[task].files:
+                if not split.startswith("test"):
+                    find_file(task, GLUE[task], folder, split)
+        except BertkitError:
+            return f"the data folder has no {GLUE[task].folder}; get it from {PLACE}"
+        return ""
+    key = "squad-1.1" if task == "squad-sentences" else task
+    paths = official_paths(key, Files(data=folder))
+    gone = [path.name for split, path in paths.items() if split != "test" and not path.is_file()]
+    return f"the data folder has no {key}: {', '.join(gone)}" if gone else ""
+
+
+def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
+    """A random choice of inputs, in their order; all where `count` is 0 or not below their number.
+
+    Questions that cannot be trained on do not count here; see the task.
+    """
+    if not 0 < count < len(inputs):
+        return inputs
+    chosen = generator(0, SPLIT, epoch=1, row=row).permutation(len(inputs))[:count]
+    return [inputs[i] for i in sorted(chosen.tolist())]
+
+
+def squad_sentences(data: Path, scale: TaskScale, positions: int) -> Dataset:
+    """Question and sentence pairs of SQuAD 1.1, made of twice as many questions as are wanted."""
+    files = Files(data=folder_of("squad-1.1", data))
+    questions = load_dataset("squad-1.1", files, Columns(), Lengths(), 512)
+    [(_, dev)] = questions.dev
+    task = Classify(LABELS, ("accuracy",), positions)
+    return Dataset(
+        "squad-sentences",
+        task,
+        sentence_pairs(some_of(questions.train, 2 * scale.train, 2), 0),
+        [("dev", sentence_pairs(some_of(dev, 2 * scale.dev, 3), 1))],
+        files=questions.files,
+    )
+
+
+def sentence_pairs(questions: Sequence[QuestionInput], row: int) -> list[TextInput]:
+    """A pair for each question: with the sentence of its answer, or, half the time, with another.
+
+    The other is the one of the paragraph that shares most words with the question. Questions whose
+    paragraph is one sentence are left out, and so are those whose answer crosses a border.
+    """
+    coins = generator(0, SPLIT, epoch=2, row=row).random(len(questions))
+    split: dict[str, list[str]] = {}
+    pairs = []
+    for given, coin in zip(questions, coins, strict=True):
+        if given.context not in split:
+            split[given.context] = split_sentences(given.context)
+        sentences, answers = split[given.context], given.answers or ()
+        texts = {answer.text for answer in answers}
+        holding = [s for s in sentences if any(text in s for text in texts)]
+        others = [s for s in sentences if s not in holding]
+        if not holding or not others:
+            continue
+        wanted = words_of(given.question)
+        pool, label = (holding, LABELS[0]) if coin < 0.5 else (others, LABELS[1])
+        best = max(pool, key=lambda sentence: len(wanted & words_of(sentence)))
+        pairs.append(TextInput(given.id, given.question, best, label, given.place))
+    if not pairs:
+        raise BertkitError("SQuAD has no paragraph of two sentences; check the files")
+    return pairs
+
+
+def words_of(text: str) -> set[str]:
+    """The words of a text, lower-cased."""
+    return set(re.findall(r"\w+", text.lower()))

@@ -1,0 +1,117 @@
+"""At which size the tables are run: a file beside this one, or a file of one's own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, nearest
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScale:
+    """How a task is tuned."""
+
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    epochs: int = 3
+    train: int = 0
+    """Training inputs, drawn at random; 0 for all."""
+    dev: int = 0
+    """Inputs of dev, drawn at random; 0 for all."""
+    longest: int = 0
+    """Tokens of a window; 0 for what `bertkit finetune` takes."""
+    stride: int = 0
+    context: str = "sentence"
+    """Of tagging: sentence or document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Networks, schedules and amounts of data."""
+
+    name: str
+    title: str
+    recipe: str
+    flags: tuple[str, ...]
+    """Of the recipe, as on the command line."""
+    vocabulary_size: int
+    cased: bool
+    seeds: int
+    """Of fine-tuning; pre-training has one."""
+    sizes: tuple[tuple[int, int, int], ...]
+    """Of table 6: layers, width, heads."""
+    steps: tuple[int, ...]
+    """Of figure 5: updates after which the model is tuned."""
+    units: int
+    """Of the BiLSTM of table 7, in each direction."""
+    tasks: Mapping[str, TaskScale]
+    stand_ins: Mapping[str, Mapping[str, str]]
+    """Table -> column of the paper -> task that is run in its place."""
+
+    def recipe_flags(self, flags: Sequence[str]) -> list[str]:
+        """The scale's flags and a network's own, which win."""
+        kept: list[str] = []
+        dropping = False
+        for word in self.flags:
+            if word.startswith("--"):
+                dropping = word in flags
+            if not dropping:
+                kept.append(word)
+        return [*kept, *flags]
+
+    def task(self, name: str) -> TaskScale:
+        """How a task is tuned at this scale."""
+        return self.tasks.get(name, self.tasks["default"])
+
+
+def shipped_scales() -> list[str]:
+    """Names of the scales, smallest first."""
+    return ["tiny", "small", "base", "large"]
+
+
+def read_scale(name: str) -> Scale:
+    """A shipped scale by name, or a .toml file.
+
+    Raises:
+        BertkitError: there is no such scale, or the file is no scale; the message names the field.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise BertkitError(f"{path} does not exist; give a scale's name or file")
+        text = path.read_text(encoding="utf-8")
+    elif name in shipped_scales():
+        text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
+    else:
+        known = shipped_scales()
+        raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}; see {known}")
+    try:
+        return build_scale(Path(name).stem, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
+        raise BertkitError(f"scale {name}: {error}; see the shipped ones for its fields") from None
+
+
+def build_scale(name: str, values: dict[str, Any]) -> Scale:
+    """A scale from the content of its file."""
+    given = values.pop("tasks", {})
+    default = TaskScale(**given.pop("default", {}))
+    known = {field.name for field in fields(Scale)}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"there is no field '{unknown[0]}'{nearest(unknown[0], known)}")
+    return Scale(
+        **{
+            **values,
+            "name": name,
+            "flags": tuple(values["flags"]),
+            "sizes": tuple(tuple(size) for size in values["sizes"]),
+            "steps": tuple(values["steps"]),
+            "tasks": {"default": default}
+            | {task: replace(default, **own) for task, own in given.items()},
+            "stand_ins": values.get("stand_ins", {}),
+        }
+    )

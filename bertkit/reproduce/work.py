@@ -1,0 +1,268 @@
+"""The work behind the tables: pre-training, tuning, and what is left to do.
+
+Everything is a folder of its own that is whole or goes on where it was: `text/` (tokenizer and
+token store), `networks/VARIANT` (pre-training runs) and `tuned/VARIANT/TASK` (grids of seeds). So
+the same command again does what is missing, and several processes may share the work: each takes
+what no other holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bertkit.config import as_json, claim_settings, read_recipe
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import only_process, read_json, write_json
+from bertkit.model.start import read_start
+from bertkit.reproduce.data import AbsentDataError, load_task
+from bertkit.reproduce.scales import Scale
+from bertkit.reproduce.tables import BASE, Experiment, Job
+from bertkit.tasks.dataset import Dataset
+from bertkit.tasks.finetune import finetune
+from bertkit.tasks.grid import Grid, RunResult, read_results
+from bertkit.tasks.tune import Tuning
+from bertkit.training.journal import Console, read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import PretrainRecipe
+
+WAIT_SECONDS = 5.0
+"""Between two looks at what another process holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What the networks are made of."""
+
+    text: tuple[str, ...] = ()
+    """Text to pre-train on: files, folders, globs."""
+    data: Path | None = None
+    """A folder with the labelled data: glue, squad, swag, conll2003."""
+    model: Path | None = None
+    """A model to tune in the place of the scale's own BERT; then nothing is pre-trained for it."""
+
+
+class Work:
+    """The folder of a reproduction.
+
+    Args:
+        out: the folder.
+        scale: of everything.
+        sources: texts, data, model.
+        device: "auto", "cpu", "cuda", ...
+        console: where progress is shown.
+
+    Raises:
+        BertkitError: the folder holds a reproduction of another scale or other sources.
+    """
+
+    def __init__(
+        self, out: Path, scale: Scale, sources: Sources, device: str, console: Console
+    ) -> None:
+        self.out, self.scale, self.sources = out, scale, sources
+        self.device, self.console = device, console
+        self.data: dict[tuple[str, int], Dataset] = {}
+        """What was read already, by task and positions."""
+        settings = {"scale": as_json(scale), "sources": as_json(sources)}
+        claim_settings(out / "reproduce.json", settings, "a reproduction")
+
+    def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
+        """The recipe of a variant."""
+        return read_recipe(PretrainRecipe, self.scale.recipe, self.scale.recipe_flags(flags))
+
+    def network(self, variant: str, at: int = 0) -> Path:
+        """The model of a variant, at its end or after so many updates."""
+        if variant == BASE and self.sources.model is not None and not at:
+            return self.sources.model
+        folder = self.out / "networks" / variant
+        return folder / "models" / f"step-{at:08d}" if at else folder
+
+    def is_trained(self, variant: str) -> bool:
+        """Whether a variant is pre-trained to the end."""
+        if variant == BASE and self.sources.model is not None:
+            return True
+        ends = [r for r in self.journal(variant) if r["kind"] == "end"]
+        return bool(ends) and ends[-1]["reason"] == "finished"
+
+    def journal(self, variant: str) -> list[dict[str, object]]:
+        """The records of a variant's run so far."""
+        path = self.out / "networks" / variant / "journal.jsonl"
+        return read_journal(path) if path.is_file() else []
+
+    def tuned(self, job: Job) -> Path:
+        """The folder of a job."""
+        return self.out / "tuned" / job.name
+
+    def grid(self, job: Job) -> Grid:
+        """The runs of a job: one setting, all seeds."""
+        task = self.scale.task(job.task)
+        return Grid(
+            batch_size=(task.batch_size,),
+            learning_rate=(task.learning_rate,),
+            epochs=(task.epochs,),
+            seeds=self.scale.seeds,
+        )
+
+    def results(self, job: Job) -> list[RunResult]:
+        """The runs of a job that are done."""
+        return read_results(self.tuned(job), self.grid(job).runs())
+
+    def is_tuned(self, job: Job) -> bool:
+        """Whether all seeds of a job are done, or its data is known to be absent."""
+        return len(self.results(job)) == self.scale.seeds or bool(self.absence(job))
+
+    def absence(self, job: Job) -> str:
+        """Why a job cannot be run; "" where it can."""
+        path = self.tuned(job) / "absent.json"
+        return str(read_json(path)["reason"]) if path.is_file() else ""
+
+    def steps(self, experiments: Sequence[Experiment]) -> list[Step]:
+        """Everything that the tables need, each once: a network, then what is tuned from it."""
+        variants: dict[str, tuple[str, ...]] = {}
+        kept: dict[str, set[int]] = {}
+        jobs: list[Job] = []
+        for experiment in experiments:
+            variants |= experiment.variants
+            jobs += [job for job in experiment.jobs if job not in jobs]
+        for job in jobs:
+            kept.setdefault(job.variant, set()).add(job.at)
+        steps = []
+        for variant, flags in variants.items():
+            own = [job for job in jobs if job.variant == variant]
+            own_model = variant == BASE and self.sources.model is not None
+            if not own_model or any(job.at for job in own):
+                models_at = tuple(sorted(kept.get(variant, set()) - {0}))
+                steps.append(Step(variant, flags, models_at))
+            steps += [Step(variant, flags, (), job) for job in own]
+        return steps
+
+    def is_done(self, step: Step) -> bool:
+        """Whether a step needs no more work."""
+        if step.job is None:
+            return self.is_trained(step.variant)
+        return self.is_tuned(step.job)
+
+    def is_ready(self, step: Step) -> bool:
+        """Whether the networks that a step begins with are there."""
+        if step.job is None:
+            return True
+        needed = [step.variant, *([step.job.head.beside] if step.job.head.beside else [])]
+        return all(self.is_trained(variant) for variant in needed)
+
+    def run(self, step: Step) -> bool:
+        """Do a step; False where a signal stopped it.
+
+        Raises:
+            BertkitError: pre-training diverged, a file is damaged, or the disk is full.
+        """
+        if step.job is None:
+            return self.train(step)
+        self.tune(step.job)
+        return True
+
+    def train(self, step: Step) -> bool:
+        """Pre-train a network."""
+        stopped = pretrain(
+            self.recipe(step.flags),
+            TokenStore(self.out / "text" / "store"),
+            self.out / "networks" / step.variant,
+            recipe_name=step.variant,
+            device=self.device,
+            models_at=step.models_at,
+            console=self.console,
+        )
+        return stopped is None
+
+    def tune(self, job: Job) -> None:
+        """Tune a network on a task with all seeds; data that is absent is written down."""
+        model, task = self.network(job.variant, job.at), self.scale.task(job.task)
+        if self.sources.data is None:
+            raise BertkitError("there is nothing to tune on: give --data FOLDER")
+        start = read_start(model)
+        key = job.task, start.config.max_position_embeddings
+        try:
+            if key not in self.data:
+                self.data[key] = load_task(job.task, self.sources.data, task, key[1])
+        except AbsentDataError as error:
+            write_json(self.tuned(job) / "absent.json", {"reason": str(error)})
+            self.console.say(f"{job.name} is left out: {error}")
+            return
+        head = job.head
+        if head.beside:
+            head = replace(head, beside=str(self.network(head.beside)))
+        finetune(
+            self.data[key],
+            start,
+            self.tuned(job),
+            grid=self.grid(job),
+            tuning=Tuning(),
+            head=head,
+            device=self.device,
+            console=self.console,
+        )
+        shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # the numbers are what counts
+        for run in (self.tuned(job) / "runs").glob("*/model"):
+            shutil.rmtree(run, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A network to pre-train, or a job to tune."""
+
+    variant: str
+    flags: tuple[str, ...]
+    models_at: tuple[int, ...] = ()
+    """Updates after which the network is kept."""
+    job: Job | None = None
+
+    @property
+    def name(self) -> str:
+        """For reading, and of its lock."""
+        return f"pre-train {self.variant}" if self.job is None else f"tune {self.job.name}"
+
+
+def work_through(work: Work, steps: Sequence[Step]) -> bool:
+    """Do all steps that no other process does, then wait for those of others.
+
+    Returns:
+        False where a signal stopped the work.
+
+    Raises:
+        BertkitError: a step failed.
+    """
+    waiting = False
+    while left := [step for step in steps if not work.is_done(step)]:
+        for step in left:
+            if work.is_done(step) or not work.is_ready(step):
+                continue
+            with hold(work.out / "locks" / step.name.replace("/", "-").replace(" ", "-")) as free:
+                if not free or work.is_done(step):
+                    continue
+                number = steps.index(step) + 1
+                work.console.say(f"[{number} of {len(steps)}] {step.name}")
+                if not work.run(step):
+                    return False
+                break
+        else:
+            if not waiting:
+                work.console.say("the rest is being done by other processes; waiting for them")
+            waiting = True
+            time.sleep(WAIT_SECONDS)
+    return True
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[bool]:
+    """Whether a folder is held by this process for the block; False where another holds it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_process(folder))
+        except BertkitError:
+            yield False
+        else:
+            yield True

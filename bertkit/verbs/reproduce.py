@@ -1,0 +1,90 @@
+"""`bertkit reproduce`: the paper's tables and figure, at any scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
+from bertkit.files import only_process, write_json, write_text
+from bertkit.reproduce.cost import describe_cost
+from bertkit.reproduce.outcome import gather
+from bertkit.reproduce.paper import find_table
+from bertkit.reproduce.render import as_markdown, as_page
+from bertkit.reproduce.scales import read_scale
+from bertkit.reproduce.tables import EXPERIMENTS
+from bertkit.reproduce.work import Sources, Step, Work, work_through
+from bertkit.training.journal import Console
+from bertkit.verbs.pretrain import Corpus, store_from_text
+
+NO_SOURCES = Sources()
+
+
+def reproduce(
+    *tables: str,
+    out: Path,
+    scale: str = "small",
+    sources: Annotated[Sources, FLATTEN] = NO_SOURCES,
+    device: str = "auto",
+    plan: bool = False,
+    render: bool = False,
+) -> int:
+    """Run the paper's tables 1 to 8 and figure 5 at some scale, and set ours beside the paper's.
+
+    First it says what is to be run and about how long that takes. The same command again goes on
+    where it was stopped; several processes with the same command share the work. What was not run
+    is shown as not run.
+
+    Parameters
+    ----------
+    tables
+        table-1 to table-8, figure-5, or all.
+    out
+        The folder for networks, tuned models and the rendered tables.
+    scale
+        tiny (minutes on two cores), small (hours on two cores), base or large (the paper's own), or
+        a .toml file.
+    device
+        auto, cpu or cuda.
+    plan
+        Only say what would be run.
+    render
+        Only render what is there.
+    """
+    if not tables:
+        raise BertkitError(f"say which table: {', '.join(EXPERIMENTS)} or all")
+    chosen = list(EXPERIMENTS) if tables == ("all",) else [find_table(name).key for name in tables]
+    found = read_scale(scale)
+    experiments = [EXPERIMENTS[key](found) for key in chosen]
+    with Console() as console:
+        work = Work(out, found, sources, device, console)
+        steps = work.steps(experiments)
+        for line in describe_cost(work, steps):
+            console.say(line)
+        if plan:
+            return 0
+        stopped = False
+        if not render:
+            make_text(work, steps, console)
+            stopped = not work_through(work, steps)
+        outcome = gather(work, experiments)
+        write_json(out / "reproduction.json", outcome)
+        write_text(out / "reproduction.md", as_markdown(outcome))
+        write_text(out / "reproduction.html", as_page(outcome))
+        console.say(f"tables: {out / 'reproduction.html'}")
+    return 130 if stopped else 0
+
+
+def make_text(work: Work, steps: list[Step], console: Console) -> None:
+    """Vocabulary and token store, if a network is still to be pre-trained."""
+    folder, scale = work.out / "text", work.scale
+    if all(step.job is not None for step in steps):
+        return
+    if not work.sources.text:
+        raise BertkitError("there is nothing to pre-train on: give --text PATHS")
+    corpus = Corpus(
+        text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
+    )
+    with only_process(folder):
+        store_from_text(corpus, folder, console)

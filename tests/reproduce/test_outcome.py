@@ -1,0 +1,102 @@
+"""From scores to verdicts and pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bertkit.reproduce.outcome import claim_facts, spread
+from bertkit.reproduce.paper import Claim
+from bertkit.reproduce.render import as_markdown, as_page, value_of
+
+CLAIM = Claim("a is better", "x", "A", "B")
+
+
+def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, Any]:
+    found = {"row": row, "column": column, "task": "mrpc", "metric": "accuracy", "paper": 80.0}
+    return {
+        **found,
+        "values": values,
+        "missing": "" if values else "not run",
+        **spread(values),
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "verdict"),
+    [
+        ([70.0, 71.0, 72.0], [60.0, 61.0, 62.0], "holds"),
+        ([60.0, 61.0, 62.0], [70.0, 71.0, 72.0], "reversed"),
+        ([70.0, 71.0, 72.0], [69.9, 70.5, 74.0], "not clear"),
+        ([71.0, 71.0], [71.0, 71.0], "not clear"),
+        ([71.0], [70.0], "holds"),
+        ([], [70.0], "not run"),
+    ],
+)
+def test_verdicts(better: list[float], worse: list[float], verdict: str) -> None:
+    assert claim_facts(CLAIM, [cell("A", "x", better), cell("B", "x", worse)])["verdict"] == verdict
+
+
+def test_first_and_last_column() -> None:
+    cells = [
+        cell("A", "1", [1.0]),
+        cell("B", "1", [2.0]),
+        cell("A", "2", [4.0]),
+        cell("B", "2", [3.0]),
+    ]
+    verdicts = {
+        column: claim_facts(Claim("", column, "A", "B"), cells)["verdict"]
+        for column in ("first", "last")
+    }
+    assert verdicts == {"first": "reversed", "last": "holds"}
+
+
+def test_a_value_says_its_spread_and_the_papers() -> None:
+    assert value_of(cell("A", "x", [70.0, 72.0, 71.0])) == "**71.0** (70.0 to 72.0, n=3); paper 80"
+    assert value_of(cell("A", "x", [70.0])) == "**70.0**; paper 80"
+    assert value_of(cell("A", "x", [])) == "not run; paper 80"
+    assert "2 degenerate" in value_of(cell("A", "x", [1.0, 1.0], degenerate=2))
+    assert value_of(None) == "–"
+
+
+def outcome() -> dict[str, Any]:
+    cells = [cell("A", "x", [70.0, 71.0]), cell("B", "x", [])]
+    table = {
+        "key": "table-5", "name": "Table 5", "title": "T <&>", "section": "5.1",
+        "remarks": ["a | b"], "columns": ["x"], "rows": ["A", "B"], "paper_columns": ["x"],
+        "paper_rows": {"A": [80.0], "C": [81.5]}, "cells": cells,
+        "claims": [claim_facts(CLAIM, cells)],
+    }  # fmt: skip
+    curve = [
+        cell(row, step, [float(i), i + 1.0])
+        for row in ("Masked LM", "Left-to-right LM")
+        for i, step in enumerate(("500", "1,000"))
+    ]
+    figure = {
+        **table, "key": "figure-5", "rows": ["Masked LM", "Left-to-right LM"],
+        "columns": ["500", "1,000"], "cells": curve, "claims": [],
+    }  # fmt: skip
+    facts = {
+        "flags": ["--x", "1"], "updates": 10, "finished": False, "held_out": {"mlm_loss": 2.5},
+    }  # fmt: skip
+    scale = {"name": "s", "title": "s: small", "seeds": 2}
+    return {"scale": scale, "tables": [table, figure], "networks": {"bert": facts}}
+
+
+def test_markdown_says_what_was_run_and_what_not() -> None:
+    text = as_markdown(outcome())
+    assert "1 of 2 cells were run." in text
+    assert "| B | not run; paper 80 |" in text
+    assert "| paper: C | 81.5 |" in text
+    assert "| a is better | x | not run | – | – |" in text
+    assert "10, unfinished" in text
+
+
+def test_page_is_escaped_and_draws_the_figure() -> None:
+    text = as_page(outcome())
+    assert "T &lt;&amp;&gt;" in text
+    assert text.count("<svg") == 1
+    assert "Masked LM: 0.5 after 500, 1.5 after 1,000" in text
+    assert "**" not in text

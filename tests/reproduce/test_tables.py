@@ -1,0 +1,107 @@
+"""What each table asks for, at every scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bertkit.config import read_recipe
+from bertkit.errors import BertkitError
+from bertkit.reproduce.scales import Scale, read_scale, shipped_scales
+from bertkit.reproduce.tables import EXPERIMENTS, PERPLEXITY, task_of
+from bertkit.tasks.sets import OFFICIAL
+from bertkit.training.recipe import PretrainRecipe
+
+SCALES = [read_scale(name) for name in shipped_scales()]
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=lambda scale: scale.name)
+@pytest.mark.parametrize("key", EXPERIMENTS)
+def test_every_network_is_a_recipe_and_every_cell_has_a_task(scale: Scale, key: str) -> None:
+    experiment = EXPERIMENTS[key](scale)
+    recipes = {
+        variant: read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(flags))
+        for variant, flags in experiment.variants.items()
+    }
+    seen = {repr(recipe) for recipe in recipes.values()}
+    assert len(seen) == len(recipes), "two networks of a table are the same"
+    steps = min(recipe.phases.total_steps for recipe in recipes.values())
+    for cell in experiment.cells:
+        assert cell.job.variant in recipes
+        assert cell.job.at <= steps
+        assert cell.job.head.beside in ("", *recipes)
+        known = (*OFFICIAL, "squad-sentences")
+        assert cell.metric == PERPLEXITY or cell.job.task in known, cell
+    assert len({job.name for job in experiment.jobs}) == len(experiment.jobs)
+
+
+def test_networks_of_one_name_are_one_network() -> None:
+    """Tables share networks: what two of them call by one name must have the same flags."""
+    for scale in SCALES:
+        found: dict[str, tuple[str, ...]] = {}
+        for build in EXPERIMENTS.values():
+            for variant, flags in build(scale).variants.items():
+                assert found.setdefault(variant, flags) == flags
+
+
+def test_table_5_is_the_papers() -> None:
+    experiment = EXPERIMENTS["table-5"](read_scale("base"))
+    assert experiment.rows == list(experiment.paper.rows)
+    assert experiment.columns == list(experiment.paper.columns)
+    assert set(experiment.variants) == {"bert", "no-nsp", "left-to-right"}
+    last = experiment.cells[-1].job
+    assert (last.task, last.head.head, last.head.frozen) == ("squad-1.1", "bilstm", False)
+    recipes = {
+        variant: read_recipe(PretrainRecipe, "base", list(flags))
+        for variant, flags in experiment.variants.items()
+    }
+    assert recipes["left-to-right"].objectives.direction == "left_to_right"
+    assert not recipes["no-nsp"].objectives.has_pairs
+    assert recipes["no-nsp"].masking == recipes["bert"].masking
+
+
+def test_table_6_at_base_scale_has_the_papers_rows() -> None:
+    experiment = EXPERIMENTS["table-6"](read_scale("base"))
+    assert experiment.rows == list(experiment.paper.rows)
+
+
+def test_table_8_shares() -> None:
+    experiment = EXPERIMENTS["table-8"](read_scale("base"))
+    masking = {
+        row: read_recipe(
+            PretrainRecipe, "base", list(experiment.variants[cell.job.variant])
+        ).masking
+        for row, cell in zip([cell.row for cell in experiment.cells], experiment.cells, strict=True)
+    }
+    for row, options in masking.items():
+        mask, keep, swap = (int(part) / 100 for part in row.split("/"))
+        assert (options.mask_share, options.random_share) == (mask, swap)
+        assert 1 - options.mask_share - options.random_share == pytest.approx(keep)
+
+
+@pytest.mark.parametrize(
+    ("column", "task"),
+    [
+        ("mnli-m", ("mnli", "accuracy")),
+        ("squad-1.1, exact match", ("squad-1.1", "exact_match")),
+        ("squad-2.0", ("squad-2.0", "f1")),
+        ("conll-2003, features", ("conll-2003", "f1")),
+        ("sts-b", ("sts-b", "spearman")),
+    ],
+)
+def test_columns(column: str, task: tuple[str, str]) -> None:
+    assert task_of(column) == task
+
+
+def test_scales_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(Path("bertkit/reproduce/tiny.toml").read_text())
+    assert read_scale(str(path)).name == "mine"
+    path.write_text(path.read_text().replace("seeds", "seed"))
+    with pytest.raises(BertkitError, match="no field 'seed'; did you mean 'seeds'"):
+        read_scale(str(path))
+    with pytest.raises(BertkitError, match="no scale is called 'smal'; did you mean 'small'"):
+        read_scale("smal")
+    with pytest.raises(BertkitError, match="does not exist"):
+        read_scale("nowhere.toml")

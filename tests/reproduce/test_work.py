@@ -1,0 +1,212 @@
+"""Two tables end to end at toy size: networks, tunings, stopping, sharing, what is absent."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.files import only_process
+from bertkit.reproduce.data import absent_files, sentence_pairs
+from bertkit.reproduce.scales import Scale, TaskScale, read_scale
+from bertkit.reproduce.tables import EXPERIMENTS, Experiment
+from bertkit.reproduce.work import Sources, Work, hold, work_through
+from bertkit.tasks.inputs import Answer, QuestionInput
+from bertkit.training.journal import Console
+from bertkit.verbs.reproduce import reproduce
+
+TINY = read_scale("tiny")
+TOY = replace(
+    TINY,
+    flags=(
+        *("--phases.steps", "4", "--phases.lengths", "32", "--phases.batch-sizes", "4"),
+        *("--phases.max-predictions", "5", "--training.warmup-steps", "0"),
+        *("--model.num-hidden-layers", "1", "--model.hidden-size", "16"),
+        *("--model.num-attention-heads", "2", "--model.max-position-embeddings", "32"),
+        *("--watching.evaluate-every", "4", "--watching.held-out-sequences", "4"),
+        *("--watching.log-every", "2", "--watching.checkpoint-every", "2"),
+    ),
+    steps=(2, 4),
+    vocabulary_size=300,
+    tasks={"default": TaskScale(learning_rate=1e-3, epochs=1, train=24, dev=12)},
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    rng = random.Random(3)
+    text = "the cat dog sat ran on a mat hill under blue red sky and it was very old"
+    words = text.split()
+    documents = [
+        "\n".join(" ".join(rng.choices(words, k=9)).capitalize() + "." for _ in range(4))
+        for _ in range(500)
+    ]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents))
+    return str(path)
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> Path:
+    """GLUE's SST-2 and nothing else, and SQuAD."""
+    folder = tmp_path / "data" / "glue" / "SST-2"
+    folder.mkdir(parents=True)
+    rows = "\n".join(f"the cat sat {i}\t{i % 2}" for i in range(40))
+    for split in ("train", "dev"):
+        (folder / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}\n")
+    context = "The cat sat on a mat. The dog ran under a blue sky. It was very old."
+    questions = [
+        {
+            "id": str(i),
+            "question": "Where sat the cat?",
+            "answers": [{"text": "on a mat", "answer_start": context.index("on a mat")}],
+        }
+        for i in range(40)
+    ]
+    content = {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]}
+    (tmp_path / "data" / "squad").mkdir()
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (tmp_path / "data" / "squad" / name).write_text(json.dumps(content))
+    return tmp_path / "data"
+
+
+def toy_scale(folder: Path) -> Path:
+    """The toy scale as a file."""
+    flags = json.dumps(list(TOY.flags))
+    path = folder / "toy.toml"
+    path.write_text(
+        f'title = "toy"\nrecipe = "demo"\nflags = {flags}\nvocabulary_size = 300\ncased = true\n'
+        "seeds = 2\nsizes = [[1, 16, 2], [2, 16, 2]]\nsteps = [2, 4]\nunits = 8\n"
+        "[tasks.default]\nlearning_rate = 1e-3\nepochs = 1\ntrain = 24\ndev = 12\n"
+        '[stand_ins.figure-5]\nmnli-m = "squad-sentences"\n'
+    )
+    return path
+
+
+def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sources = Sources(text=(text,), data=labelled)
+    scale = str(toy_scale(tmp_path))
+    assert reproduce("figure-5", out=out, scale=scale, sources=sources, plan=True) == 0
+    assert not (out / "text").exists()
+    assert reproduce("figure-5", out=out, scale=scale, sources=sources) == 0
+    outcome = json.loads((out / "reproduction.json").read_text())
+    [figure] = outcome["tables"]
+    assert figure["columns"] == ["2", "4"]
+    assert [cell["n"] for cell in figure["cells"]] == [2, 2, 2, 2]
+    assert all(0 <= value <= 100 for cell in figure["cells"] for value in cell["values"])
+    assert (out / "reproduction.html").read_text().count("<svg") == 1
+    assert not list(out.rglob("tuned/**/model.safetensors"))
+    left_to_right = out / "networks" / "left-to-right"
+    config = json.loads((left_to_right / "models" / "step-00000002" / "config.json").read_text())
+    assert config["is_decoder"]
+    assert outcome["networks"]["left-to-right"]["held_out"]["lm_loss"] > 0
+    assert str(tmp_path) not in (out / "reproduction.md").read_text()
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    assert reproduce("figure-5", out=out, scale=scale, sources=sources) == 0
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    with pytest.raises(BertkitError, match="a reproduction"):
+        reproduce("figure-5", out=out, scale="tiny", sources=sources)
+
+
+def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sources = Sources(text=(text,), data=labelled)
+    reproduce("6", out=out, scale=str(toy_scale(tmp_path)), sources=sources)
+    [table] = json.loads((out / "reproduction.json").read_text())["tables"]
+    by_column = {cell["column"]: cell for cell in table["cells"] if cell["row"] == "1 x 16, 2"}
+    assert by_column["sst-2"]["n"] == 2
+    assert by_column["perplexity"]["n"] == 1
+    assert by_column["mrpc"]["missing"] == (
+        "the data folder has no MRPC; get it from https://gluebenchmark.com/tasks"
+    )
+    assert "Not run: the data folder has no MNLI" in (out / "reproduction.md").read_text()
+
+
+class Recorded(Work):
+    """Work whose steps are only written down."""
+
+    done: list[str]
+
+    def is_done(self, step: object) -> bool:
+        return step.name in self.done  # type: ignore[attr-defined]
+
+    def is_ready(self, step: object) -> bool:
+        job = step.job  # type: ignore[attr-defined]
+        return job is None or f"pre-train {job.variant}" in self.done
+
+    def run(self, step: object) -> bool:
+        self.done.append(step.name)  # type: ignore[attr-defined]
+        return True
+
+
+def recorded(out: Path, scale: Scale, experiments: list[Experiment]) -> tuple[Recorded, list[str]]:
+    work = Recorded(out, scale, Sources(), "cpu", Console())
+    work.done = []
+    steps = work.steps(experiments)
+    with only_process(work.out / "locks" / "pre-train-no-nsp"):
+        # as if another process worked on this one, and finished when asked again
+        work.done.append("pre-train no-nsp")
+        assert work_through(work, steps)
+    return work, [step.name for step in steps]
+
+
+def test_every_step_is_done_once_in_an_order_that_works(tmp_path: Path) -> None:
+    experiments = [EXPERIMENTS[key](TINY) for key in ("table-5", "table-8", "figure-5")]
+    work, names = recorded(tmp_path, TINY, experiments)
+    assert sorted(work.done) == sorted(names)
+    assert len(set(names)) == len(names)
+    for name in names:
+        if name.startswith("tune "):
+            network = f"pre-train {name.split()[1].partition('/')[0]}"
+            assert work.done.index(network) < work.done.index(name)
+
+
+def test_own_model_takes_the_place_of_the_scales(tmp_path: Path) -> None:
+    sources = Sources(model=tmp_path / "bert", data=tmp_path)
+    work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+    steps = work.steps([EXPERIMENTS["table-2"](TINY)])
+    assert [step.name for step in steps] == ["tune bert/squad-1.1"]
+    assert work.network("bert") == tmp_path / "bert"
+    snapshots = work.steps([EXPERIMENTS["figure-5"](TINY)])
+    assert "pre-train bert" in [step.name for step in snapshots]
+
+
+def test_a_lock_is_free_again(tmp_path: Path) -> None:
+    with hold(tmp_path / "a") as free:
+        assert free
+        with hold(tmp_path / "a") as second:
+            assert not second
+    with hold(tmp_path / "a") as free:
+        assert free
+
+
+def test_sentence_pairs() -> None:
+    context = "Ada lived in London. Her cat lived in Rome. They wrote letters."
+    where = (Answer("London", context.index("London")),)
+    questions = [
+        QuestionInput(str(i), "Where did her friend Ada live?", context, where, f"f:{i}")
+        for i in range(200)
+    ]
+    pairs = sentence_pairs(questions, 0)
+    assert len(pairs) == 200
+    by_label = {pair.label: pair.pair for pair in pairs}
+    assert by_label["entailment"] == "Ada lived in London."
+    assert by_label["not_entailment"] == "Her cat lived in Rome."  # shares a word: the harder one
+    assert 70 < sum(pair.label == "entailment" for pair in pairs) < 130
+    assert pairs == sentence_pairs(questions, 0)
+    lonely = questions[0]._replace(context="Ada lived in London.")
+    with pytest.raises(BertkitError, match="no paragraph of two sentences"):
+        sentence_pairs([lonely], 0)
+
+
+def test_absent_files(labelled: Path) -> None:
+    assert absent_files("sst-2", labelled) == ""
+    assert absent_files("squad-sentences", labelled) == ""
+    assert absent_files("squad-2.0", labelled).startswith("the data folder has no squad-2.0: ")
+    assert "CoLA" in absent_files("cola", labelled)
