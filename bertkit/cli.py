@@ -22,6 +22,9 @@ VERBS = {
     "submit": "Collect GLUE predictions into the zip file of its server.",
     "features": "Write a model's hidden states for the texts of a file.",
     "report": "Write a run's report as one HTML page.",
+    "doctor": "Say what is wrong with a pre-training run or a corpus, and what to change.",
+    "explain": "Follow one example through a model, from characters to losses.",
+    "reproduce": "Run the paper's tables and figure at some scale, beside the paper's numbers.",
     "demo": "Pre-train and tune a small BERT on text that every Python has.",
 }
 
@@ -40,6 +43,9 @@ def application() -> App:
     for verb, text in VERBS.items():
         app.command(f"bertkit.verbs.{verb}:{verb}", name=verb, help=text)
     app.command("bertkit.verbs.predict:application", name="predict", help="Use a trained model.")
+    app.command(
+        "bertkit.verbs.vocab:application", name="vocab", help="Extend or measure a vocabulary."
+    )
     return app
 
 

@@ -1,23 +1,104 @@
 """The pre-training objectives (paper section 3.1 and appendix A.2): logits and targets → losses.
 
-The loss of a step is the mean of the masked-token losses plus the mean of the next-sentence
-losses. Means are taken over the *whole* step: an objective returns sums and names the count that
-each is divided by, and the training loop divides by the counts of all micro-batches and ranks
-together. So one batch of 256 and sixteen of 16 give the same gradient, though each of the sixteen
-holds another number of targets.
+| `objectives.words`           | model            | a target is                                    |
+|------------------------------|------------------|------------------------------------------------|
+| masked                       | bidirectional    | the piece that was masked (MLM, task 1)        |
+| left_to_right, right_to_left | causal           | the next piece, the one before (section 5.1)   |
+| replaced                     | bidirectional    | whether the piece was replaced (ELECTRA); see  |
+|                              |                  | `bertkit.model.replaced`                       |
+
+| `objectives.sentences` | B                                              | loss          |
+|------------------------|------------------------------------------------|---------------|
+| next                   | what follows A, or half the time a random text | NSP, task 2   |
+| order                  | what follows A, or the two swapped (ALBERT)    | which of them |
+| none                   | as with next                                   | none          |
+| single                 | empty: A is all that fits                      | none          |
+
+The loss of a step is the mean of the words' losses plus the mean of the pairs' losses. Means are
+taken over the *whole* step: an objective returns sums and names the count that each is divided by,
+and the training loop divides by the counts of all micro-batches and ranks together. So one batch of
+256 and sixteen of 16 give the same gradient, though each of the sixteen holds another number of
+targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertkit.examples.stream import PretrainingBatch
+from bertkit.errors import BertkitError, nearest
+from bertkit.examples.pairs import SENTENCES
+from bertkit.examples.stream import WORDS, PretrainingBatch
+from bertkit.model.attention import DIRECTIONS
+from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+
+if TYPE_CHECKING:
+    from bertkit.model.replaced import ReplacedTokenModel
+
+DISCRIMINATOR_WEIGHT = 50.0
+"""Of replaced-token detection beside the generator's loss (ELECTRA, appendix A)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objectives:
+    """What a model is trained to do; see the tables above."""
+
+    words: str = "masked"
+    """masked, left_to_right, right_to_left or replaced."""
+    sentences: str = "next"
+    """next, order, none or single."""
+    generator_share: float = 1 / 3
+    """Of replaced: width of the generator as a share of the model's."""
+
+    def __post_init__(self) -> None:
+        for field, known in (("words", WORDS), ("sentences", SENTENCES)):
+            value = getattr(self, field)
+            if value not in known:
+                raise BertkitError(
+                    f"objectives.{field} cannot be {value!r}{nearest(str(value), known)}; it is "
+                    f"one of {', '.join(known)}"
+                )
+        if self.words == "replaced" and self.has_pairs:
+            raise BertkitError(
+                "objectives.words = replaced goes with objectives.sentences = none or single"
+            )
+        if not 0 < self.generator_share <= 1:
+            raise BertkitError(
+                f"objectives.generator_share must be above 0, at most 1, not {self.generator_share}"
+            )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether there is a loss on sentence pairs."""
+        return self.sentences in ("next", "order")
+
+    @property
+    def direction(self) -> str:
+        """Of the model's attention."""
+        return self.words if self.words in DIRECTIONS else "bidirectional"
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """A new network for these objectives, drawn from torch's generator."""
+        if self.words == "replaced":
+            from bertkit.model.replaced import ReplacedTokenModel
+
+            return ReplacedTokenModel(config, self.generator_share)
+        return PretrainingModel(config, pairs=self.has_pairs)
+
+    def function(self) -> Callable[[Any, PretrainingBatch], Sums]:
+        """(model, batch) → sums."""
+        if self.words == "replaced":
+            return replaced_objective
+        causal = self.direction != "bidirectional"
+        pairs = "sop" if self.sentences == "order" else "nsp"
+        return partial(pretraining_objective, words="lm" if causal else "mlm", pairs=pairs)
 
 
 class Sum(NamedTuple):
@@ -27,30 +108,60 @@ class Sum(NamedTuple):
     """A scalar; losses in nats."""
     per: str
     """The count it is divided by."""
+    weight: float = 1.0
+    """Of a loss among the losses."""
 
 
 Sums = dict[str, Sum]
 """By name; those named `..._loss`, or `loss`, are minimised."""
 
 
-def pretraining_objective(model: PretrainingModel, batch: PretrainingBatch) -> Sums:
-    """Masked tokens and next sentence: losses and right answers of a batch.
+def pretraining_objective(
+    model: PretrainingModel, batch: PretrainingBatch, *, words: str = "mlm", pairs: str = "nsp"
+) -> Sums:
+    """Words and, if the model has a head for them, sentence pairs: losses and right answers.
 
     Losses are computed in fp32, whatever the logits are.
 
     Args:
-        model: the network with both heads.
-        batch: label 0 = B follows A, 1 = B is random.
+        model: the network with its heads.
+        batch: its targets are what `words` says; label 0 = B follows A, 1 = it does not.
+        words: name of the words' sums.
+        pairs: name of the pairs' sums.
     """
     output = model(batch.packed, batch.target_positions)
-    mlm_logits, nsp_logits = output.mlm_logits.float(), output.nsp_logits.float()
-    mlm_loss = F.cross_entropy(mlm_logits, batch.target_ids, reduction="sum")
-    nsp_loss = F.cross_entropy(nsp_logits, batch.next_labels, reduction="sum")
+    found = sums_of(words, output.mlm_logits, batch.target_ids, "targets")
+    if output.nsp_logits is not None:
+        found |= sums_of(pairs, output.nsp_logits, batch.next_labels, "sequences")
+    return found
+
+
+def sums_of(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
+    """Cross entropy and right answers of logits (n, classes) for labels (n,)."""
+    logits = logits.float()
     return {
-        "mlm_loss": Sum(mlm_loss, "targets"),
-        "mlm_accuracy": Sum(right(mlm_logits, batch.target_ids), "targets"),
-        "nsp_loss": Sum(nsp_loss, "sequences"),
-        "nsp_accuracy": Sum(right(nsp_logits, batch.next_labels), "sequences"),
+        f"{name}_loss": Sum(F.cross_entropy(logits, labels, reduction="sum"), per),
+        f"{name}_accuracy": Sum(right(logits, labels), per),
+    }
+
+
+def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Sums:
+    """Replaced-token detection (ELECTRA, Clark et al. 2020, section 2): losses and right answers.
+
+    The generator's masked language model, and for every token whether it was replaced; the second
+    weighs 50 times as much.
+
+    Args:
+        model: generator and discriminator.
+        batch: masked.
+    """
+    output = model(batch.packed, batch.target_positions, batch.target_ids)
+    logits, labels = output.replaced_logits.float(), output.replaced
+    loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+    return sums_of("mlm", output.mlm_logits, batch.target_ids, "targets") | {
+        "rtd_loss": Sum(loss, "tokens", DISCRIMINATOR_WEIGHT),
+        "rtd_accuracy": Sum(((logits > 0) == labels.bool()).sum().float(), "tokens"),
+        "rtd_share": Sum(labels.sum(), "tokens"),
     }
 
 
@@ -60,6 +171,10 @@ def right(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def total_loss(sums: Sums, counts: Mapping[str, int]) -> Tensor:
-    """Every loss divided by its count over the whole step, added up: what is minimised."""
-    losses = [s.value / max(1, counts[s.per]) for name, s in sums.items() if name.endswith("loss")]
+    """Every loss divided by its count over the whole step, weighted, added up: it is minimised."""
+    losses = [
+        s.weight * s.value / max(1, counts[s.per])
+        for name, s in sums.items()
+        if name.endswith("loss")
+    ]
     return torch.stack(losses).sum()

@@ -24,25 +24,26 @@ from bertkit.training.journal import JOURNAL, read_journal
 FINETUNING, RUN = "finetune.json", "run.json"
 """What a folder of fine-tuning runs holds, and what each of its runs does."""
 
+OBJECTIVES = ("mlm", "lm", "rtd", "nsp", "sop")
+UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
+COMMONEST = (("always the commonest piece", "most_frequent_accuracy"),)
+COIN = ("a coin", 0.5)
 PLOTS = (
-    Plot(
-        "Masked language model: loss",
-        "mlm_loss",
-        baselines=(("guessing by frequency (unigram entropy)", "unigram_entropy"),),
-    ),
-    Plot(
-        "Masked language model: accuracy",
-        "mlm_accuracy",
-        "share",
-        (("always the commonest piece", "most_frequent_accuracy"),),
-    ),
+    Plot("Masked language model: loss", "mlm_loss", baselines=UNIGRAM),
+    Plot("Masked language model: accuracy", "mlm_accuracy", "share", COMMONEST),
+    Plot("Language model: loss", "lm_loss", baselines=UNIGRAM),
+    Plot("Language model: accuracy", "lm_accuracy", "share", COMMONEST),
+    Plot("Replaced tokens: loss", "rtd_loss"),
+    Plot("Replaced tokens: accuracy", "rtd_accuracy", "share"),
     Plot("Next sentence: loss", "nsp_loss", baselines=(("a coin (ln 2)", math.log(2)),)),
     Plot(
         "Next sentence: accuracy",
         "nsp_accuracy",
         "share",
-        (("a coin", 0.5), ("always the commoner label", "nsp_majority")),
+        (COIN, ("always the commoner label", "nsp_majority")),
     ),
+    Plot("Sentence order: loss", "sop_loss", baselines=(("a coin (ln 2)", math.log(2)),)),
+    Plot("Sentence order: accuracy", "sop_accuracy", "share", (COIN,)),
     Plot("Learning rate", "learning_rate", "power"),
     Plot("Gradient norm before clipping", "gradient_norm"),
     Plot("Tokens per second", "tokens_per_second"),
@@ -151,16 +152,20 @@ def cards(run: Run) -> str:
     where = "held-out" if run.evaluations else "training"
     final, entropy = run.final, run.baselines.get("unigram_entropy")
     unigram = None if entropy is None else math.exp(entropy)
-    perplexity = final.get("mlm_perplexity")
+    words, name = words_of(final)
+    perplexity = final.get(f"{words}_perplexity")
     shown = [
-        (f"{where} MLM loss", number(final.get("mlm_loss")), f"unigram {number(entropy)}"),
+        (f"{where} {name} loss", number(final.get(f"{words}_loss")), f"unigram {number(entropy)}"),
         (f"{where} perplexity", number(perplexity), f"unigram {number(unigram)}"),
     ]
-    for label, field, name, than in (
-        ("MLM accuracy", "mlm_accuracy", "most_frequent_accuracy", "commonest piece"),
+    for label, field, known, than in (
+        (f"{name} accuracy", f"{words}_accuracy", "most_frequent_accuracy", "commonest piece"),
         ("next-sentence accuracy", "nsp_accuracy", "nsp_majority", "commoner label"),
+        ("sentence-order accuracy", "sop_accuracy", "nsp_majority", "commoner label"),
     ):
-        baseline = number(run.baselines.get(name), "share")
+        if field not in final:
+            continue
+        baseline = number(run.baselines.get(known), "share")
         shown.append((f"{where} {label}", number(final.get(field), "share"), f"{than} {baseline}"))
     for label, field, kind in (("tokens/s", "tokens_per_second", ""), ("MFU", "mfu", "share")):
         values = curve(run.steps, field).values
@@ -173,26 +178,35 @@ def in_words(run: Run) -> str:
     """What the headline numbers mean, in sentences."""
     where = "on held-out text" if run.evaluations else "on the training text (nothing is held out)"
     sentences = [f"All numbers are {where}, after {run.final['step']:,} steps."]
-    loss, entropy = run.final.get("mlm_loss"), run.baselines.get("unigram_entropy")
+    words, name = words_of(run.final)
+    loss, entropy = run.final.get(f"{words}_loss"), run.baselines.get("unigram_entropy")
     if loss is not None and entropy is not None:
-        side, meaning = ("below", "the network uses the words around a gap")
+        around = "around a gap" if words == "mlm" else "before it"
+        side, meaning = ("below", f"the network uses the words {around}")
         if loss >= entropy:
             side, meaning = ("above", "it has not yet learned more than how common each piece is")
         sentences.append(
-            f"MLM loss {number(loss)} is {number(abs(entropy - loss))} {side} the unigram entropy "
+            f"{name} loss {number(loss)} is {number(abs(entropy - loss))} {side} the unigram entropy "
             f"{number(entropy)}, the loss of guessing by frequency alone: {meaning}."
         )
-    for what, field, name, rival in (
-        ("masked pieces", "mlm_accuracy", "most_frequent_accuracy", "the commonest piece"),
+    pieces = "masked pieces" if words == "mlm" else "next pieces"
+    for what, field, known, rival in (
+        (pieces, f"{words}_accuracy", "most_frequent_accuracy", "the commonest piece"),
         ("next-sentence questions", "nsp_accuracy", "nsp_majority", "the commoner answer"),
+        ("sentence-order questions", "sop_accuracy", "nsp_majority", "the commoner answer"),
     ):
-        share, base = run.final.get(field), run.baselines.get(name)
+        share, base = run.final.get(field), run.baselines.get(known)
         if share is not None and base is not None:
             sentences.append(
                 f"It gets {number(share, 'share')} of the {what} right; always saying {rival} "
                 f"gets {number(base, 'share')}."
             )
     return " ".join(sentences)
+
+
+def words_of(final: dict[str, Any]) -> tuple[str, str]:
+    """The name of the words' objective in a record, and for reading."""
+    return ("lm", "LM") if "lm_loss" in final else ("mlm", "MLM")
 
 
 def figure(run: Run, plot: Plot) -> str:
@@ -221,7 +235,10 @@ def section(content: dict[str, Any]) -> str:
 
 def tables(run: Run, folder: Path) -> str:
     """Everything else that is known of the run, folded away."""
-    measured = ["step", "mlm_loss", "mlm_perplexity", "mlm_accuracy", "nsp_loss", "nsp_accuracy"]
+    names = ("loss", "perplexity", "accuracy")
+    every = [f"{objective}_{name}" for objective in OBJECTIVES for name in names]
+    found = {name for record in run.of("evaluation") for name in record}
+    measured = ["step", *(name for name in every if name in found)]
     parts = []
     for title, kind, columns in (
         ("Held-out measurements", "evaluation", measured),

@@ -27,7 +27,7 @@ from bertkit.examples.packed import pack
 from bertkit.examples.rounding import on_rounded_batches, round_batch
 from bertkit.examples.stream import PretrainingBatch
 from bertkit.model import attention as attention_module
-from bertkit.model.attention import attention, choose_kernel
+from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
@@ -105,9 +105,9 @@ def test_the_network_equals_the_cpus() -> None:
 
 
 @gpu
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("kernel", ["varlen", "padded"])
-def test_kernels_agree_forward_and_backward(kernel: str, causal: bool) -> None:
+def test_kernels_agree_forward_and_backward(kernel: str, direction: str) -> None:
     """In bf16, against the definition in fp32."""
     packed = pack([[0] * length for length in (128, 64, 64, 17, 3, 1)]).to("cuda")
     generator = torch.Generator().manual_seed(0)
@@ -117,7 +117,7 @@ def test_kernels_agree_forward_and_backward(kernel: str, causal: bool) -> None:
     for name, dtype in ((kernel, torch.bfloat16), ("reference", torch.float32)):
         own = together.to(dtype).clone().requires_grad_()
         query, key, value = own.unbind(1)
-        output = attention(query, key, value, packed, causal=causal, kernel=name)
+        output = attention(query, key, value, packed, direction=direction, kernel=name)
         torch.autograd.backward((output.float() * weights).sum())
         found.append((output, own.grad))
     assert choose_kernel(together[:, 0], 0.0) == "varlen"

@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 
+from bertkit.errors import BertkitError
 from bertkit.examples.packed import pack
 from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
-from bertkit.objectives import Sum, pretraining_objective, right, total_loss
+from bertkit.model.replaced import ReplacedTokenModel
+from bertkit.objectives import Objectives, Sum, pretraining_objective, right, total_loss
 
 
 def batch_of(
@@ -115,3 +117,88 @@ def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> 
     backward([1, 2])
     for expected, parameter in zip(whole, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_of_losses() -> None:
+    sums = {
+        "a_loss": Sum(torch.tensor(6.0), "n"),
+        "b_loss": Sum(torch.tensor(4.0), "m", 50.0),
+        "b_share": Sum(torch.tensor(9.0), "m"),
+    }
+    assert float(total_loss(sums, {"n": 3, "m": 8})) == 2 + 50 / 2
+
+
+@pytest.mark.parametrize("sentences", ["next", "order", "none", "single"])
+@pytest.mark.parametrize("words", ["masked", "left_to_right", "right_to_left"])
+def test_every_pair_of_objectives(words: str, sentences: str) -> None:
+    """Which network is built, how it looks at the text, and what its losses are called."""
+    wanted = Objectives(words=words, sentences=sentences)
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=8, direction=wanted.direction,
+    )  # fmt: skip
+    assert config.direction == ("bidirectional" if words == "masked" else words)
+    model = wanted.model(config)
+    assert isinstance(model, PretrainingModel)
+    assert (model.nsp is not None) == wanted.has_pairs == (sentences in ("next", "order"))
+    batch = batch_of([[1, 2, 3, 4], [5, 6, 7]], [1, 5], [2, 3], [0, 1])
+    sums = wanted.function()(model, batch)
+    names = {"mlm" if words == "masked" else "lm"}
+    names |= {"nsp"} if sentences == "next" else {"sop"} if sentences == "order" else set()
+    assert set(sums) == {f"{name}_{end}" for name in names for end in ("loss", "accuracy")}
+    total_loss(sums, batch.counts).backward()
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    graded = {n for n, p in model.named_parameters() if p.grad is not None}
+    assert trained == graded, "no parameter waits in vain for a gradient"
+
+
+def test_replaced_builds_two_networks() -> None:
+    wanted = Objectives(words="replaced", sentences="single", generator_share=0.5)
+    with torch.device("meta"):
+        model = wanted.model(ModelConfig(vocab_size=30, hidden_size=8, num_attention_heads=2))
+    assert isinstance(model, ReplacedTokenModel)
+    assert model.generator.config.hidden_size == 4
+    assert (wanted.direction, wanted.has_pairs) == ("bidirectional", False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"words": "mask"}, r"objectives\.words cannot be 'mask'; did you mean 'masked'"),
+        ({"sentences": "non"}, r"objectives\.sentences cannot be 'non'; did you mean 'none'"),
+        ({"words": "replaced"}, r"goes with objectives\.sentences = none or single"),
+        ({"words": "replaced", "sentences": "order"}, r"goes with objectives\.sentences"),
+        ({"generator_share": 0.0}, r"objectives\.generator_share must be above 0, at most 1"),
+        ({"generator_share": 1.5}, r"at most 1, not 1\.5"),
+        ({"generator_share": math.nan}, r"not nan"),
+    ],
+)
+def test_objectives_that_cannot_be(fields: dict[str, float | str], message: str) -> None:
+    with pytest.raises(BertkitError, match=message) as error:
+        Objectives(**fields)
+    assert "\n" not in str(error.value)
+
+
+def test_the_pairs_summary_is_the_token_that_saw_all() -> None:
+    """From left to right the last token judges the pair: an earlier one has not seen B."""
+    for direction, reads_last in (("left_to_right", True), ("right_to_left", False)):
+        torch.manual_seed(0)
+        config = ModelConfig(
+            vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=16, max_position_embeddings=8, direction=direction,
+            initializer_range=0.5,
+        )  # fmt: skip
+        model = PretrainingModel(config).eval()
+        none = torch.zeros(0, dtype=torch.int64)
+        with torch.no_grad():
+            plain = model(pack([[1, 2, 3, 4]]), none).nsp_logits
+            last = model(pack([[1, 2, 3, 9]]), none).nsp_logits
+            first = model(pack([[9, 2, 3, 4]]), none).nsp_logits
+            state = model.encoder(pack([[1, 2, 3, 4]]))[-1 if reads_last else 0]
+        assert not torch.equal(plain, last)
+        assert not torch.equal(plain, first)
+        assert model.nsp is not None
+        with torch.no_grad():
+            judged = model.nsp(model.encoder.pool(state[None]))
+        torch.testing.assert_close(judged, plain)

@@ -34,6 +34,10 @@ def tree_files() -> list[str]:
     return found
 
 
+GROUPS = ("predict", "vocab")
+"""Verbs with verbs of their own."""
+
+
 def bertkit_commands() -> list[list[str]]:
     found = []
     for path in DOCUMENTS:
@@ -73,7 +77,7 @@ def test_make_targets_exist() -> None:
 @pytest.mark.parametrize("words", bertkit_commands(), ids=" ".join)
 def test_commands_are_accepted(words: list[str]) -> None:
     """Verb, recipe and flags are looked up and converted; nothing is run."""
-    assert words[0] in {*VERBS, "predict"}
+    assert words[0] in {*VERBS, *GROUPS}
     application().parse_args(words, exit_on_error=False, print_error=False)
 
 
@@ -86,7 +90,7 @@ def test_a_wrong_flag_would_be_noticed() -> None:
 
 def test_the_readme_shows_every_verb() -> None:
     shown = {words[1] for words in commands(README) if words[0] == "bertkit"}
-    assert {*VERBS, "predict"} - {"demo"} <= shown
+    assert {*VERBS, *GROUPS} - {"demo"} <= shown
     assert "make demo" in README
 
 

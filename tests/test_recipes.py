@@ -10,7 +10,8 @@ import torch
 from bertkit.config import read_recipe, shipped_recipes
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.model.heads import PretrainingModel, count_parameters
+from bertkit.model.encoder import Encoder
+from bertkit.model.heads import count_parameters
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Phases, PretrainRecipe, Watching
@@ -21,11 +22,38 @@ RECIPES = sorted(shipped_recipes())
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_builds_its_network(name: str) -> None:
     recipe = read_recipe(PretrainRecipe, name)
-    config = recipe.model.config(30_522)
+    config = recipe.config(30_522)
     with torch.device("meta"):
-        model = PretrainingModel(config)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert parameters == count_parameters(config, heads=True)
+        model = recipe.objectives.model(config)
+        encoder = Encoder(config)
+    assert sum(p.numel() for p in encoder.parameters()) == count_parameters(config)
+    if recipe.objectives.has_pairs:  # else a head is missing, or others are there
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert parameters == count_parameters(config, heads=True)
+
+
+def test_objectives_of_the_recipes() -> None:
+    """Each way of training is some recipe's, and what a recipe is named after is in it."""
+    recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
+    found = {name: (r.objectives.words, r.objectives.sentences) for name, r in recipes.items()}
+    assert {n: pair for n, pair in found.items() if pair != ("masked", "next")} == {
+        "no-nsp": ("masked", "none"),
+        "left-to-right": ("left_to_right", "none"),
+        "right-to-left": ("right_to_left", "none"),
+        "sentence-order": ("masked", "order"),
+        "full-sentences": ("masked", "single"),
+        "albert-base": ("masked", "order"),
+        "electra-small": ("replaced", "single"),
+    }
+    base = recipes["base"]
+    for name, pair in found.items():
+        if name not in ("electra-small", "albert-base") and pair != found["base"]:
+            assert replace(recipes[name], objectives=base.objectives) == base, name
+    with torch.device("meta"):
+        small = recipes["electra-small"]
+        generator = small.objectives.model(small.config(30_522)).generator.config
+    assert (generator.hidden_size, generator.num_attention_heads) == (64, 1)
+    assert generator.intermediate_size == 256
 
 
 def test_base_and_large_have_the_papers_size() -> None:
@@ -59,7 +87,11 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
     records = read_journal(tmp_path / "journal.jsonl")
     steps = [record for record in records if record["kind"] == "step"]
     assert len(steps) == len(recipe.phases.steps)
-    assert all(0 < record["mlm_loss"] < 12 for record in steps)
+    words = "lm" if recipe.objectives.direction != "bidirectional" else "mlm"
+    assert all(0 < record[f"{words}_loss"] < 12 for record in steps)
+    pairs = {"next": "nsp_loss", "order": "sop_loss"}.get(recipe.objectives.sentences)
+    assert all({n for n in record if n in ("nsp_loss", "sop_loss")} == {pairs} - {None}
+               for record in steps)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -87,7 +87,7 @@ def labelled_task(
 
 def start_from(model: PretrainingModel, tokenizer: Tokenizer) -> Start:
     """The weights of a network in memory as a start for tuning."""
-    return Start(Path("memory"), model.config, foreign_tensors(model), tokenizer, {})
+    return Start(Path("memory"), model.config, foreign_tensors(model, "bert"), tokenizer, {})
 
 
 def tune_and_test(

@@ -46,6 +46,11 @@ class Packed:
         """(sequences,) the place of each sequence's first token, [CLS]."""
         return self.cu_seqlens[:-1]
 
+    @property
+    def last_tokens(self) -> TokenIndices:
+        """(sequences,) the place of each sequence's last token, [SEP]."""
+        return self.cu_seqlens[1:] - 1
+
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence, in batch order."""

@@ -6,6 +6,10 @@ or always when the chunk is one sentence, B comes from a random document instead
 sentences of the chunk are walked again; too long pairs lose tokens from the longer side, at random
 from its front or back. One defect is not kept: the random document is never the current one.
 
+Two other ways to cut examples are `order` (B follows A, or the two are swapped: ALBERT, Lan et al.
+2019, section 3.1) and `single` (A is as many whole sentences of the document as fit, and there is
+no B: DOC-SENTENCES of RoBERTa, Liu et al. 2019, section 4.2).
+
 All documents of a window (a few shards) are walked together: each NumPy step below advances every
 unfinished document by one chunk.
 """
@@ -19,11 +23,14 @@ from typing import NamedTuple
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, nearest
 from bertkit.examples.generator import PAIRS, generator
 
 SPECIALS = 3
-"""[CLS] A [SEP] B [SEP]."""
+"""[CLS] A [SEP] B [SEP]; one fewer where B is empty."""
+
+SENTENCES = ("next", "order", "none", "single")
+"""What A and B are: see `PairOptions.sentences`."""
 
 ROW = np.dtype(
     [
@@ -39,7 +46,7 @@ ROW = np.dtype(
         (
             "is_random",
             np.int8,
-        ),  # the next-sentence label: 0 = B follows A, 1 = random (Google's order)
+        ),  # the label: 0 = B follows A, 1 = random or swapped (Google's order)
         ("cut", np.int32),  # tokens that truncation took from the pair
         ("a_document", np.int32),  # documents within the window
         ("b_document", np.int32),
@@ -55,8 +62,19 @@ class PairOptions:
     """Tokens of the longest example, [CLS] and both [SEP] included."""
     short_probability: float = 0.1
     """Share of documents whose target length is drawn from 2 to max_length - 3 (Google's 10 %)."""
+    sentences: str = "next"
+    """next: B follows A or, half the time, comes from another document; none: the same; order: B
+    follows A, or the two are swapped; single: B is empty."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens that A and B may have together."""
+        return self.max_length - SPECIALS + (self.sentences == "single")
 
     def __post_init__(self) -> None:
+        if self.sentences not in SENTENCES:
+            hint = nearest(self.sentences, SENTENCES)
+            raise BertkitError(f"no kind of sentence pairs is called '{self.sentences}'{hint}")
         if self.max_length < SPECIALS + 2:
             raise BertkitError(
                 f"a pair needs a maximum length of at least {SPECIALS + 2}, got {self.max_length}"
@@ -128,19 +146,23 @@ def plan_window(
         BertkitError: the window has fewer than two documents.
     """
     window = open_window(store, shards)
-    if len(window.documents) < 3:
+    if len(window.documents) < 3 and options.sentences in ("next", "none"):
         raise BertkitError(
             f"store {store.folder} ({store.split}) has fewer than two documents in shards "
             f"{list(shards)}; next-sentence pairs need a second one to draw from"
         )
     rng = generator(seed, PAIRS, epoch=epoch, window=number)
-    spans = draw_random_next(window, walk(window, options, rng), rng)
-    return to_rows(window, spans, options.max_length - SPECIALS, epoch, number, rng)
+    spans = walk(window, options, rng)
+    if options.sentences == "order":
+        spans = swap(spans)
+    elif options.sentences != "single":
+        spans = draw_random_next(window, spans, rng)
+    return to_rows(window, spans, options.longest, epoch, number, rng)
 
 
 def walk(window: Window, options: PairOptions, rng: np.random.Generator) -> Spans:
     """Cut every document into chunks and each chunk into A and B (B not yet drawn where random)."""
-    longest = options.max_length - SPECIALS
+    longest = options.longest
     count = len(window.documents) - 1
     is_short = rng.random(count) < options.short_probability
     targets = np.where(is_short, rng.integers(2, longest, count, endpoint=True), longest)
@@ -152,25 +174,46 @@ def walk(window: Window, options: PairOptions, rng: np.random.Generator) -> Span
         first, stop = cursor[active], window.documents[active + 1]
         target = targets[active]
         end = np.searchsorted(starts, starts[first] + target)  # first end that reaches the target
+        if options.sentences == "single":  # no pair that truncation evens out: the last that fits
+            end = np.searchsorted(starts, starts[first] + target, side="right") - 1
         end = np.clip(end, first + 1, stop)
         size = end - first
         a_size = np.maximum(1, 1 + np.floor(rng.random(len(active)) * (size - 1)).astype(np.int64))
-        is_random = (size == 1) | (rng.random(len(active)) < 0.5)
-        middle = first + a_size
-        found.append(
-            Spans(
-                active,
-                starts[first],
-                starts[middle],
-                starts[middle],
-                starts[end],
-                target,
-                is_random,
-            )
-        )
-        cursor[active] = np.where(is_random, middle, end)  # unused sentences are walked again
+        is_random = rng.random(len(active)) < 0.5
+        middle = starts[first + a_size]
+        next_cursor = end
+        if options.sentences == "order":
+            middle = np.where(size == 1, cut_sentence(starts[first], starts[end], rng), middle)
+        elif options.sentences == "single":
+            middle, is_random = starts[end], np.zeros(len(active), dtype=bool)
+        else:
+            is_random |= size == 1
+            next_cursor = np.where(is_random, first + a_size, end)  # unused ones are walked again
+        found.append(Spans(active, starts[first], middle, middle, starts[end], target, is_random))
+        cursor[active] = next_cursor
         active = active[cursor[active] < stop]
     return Spans(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
+
+def cut_sentence(start: np.ndarray, end: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A token inside each sentence that is alone in its chunk: where B begins.
+
+    A sentence of one token cannot be cut; its B is empty.
+    """
+    inside = np.floor(rng.random(len(start)) * (end - start - 1)).astype(np.int64)
+    return np.minimum(start + 1 + inside, end)
+
+
+def swap(spans: Spans) -> Spans:
+    """Exchange A and B where the label says so; an empty B stays in its place, with label 0."""
+    swapped = spans.is_random & (spans.b_end > spans.b_start)
+    return spans._replace(
+        a_start=np.where(swapped, spans.b_start, spans.a_start),
+        a_end=np.where(swapped, spans.b_end, spans.a_end),
+        b_start=np.where(swapped, spans.a_start, spans.b_start),
+        b_end=np.where(swapped, spans.a_end, spans.b_end),
+        is_random=swapped,
+    )
 
 
 def draw_random_next(window: Window, spans: Spans, rng: np.random.Generator) -> Spans:
@@ -213,6 +256,7 @@ def to_rows(
     # Each lost token comes from front or back with probability 1/2.
     a_start = spans.a_start + rng.binomial(from_a, 0.5)
     b_start = spans.b_start + rng.binomial(from_b, 0.5)
+    b_start = np.where(b_length == 0, a_start, b_start)  # it may be the end of the window
     rows = np.zeros(len(a_start), dtype=ROW)
     for side, start in (("a", a_start), ("b", b_start)):
         shard = np.searchsorted(window.token_bases, start, side="right") - 1
@@ -229,6 +273,11 @@ def to_rows(
     rows["epoch"], rows["window"] = epoch, number
     rows["row"] = np.arange(len(rows))
     return rows
+
+
+def example_lengths(rows: np.ndarray) -> np.ndarray:
+    """(rows,) tokens of each example with its specials."""
+    return rows["a_length"] + rows["b_length"] + SPECIALS - (rows["b_length"] == 0)
 
 
 @dataclass(frozen=True)
@@ -248,12 +297,12 @@ class PairStatistics:
 
 def measure_pairs(rows: np.ndarray, max_length: int) -> PairStatistics:
     """Statistics of a table of `ROW`."""
-    tokens = rows["a_length"] + rows["b_length"] + SPECIALS
+    tokens = example_lengths(rows)
     cut = rows["cut"].sum(dtype=np.int64)
     return PairStatistics(
         examples=len(rows),
         random_share=float(rows["is_random"].mean()),
         mean_tokens=float(tokens.mean()),
         full_share=float((tokens == max_length).mean()),
-        cut_share=float(cut / (cut + (tokens - SPECIALS).sum(dtype=np.int64))),
+        cut_share=float(cut / (cut + (rows["a_length"] + rows["b_length"]).sum(dtype=np.int64))),
     )

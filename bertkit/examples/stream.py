@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,11 @@ from bertkit.examples.masking import (
     count_targets,
 )
 from bertkit.examples.packed import Packed, from_arrays
-from bertkit.examples.pairs import SPECIALS, PairOptions, plan_window
+from bertkit.examples.pairs import PairOptions, example_lengths, plan_window
 from bertkit.shapes import SequenceLabels, TargetIndices
+
+WORDS = ("masked", "left_to_right", "right_to_left", "replaced")
+"""What the targets are; see `BatchBuilder`."""
 
 WINDOW_SHARDS = 8
 """Shards whose examples are shuffled together and lend each other random next sentences."""
@@ -49,10 +52,23 @@ class Place(NamedTuple):
 
 START = Place()
 
+AnyPlace = tuple[Any, ...]
+"""A `Place`, or where a mixture stands (`mixture.MixedPlace`); `START` begins both."""
+
+
+class Examples(Protocol):
+    """Examples in their order of use: an `ExampleTable` or a `mixture.MixtureTable`."""
+
+    def take(self, place: Any, count: int) -> tuple[np.ndarray, AnyPlace]:
+        """The next `count` rows from a place, and the place after them."""
+
+    def first(self, limit: int | None = None) -> np.ndarray:
+        """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
+
 
 @dataclass(frozen=True)
 class PretrainingBatch:
-    """Packed examples with their MLM and NSP targets."""
+    """Packed examples with the targets of words and of sentence pairs."""
 
     packed: Packed
     """Ids as the network sees them, masked."""
@@ -61,12 +77,16 @@ class PretrainingBatch:
     target_ids: TargetIndices
     """(targets,) the true ids there."""
     next_labels: SequenceLabels
-    """(sequences,) 0 = B follows A, 1 = B is random."""
+    """(sequences,) 0 = B follows A, 1 = B is random (or A and B are swapped)."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the sums of the two losses are divided by."""
-        return {"targets": len(self.target_ids), "sequences": len(self.next_labels)}
+        """What the sums of the losses are divided by."""
+        return {
+            "targets": len(self.target_ids),
+            "sequences": len(self.next_labels),
+            "tokens": len(self.packed.ids),
+        }
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
         """The same batch on another device."""
@@ -85,9 +105,13 @@ class ExampleTable:
         store: one split of a corpus.
         options: how examples are cut.
         seed: of the run; 0 to 2^63 - 1.
+        first_window: number of the first window; tables of one seed with windows of different
+            numbers draw different pairs and masks.
     """
 
-    def __init__(self, store: TokenStore, options: PairOptions, seed: int) -> None:
+    def __init__(
+        self, store: TokenStore, options: PairOptions, seed: int, first_window: int = 0
+    ) -> None:
         if not store.shards:
             raise BertkitError(
                 f"store {store.folder} has no {store.split} documents; prepare it with a larger "
@@ -96,21 +120,26 @@ class ExampleTable:
         self.store = store
         self.options = options
         self.seed = seed
+        self.first_window = first_window
         self.windows = max(1, len(store.shards) // WINDOW_SHARDS)
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
 
     def rows_of(self, epoch: int, window: int) -> np.ndarray:
         """The table of one window; the last one asked for is kept."""
         if self._current is None or self._current[0] != (epoch, window):
-            order = generator(self.seed, SHARD_ORDER, epoch=epoch).permutation(
-                len(self.store.shards)
-            )
+            first = self.first_window
+            rng = generator(self.seed, SHARD_ORDER, epoch=epoch, window=first)
+            order = rng.permutation(len(self.store.shards))
             shards = np.array_split(order, self.windows)[window].tolist()
-            rows = plan_window(self.store, shards, self.options, self.seed, epoch, window)
+            rows = plan_window(self.store, shards, self.options, self.seed, epoch, first + window)
             self._current = ((epoch, window), rows)
         return self._current[1]
 
-    def take(self, place: Place, count: int) -> tuple[np.ndarray, Place]:
+    def first(self, limit: int | None = None) -> np.ndarray:
+        """Rows of the first window, in order, at most `limit`."""
+        return self.rows_of(0, 0)[:limit]
+
+    def take(self, place: AnyPlace, count: int) -> tuple[np.ndarray, Place]:
         """The next `count` rows from a place, and the place after them; epochs run on."""
         epoch, window, offset = place
         taken: list[np.ndarray] = []
@@ -130,21 +159,31 @@ class ExampleTable:
 class BatchBuilder(Dataset[PretrainingBatch]):
     """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
 
+    Targets are masked pieces ("masked", "replaced"), or, unmasked, at each token the next one
+    ("left_to_right") or the one before ("right_to_left").
+
     Args:
         store: the corpus the rows point into.
         masking: see `MaskingOptions`.
         max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
         seed: of the run.
+        words: one of `WORDS`.
     """
 
     def __init__(
-        self, store: TokenStore, masking: MaskingOptions, max_predictions: int, seed: int
+        self,
+        store: TokenStore,
+        masking: MaskingOptions,
+        max_predictions: int,
+        seed: int,
+        words: str = "masked",
     ) -> None:
         tokenizer = store.tokenizer
         self.store = store
         self.masking = masking
         self.max_predictions = max_predictions
         self.seed = seed
+        self.words = words
         self.cls_id, self.sep_id, self.mask_id = (
             tokenizer.cls_id,
             tokenizer.sep_id,
@@ -154,7 +193,7 @@ class BatchBuilder(Dataset[PretrainingBatch]):
 
     def __getitem__(self, rows: np.ndarray) -> PretrainingBatch:
         """Build the batch of some rows, longest first (equal lengths together serve attention)."""
-        lengths = rows["a_length"] + rows["b_length"] + SPECIALS
+        lengths = example_lengths(rows)
         order = np.argsort(-lengths, kind="stable")
         rows, lengths = rows[order], lengths[order].astype(np.int64)
         ends = np.cumsum(lengths)
@@ -166,7 +205,7 @@ class BatchBuilder(Dataset[PretrainingBatch]):
             example = ids[start:end]
             middle = self._fill(example, row)
             segment_ids[start + middle : end] = 1
-            chosen, originals = self._mask(example, row, middle)
+            chosen, originals = self._targets(example, row, middle)
             positions.append(chosen + start)
             targets.append(originals)
         return PretrainingBatch(
@@ -177,7 +216,7 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         )
 
     def _fill(self, example: np.ndarray, row: np.void) -> int:
-        """Write [CLS] A [SEP] B [SEP]; returns where B begins."""
+        """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; returns where B begins."""
         a_start, a_length = int(row["a_start"]), int(row["a_length"])
         b_start, b_length = int(row["b_start"]), int(row["b_length"])
         middle = a_length + 2
@@ -189,6 +228,16 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         example[middle:-1] = self.store.arrays(row["b_shard"]).tokens[b_start : b_start + b_length]
         example[-1] = self.sep_id
         return middle
+
+    def _targets(
+        self, example: np.ndarray, row: np.void, middle: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Places where something is predicted, and the ids to predict; masks where that is it."""
+        if self.words == "left_to_right":
+            return np.arange(len(example) - 1), example[1:].copy()
+        if self.words == "right_to_left":
+            return np.arange(1, len(example)), example[:-1].copy()
+        return self._mask(example, row, middle)
 
     def _mask(
         self, example: np.ndarray, row: np.void, middle: int
@@ -213,7 +262,7 @@ class Step(NamedTuple):
     """One global batch: its rows, this rank's micro-batches, and the place after it."""
 
     micro_batches: list[PretrainingBatch]
-    after: Place
+    after: AnyPlace
 
 
 class _Steps(Dataset[Step]):
@@ -225,7 +274,7 @@ class _Steps(Dataset[Step]):
         self.rank = rank
         self.world = world
 
-    def __getitem__(self, request: tuple[np.ndarray, Place]) -> Step:
+    def __getitem__(self, request: tuple[np.ndarray, AnyPlace]) -> Step:
         rows, after = request
         shares = share_rows(rows, self.accumulate * self.world)
         mine = shares[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
@@ -239,12 +288,12 @@ def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
 
 
 def stream_steps(
-    table: ExampleTable,
+    table: Examples,
     builder: BatchBuilder,
     *,
     batch_size: int,
     steps: int,
-    place: Place = START,
+    place: AnyPlace = START,
     accumulate: int = 1,
     rank: int = 0,
     world: int = 1,
@@ -274,7 +323,7 @@ def stream_steps(
             f"{accumulate} micro-batch(es); raise batch_size or lower accumulate"
         )
 
-    def requests() -> Iterator[tuple[np.ndarray, Place]]:
+    def requests() -> Iterator[tuple[np.ndarray, AnyPlace]]:
         at = place
         for _ in range(steps):
             rows, at = table.take(at, batch_size)

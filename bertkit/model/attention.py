@@ -31,6 +31,10 @@ CACHED_WEIGHTS = 1 << 19
 EVEN_SOFTMAX = 256
 """Below this length torch's softmax in bf16 is slow, unless 32 divides the length."""
 
+DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
+WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
+"""How far a token sees to its left and right, as the varlen kernel has it; -1 is all the way."""
+
 SIMILAR = 0.75
 """Sequences of at least this share of a length are padded to it, to share one call."""
 
@@ -41,7 +45,7 @@ def attention(
     value: Heads,
     packed: Packed,
     *,
-    causal: bool = False,
+    direction: str = "bidirectional",
     dropout: float = 0.0,
     kernel: str = "auto",
 ) -> Heads:
@@ -52,18 +56,21 @@ def attention(
         key: see query.
         value: see query.
         packed: the batch, for its boundaries.
-        causal: a token sees itself and the tokens before it only (the paper's LTR ablation, 5.1).
+        direction: what a token sees of its sequence: all of it, or itself and what is before it
+            ("left_to_right", the paper's ablation of section 5.1) or after it ("right_to_left").
         dropout: the probability with which an attention weight is set to 0; 0 when not training.
         kernel: "auto" or a name of the table above.
 
     Raises:
-        BertkitError: there is no such kernel.
+        BertkitError: there is no such kernel or direction.
     """
+    if direction not in DIRECTIONS:
+        raise BertkitError(f"no direction is called '{direction}'{nearest(direction, DIRECTIONS)}")
     if kernel == "auto":
         kernel = choose_kernel(query, dropout)
     if kernel not in KERNELS:
         raise BertkitError(f"no attention kernel '{kernel}'{nearest(kernel, KERNELS)}")
-    return KERNELS[kernel](query, key, value, packed, causal=causal, dropout=dropout)
+    return KERNELS[kernel](query, key, value, packed, direction=direction, dropout=dropout)
 
 
 def choose_kernel(query: Heads, dropout: float) -> str:
@@ -82,7 +89,7 @@ def choose_kernel(query: Heads, dropout: float) -> str:
 
 
 def grouped(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """One batched call for each run of neighbouring sequences of equal or similar length.
 
@@ -99,14 +106,14 @@ def grouped(
         groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
         if len(group) > 1:
-            outputs.append(similar_attention(group, *parts, causal=causal, dropout=dropout))
+            outputs.append(similar_attention(group, *parts, direction=direction, dropout=dropout))
             continue
         # (sequences x length, heads, width) -> (sequences, heads, length, width), all views
         shape = group[0].sequences, group[0].length
         q, k, v = (part.view(*shape, *part.shape[1:]).transpose(1, 2) for part in parts)
-        output = sequences_attention(q, k, v, causal=causal, dropout=dropout)
+        output = sequences_attention(q, k, v, direction=direction, dropout=dropout)
         outputs.append(output.transpose(1, 2).flatten(0, 1))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return join(outputs)
 
 
 def similar_runs(packed: Packed) -> list[list[EqualLengths]]:
@@ -127,7 +134,7 @@ def similar_attention(
     key: Tensor,
     value: Tensor,
     *,
-    causal: bool,
+    direction: str,
     dropout: float,
 ) -> Tensor:
     """Attention of some runs, longest first, padded to the first one's length."""
@@ -136,10 +143,11 @@ def similar_attention(
     real = torch.arange(longest) < lengths[:, None]
     inside = real.flatten().nonzero().squeeze(1)
     mask = torch.zeros(count, 1, 1, longest, dtype=query.dtype)
-    mask.masked_fill_(~real[:, None, None, :], -math.inf)
+    # Finite: a padded row that sees nothing else would be NaN, and so its gradients.
+    mask.masked_fill_(~real[:, None, None, :], torch.finfo(query.dtype).min / 2)
 
     q, k, v = (pad_rows(rows, inside, count, longest) for rows in (query, key, value))
-    output = sequences_attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
+    output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=mask)
     return output.transpose(1, 2).flatten(0, 1).index_select(0, inside)
 
 
@@ -163,7 +171,7 @@ def sequences_attention(
     key: Tensor,
     value: Tensor,
     *,
-    causal: bool,
+    direction: str,
     dropout: float,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -174,6 +182,10 @@ def sequences_attention(
     The mask, (sequences, 1, 1, length), is added to the scores of each key.
     """
     if dropout == 0.0 and query.dtype == torch.float32 and mask is None:
+        if direction == "right_to_left":  # is left_to_right of the sequence read backwards
+            q, k, v = (tensor.flip(2) for tensor in (query, key, value))
+            return scaled_dot_product_attention(q, k, v, is_causal=True).flip(2)
+        causal = direction == "left_to_right"
         return scaled_dot_product_attention(query, key, value, is_causal=causal)
     sequences, heads, length, width = query.shape
     every = sequences * heads
@@ -185,15 +197,19 @@ def sequences_attention(
     merged = (tensor.reshape(every, length, width) for tensor in (query, key, value))
     rows = (torch.split(tensor, step) for tensor in merged)
     parts = [
-        explicit_attention(q, k, v, causal=causal, dropout=dropout, mask=own)
+        explicit_attention(q, k, v, direction=direction, dropout=dropout, mask=own)
         for q, k, v, own in zip(*rows, masks, strict=True)
     ]
-    output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output.view(query.shape)
+    return join(parts).view(query.shape)
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Parts on top of each other; no copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def explicit_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, dropout: float, mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, direction: str, dropout: float, mask: Tensor | None = None
 ) -> Tensor:
     """Attention written out, (heads of any sequences, length, width); a mask adds to the scores."""
     nothing = q.new_empty(())  # beta 0: it is not read
@@ -202,11 +218,11 @@ def explicit_attention(
     if mask is not None:
         scores = scores + mask
     length = scores.shape[-1]
-    if causal:
-        later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(later, -math.inf)
-    if torch.is_grad_enabled() or (length < EVEN_SOFTMAX and length % 32):
-        scores = scores.float() if scores.dtype == torch.bfloat16 else scores
+    if direction != "bidirectional":
+        scores = scores.masked_fill(~visible(length, direction, q.device), -math.inf)
+    slow = length < EVEN_SOFTMAX and length % 32
+    if scores.dtype == torch.bfloat16 and (torch.is_grad_enabled() or slow):
+        scores = scores.float()
     weights = scores.softmax(dim=-1).to(v.dtype)
     if dropout == 0.0:
         return weights @ v
@@ -214,8 +230,16 @@ def explicit_attention(
     return (weights * keep_mask(weights.shape, dropout)) @ v * keep_scale(dropout)
 
 
+def visible(length: int, direction: str, device: torch.device) -> Tensor:
+    """(length, length) whether the query of a row sees the key of a column."""
+    every = torch.ones(length, length, dtype=torch.bool, device=device)
+    if direction == "bidirectional":
+        return every
+    return every.tril() if direction == "left_to_right" else every.triu()
+
+
 def varlen(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """Flash attention on packed tokens (CUDA, fp16 or bf16); it has no dropout."""
     from torch.nn.attention.varlen import varlen_attn
@@ -230,14 +254,14 @@ def varlen(
         cu_seq_k=packed.cu_seqlens,
         max_q=packed.max_seqlen,
         max_k=packed.max_seqlen,
-        window_size=(-1, 0) if causal else (-1, -1),
+        window_size=WINDOWS[direction],
     )
     assert isinstance(output, Tensor)  # a tuple only where auxiliary outputs are asked for
     return output
 
 
 def padded(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """Pad to (sequences, heads, longest, width), attend, and drop the padding again.
 
@@ -252,27 +276,31 @@ def padded(
         rows = torch.arange(sequences, device=query.device)
         rows = rows.repeat_interleave(lengths, output_size=len(query))
         inside = rows * longest + packed.position_ids
-        # A causal query at a real position sees no padded key: those all come after it.
         real = torch.arange(longest, device=query.device) < lengths[:, None]
-        mask = None if causal else real[:, None, None, :].expand(-1, 1, longest, -1)
+        mask = real[:, None, None, :].expand(-1, 1, longest, -1)
+    if direction == "left_to_right":
+        mask = None  # is_causal suffices: all padded keys come after a real query
+    elif direction == "right_to_left":
+        after = visible(longest, direction, query.device)
+        # A padded query sees itself: a row without any key would give NaN in the backward pass.
+        mask = after if mask is None else after & (mask | after.T)
 
     q, k, v = (pad_rows(rows, inside, sequences, longest) for rows in (query, key, value))
     output = scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=direction == "left_to_right"
     )
     rows_out = output.transpose(1, 2).flatten(0, 1)
     return rows_out if inside is None else rows_out.index_select(0, inside)
 
 
 def reference(
-    query: Heads, key: Heads, value: Heads, packed: Packed, *, causal: bool, dropout: float
+    query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
     """The definition, in one block-diagonal mask over all pairs of tokens: slow and plain."""
     tokens = torch.arange(len(query), device=query.device)
     sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
     allowed = sequence[:, None] == sequence[None, :]
-    if causal:
-        allowed &= tokens[:, None] >= tokens[None, :]
+    allowed &= visible(len(tokens), direction, query.device)
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
     weights = torch.dropout(weights, dropout, train=True)

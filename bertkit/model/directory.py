@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -26,6 +27,14 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, weights_to_come
+from bertkit.model.families import (
+    OWN_FIELDS,
+    choose_class,
+    family_fields,
+    family_name,
+    has_pooler,
+    read_family,
+)
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import optional, parameter_names
 from bertkit.model.weights import load_state, some, write_tensors
@@ -35,20 +44,18 @@ Model = TypeVar("Model", bound=nn.Module)
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 """transformers' names → ours."""
 
-ARCHITECTURES = {
-    "classify": ("BertForSequenceClassification", ""),
-    "multi-label": ("BertForSequenceClassification", "multi_label_classification"),
-    "regress": ("BertForSequenceClassification", "regression"),
-    "choose": ("BertForMultipleChoice", ""),
-    "tag": ("BertForTokenClassification", ""),
-    "answer": ("BertForQuestionAnswering", ""),
+HEADS = {
+    "classify": ("sequence", ""),
+    "multi-label": ("sequence", "multi_label_classification"),
+    "regress": ("sequence", "regression"),
+    "choose": ("choice", ""),
+    "tag": ("token", ""),
+    "answer": ("span", ""),
 }
-"""Task -> transformers' class and `problem_type`."""
+"""Task -> head (a key of `families.CLASSES`) and transformers' `problem_type`."""
 
 SUPPORTED = {
-    "model_type": "bert",
     "position_embedding_type": "absolute",
-    "is_decoder": False,
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
@@ -108,20 +115,41 @@ def save_model(
         if not empty:
             raise BertkitError(f"{directory} exists and is no model directory; choose another")
     with new_folder(directory) as folder:
-        write_json(folder / "config.json", describe(model, config, details))
-        write_tensors(folder / "model.safetensors", foreign_tensors(model), format="pt")
+        described = describe(model, config, details)
+        write_json(folder / "config.json", described)
+        family, (architecture,) = described["model_type"], described["architectures"]
+        tensors = foreign_tensors(model, family, pooler=has_pooler(family, architecture))
+        write_tensors(folder / "model.safetensors", tensors, format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
         extra(folder)
 
 
+def save_generator(
+    directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+) -> None:
+    """Write ELECTRA's generator as a masked language model of its own; see `save_model`.
+
+    Args:
+        directory: made, or replaced where it is a model directory already.
+        model: a `ReplacedTokenModel`.
+        tokenizer: the one whose ids the model knows.
+        details: the content of `bertkit.json`.
+    """
+    generator = PretrainingModel(model.generator.config, pairs=False)
+    generator.encoder, generator.mlm = model.whole_generator()
+    save_model(directory, generator, tokenizer, details)
+
+
 def describe(model: nn.Module, config: ModelConfig, details: Mapping[str, Any]) -> dict[str, Any]:
     """The content of `config.json` for a model and its `bertkit.json`."""
     fields = dataclasses.asdict(config)
+    for name in OWN_FIELDS:
+        del fields[name]
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
     head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
     if isinstance(head, nn.Linear):
-        architecture, problem = ARCHITECTURES[details.get("task", "classify")]
+        kind, problem = HEADS[details.get("task", "classify")]
         fields |= {"problem_type": problem} if problem else {}
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:
@@ -131,18 +159,45 @@ def describe(model: nn.Module, config: ModelConfig, details: Mapping[str, Any]) 
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
     else:
-        architecture = "BertForPreTraining" if isinstance(model, PretrainingModel) else "BertModel"
-    return {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0, **fields}
+        kind = "encoder"
+        if isinstance(model, PretrainingModel):
+            kind = "words" if model.nsp is None else "pairs"
+        elif hasattr(model, "rtd"):
+            kind = "replaced"
+    family, architecture = choose_class(config, kind)
+    fields |= family_fields(config, family)
+    return {"architectures": [architecture], "model_type": family, "pad_token_id": 0, **fields}
 
 
-def foreign_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters under Hugging Face's names, fp32 on the CPU, the tied decoder left out."""
+def foreign_tensors(model: nn.Module, family: str, *, pooler: bool = True) -> dict[str, Tensor]:
+    """The parameters under a family's names, fp32 on the CPU, the tied decoder left out.
+
+    ELECTRA's generator is left out, too.
+
+    Args:
+        model: with a `config`.
+        family: one of `families.FAMILIES`.
+        pooler: whether the pooler is wanted; one that no loss has trained is left out anyway.
+    """
     names, tensors = parameter_names(model), {}
+    without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None
+    own_pooler = "pooler." if isinstance(model, Encoder) else "encoder.pooler."
+    left_out = ("generator.", own_pooler) if without_pairs or not pooler else ("generator.",)
     for own, tensor in model.state_dict().items():
+        if own.startswith(left_out):
+            continue
         parts = tensor.detach().to("cpu", torch.float32).chunk(len(names[own]))
         for name, part in zip(names[own], parts, strict=True):
-            plain = name.removeprefix("bert.") if isinstance(model, Encoder) else name
-            tensors[plain] = part.clone(memory_format=torch.contiguous_format)
+            tensors[name] = part.clone(memory_format=torch.contiguous_format)
+    config = model.config
+    assert isinstance(config, ModelConfig)
+    if family == "albert" and not config.embedding_size:  # ALBERT always has this matrix
+        tensors["bert.embeddings_project.weight"] = torch.eye(config.hidden_size)
+        tensors["bert.embeddings_project.bias"] = torch.zeros(config.hidden_size)
+    prefix = {"albert": "albert.", "electra": "electra."}.get(family, "bert.")
+    tensors = {family_name(name, family): tensor for name, tensor in tensors.items()}
+    if isinstance(model, Encoder):
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors
 
 
@@ -156,12 +211,21 @@ def load_encoder(directory: Path) -> Encoder:
 
 
 def load_pretraining_model(directory: Path) -> PretrainingModel:
-    """Encoder and both pre-training heads, in evaluation mode.
+    """Encoder and pre-training heads, in evaluation mode.
+
+    The head on sentence pairs may be missing: then the model is one without pairs.
 
     Raises:
         BertkitError: the directory or a file is missing, damaged, no BERT, or lacks a head.
     """
-    return complete(load_model(directory, PretrainingModel), directory)
+    config, tensors = load_config(directory), load_state(directory)
+    pairs = "cls.seq_relationship.weight" in tensors
+    build = partial(PretrainingModel, pairs=pairs)
+    loaded = assemble(config, tensors, build, directory)
+    if not pairs:
+        needed = [name for name in loaded.new if not name.startswith("bert.pooler.")]
+        loaded = dataclasses.replace(loaded, new=needed)
+    return complete(loaded, directory)
 
 
 def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> Loaded[Model]:
@@ -240,13 +304,13 @@ def check_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path
     Raises:
         BertkitError: they differ. A config that asks for a trillion parameters ends here.
     """
-    width, inner = config.hidden_size, config.intermediate_size
+    width, inner = config.embedding_width, config.intermediate_size
     embeddings, first = "bert.embeddings.", "bert.encoder.layer.0.intermediate.dense.weight"
     wanted = {
         f"{embeddings}word_embeddings.weight": (config.vocab_size, width),
         f"{embeddings}position_embeddings.weight": (config.max_position_embeddings, width),
         f"{embeddings}token_type_embeddings.weight": (config.type_vocab_size, width),
-        first: (inner, width),
+        first: (inner, config.hidden_size),
     }
     for name, shape in wanted.items():
         if name not in tensors:
@@ -257,10 +321,11 @@ def check_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path
                 f"{shape}; config and weights do not belong together"
             )
     layers = sum(name.endswith("attention.self.query.weight") for name in tensors)
-    if layers != config.num_hidden_layers:
+    wanted_layers = 1 if config.share_layers else config.num_hidden_layers
+    if layers != wanted_layers:
         raise BertkitError(
             f"{source}: the weights have {layers} layers, config.json says "
-            f"{config.num_hidden_layers}; config and weights do not belong together"
+            f"{wanted_layers}; config and weights do not belong together"
         )
 
 
@@ -304,6 +369,8 @@ def read_config(path: Path) -> ModelConfig:
         raise BertkitError(f"{path} has no vocab_size; it is no BERT config")
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     fields = {name: values[name] for name in known if name in values}
+    fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}
+    fields |= read_family(values, path)
     act = str(fields.get("hidden_act", "gelu"))
     if act not in ACTIVATIONS:
         hint = nearest(act, ACTIVATIONS)

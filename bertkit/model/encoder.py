@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
-from bertkit.model.attention import attention
+from bertkit.model.attention import DIRECTIONS, attention
 from bertkit.model.dropout import Dropout
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices
 
@@ -51,6 +51,19 @@ class ModelConfig:
     initializer_range: float = 0.02
     """Standard deviation of the normal distribution that, cut at 2 deviations, gives weights."""
     layer_norm_eps: float = 1e-12
+    direction: str = "bidirectional"
+    """What a token sees: everything, or only "left_to_right" what is before it (the paper's
+    ablation of section 5.1), or only "right_to_left" what is after it."""
+    embedding_size: int = 0
+    """Width of the embeddings where it is another than `hidden_size`: a matrix leads from one to
+    the other (ALBERT, Lan et al. 2019, section 3.1). 0: the same width, no matrix."""
+    share_layers: bool = False
+    """All layers have the same weights (ALBERT)."""
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings, whatever `embedding_size` says."""
+        return self.embedding_size or self.hidden_size
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -64,6 +77,13 @@ class ModelConfig:
                 raise BertkitError(
                     f"model config: {name} must be a positive integer, not {value!r}"
                 )
+        if type(self.embedding_size) is not int or self.embedding_size < 0:
+            raise BertkitError(
+                f"model config: embedding_size must be 0 or more, not {self.embedding_size!r}"
+            )
+        if self.direction not in DIRECTIONS:
+            hint = nearest(str(self.direction), DIRECTIONS)
+            raise BertkitError(f"model config: unknown direction {self.direction!r}{hint}")
         for name in REAL_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < 1:
@@ -125,7 +145,8 @@ class Layer(nn.Module):
         projected = self.query_key_value(hidden).unflatten(-1, (3, heads, -1))
         query, key, value = projected.unbind(1)  # each (tokens, heads, head width)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        return attention(query, key, value, packed, dropout=dropout).flatten(1)
+        direction = self.config.direction
+        return attention(query, key, value, packed, direction=direction, dropout=dropout).flatten(1)
 
 
 TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)
@@ -147,13 +168,15 @@ class Encoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        width = config.hidden_size
+        narrow, width = config.embedding_width, config.hidden_size
+        distinct = 1 if config.share_layers else config.num_hidden_layers
         with torch.device("meta") if TO_COME.get() else nullcontext():
-            self.word_embeddings = nn.Embedding(config.vocab_size, width)
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
-            self.segment_embeddings = nn.Embedding(config.type_vocab_size, width)
-            self.embedding_norm = nn.LayerNorm(width, eps=config.layer_norm_eps)
-            self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+            self.word_embeddings = nn.Embedding(config.vocab_size, narrow)
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, narrow)
+            self.segment_embeddings = nn.Embedding(config.type_vocab_size, narrow)
+            self.embedding_norm = nn.LayerNorm(narrow, eps=config.layer_norm_eps)
+            self.projection = nn.Linear(narrow, width) if config.embedding_size else None
+            self.layers = nn.ModuleList(Layer(config) for _ in range(distinct))
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.pooler = nn.Linear(width, width)
         initialize(self, config)
@@ -170,9 +193,21 @@ class Encoder(nn.Module):
             BertkitError: a sequence is longer than the model has positions.
         """
         hidden = self.embed(packed)
-        for layer in self.layers[:-1]:
+        *lower, last = self.stack
+        for layer in lower:
             hidden = layer(hidden, packed)
-        return self.layers[-1](hidden, packed, rows)
+        return last(hidden, packed, rows)
+
+    @property
+    def stack(self) -> list[nn.Module]:
+        """The layers in the order of use; where they are shared, one again and again."""
+        depth = self.config.num_hidden_layers
+        return list(self.layers) if len(self.layers) == depth else [self.layers[0]] * depth
+
+    def summary_tokens(self, packed: Packed) -> TargetIndices:
+        """(sequences,) tokens that have seen all of theirs: [CLS]; left to right the last [SEP]."""
+        left_to_right = self.config.direction == "left_to_right"
+        return packed.last_tokens if left_to_right else packed.first_tokens
 
     def layers_of(self, packed: Packed) -> list[Hidden]:
         """Hidden states after the embeddings and after every layer: `num_hidden_layers` + 1.
@@ -181,26 +216,36 @@ class Encoder(nn.Module):
             BertkitError: a sequence is longer than the model has positions.
         """
         states = [self.embed(packed)]
-        for layer in self.layers:
+        for layer in self.stack:
             states.append(layer(states[-1], packed))
         return states
 
     def embed(self, packed: Packed) -> Hidden:
-        """Piece + position + segment, normalised (paper figure 2)."""
+        """What the first layer reads, (tokens, width): embeddings, as wide as hidden states."""
+        embedded = self.embeddings(packed)
+        return embedded if self.projection is None else self.projection(embedded)
+
+    def embeddings(self, packed: Packed) -> Hidden:
+        """Piece + position + segment, normalised (paper figure 2): (tokens, embedding width)."""
         check_length(packed, self.config)
         words = self.word_embeddings(packed.ids)
         positions = self.position_embeddings(packed.position_ids)
         segments = self.segment_embeddings(packed.segment_ids)
         return self.dropout(self.embedding_norm(words + positions + segments))
 
-    def pool(self, first: Pooled) -> Pooled:
-        """One vector for each sequence: tanh of a linear map of its first token's state, [CLS]."""
-        return torch.tanh(self.pooler(first))
+    def pool(self, summary: Pooled) -> Pooled:
+        """One vector for each sequence: tanh of a linear map of its summary token's state."""
+        return torch.tanh(self.pooler(summary))
 
 
 def activation(hidden: Tensor, config: ModelConfig) -> Tensor:
     """GELU (Hendrycks and Gimpel 2016): with erf, or the tanh approximation of it."""
-    return F.gelu(hidden, approximate="tanh" if config.hidden_act == "gelu_tanh" else "none")
+    return F.gelu(hidden, approximate=gelu_form(config))
+
+
+def gelu_form(config: ModelConfig) -> str:
+    """Torch's word for the form of GELU: "none" (with erf) or "tanh"."""
+    return "tanh" if config.hidden_act == "gelu_tanh" else "none"
 
 
 def initialize(module: nn.Module, config: ModelConfig) -> None:

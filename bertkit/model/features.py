@@ -6,18 +6,17 @@ them with a BiLSTM of two layers with 768 units in each direction, and then a li
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
-from bertkit.model.directory import SavedTokenizer, load_encoder, save_model
+from bertkit.model.bilstm import BiLSTM
+from bertkit.model.directory import SavedTokenizer, load_model, save_model
 from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
 from bertkit.model.start import read_details
@@ -117,65 +116,34 @@ def encoder_features(
     return combine(states, layers, mix)
 
 
-def step_order(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The order in which a recurrent network takes tokens that lie sequence by sequence.
-
-    First the first token of every sequence, longest sequence first, then all second tokens, ...
-
-    Returns:
-        (tokens,) indices of tokens, and (longest,) how many sequences have a token at each step.
-    """
-    sizes = np.asarray(lengths)
-    starts = np.cumsum(sizes) - sizes
-    longest_first = np.argsort(-sizes, kind="stable")
-    steps = np.arange(sizes.max())
-    alive = len(sizes) - np.searchsorted(np.sort(sizes), steps, side="right")
-    rank = np.arange(sizes.sum()) - np.repeat(np.cumsum(alive) - alive, alive)
-    return starts[longest_first][rank] + np.repeat(steps, alive), alive
-
-
-class BiLSTM(nn.Module):
-    """Two bidirectional layers over each sequence of a batch; no padding.
-
-    Args:
-        width: of the input.
-        units: of each direction.
-        dropout: between the layers.
-    """
-
-    def __init__(self, width: int, units: int = UNITS, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(width, units, num_layers=2, bidirectional=True, dropout=dropout)
-
-    def forward(self, hidden: Hidden, packed: Packed) -> Tensor:
-        """(tokens, width) to (tokens, 2 * units), forward direction first.
-
-        The sequences may come in any order; both ways are the same work.
-        """
-        order, alive = step_order(packed.lengths)
-        there = torch.from_numpy(order).to(hidden.device)
-        back = torch.from_numpy(np.argsort(order)).to(hidden.device)
-        steps = PackedSequence(hidden.float().index_select(0, there), torch.from_numpy(alive))
-        return self.lstm(steps)[0].data.index_select(0, back)
-
-
 class FeatureModel(nn.Module):
     """A frozen encoder, chosen layers of it, a BiLSTM if wanted, dropout and a linear layer.
 
     The encoder has no gradients and stays in evaluation mode, without dropout, in training, too.
+    A second frozen encoder may stand beside it, and its features are appended: one that reads from
+    left to right and one from right to left are an ELMo (paper section 3.1, figure 3).
 
     Args:
         config: of the encoder.
         classes: outputs for each token.
         layers: one of `LAYERS`.
         head: "linear" or "bilstm".
+        beside: the second encoder; it is frozen.
+        units: of the BiLSTM in each direction; 0 for the paper's.
 
     Raises:
-        BertkitError: unknown layers or head, or a model with too few layers.
+        BertkitError: unknown layers or head, a model with too few layers, or a weighted sum of two
+            encoders.
     """
 
     def __init__(
-        self, config: ModelConfig, classes: int, layers: str = "last", head: str = "linear"
+        self,
+        config: ModelConfig,
+        classes: int,
+        layers: str = "last",
+        head: str = "linear",
+        beside: Encoder | None = None,
+        units: int = UNITS,
     ) -> None:
         super().__init__()
         check_layers(layers, config)
@@ -184,11 +152,20 @@ class FeatureModel(nn.Module):
         self.config, self.layers, self.head = config, layers, head
         self.encoder = Encoder(config).requires_grad_(False).eval()
         width = width_of(layers, config)
+        self.beside = None if beside is None else beside.requires_grad_(False).eval()
+        if beside is not None:
+            check_layers(layers, beside.config)
+            if is_weighted(layers):
+                raise BertkitError(
+                    f"'{layers}' is for one encoder; choose last or concat-last-four"
+                )
+            width += width_of(layers, beside.config)
         self.mix = nn.Parameter(new_mix(layers, config)) if is_weighted(layers) else None
         self.bilstm: BiLSTM | None = None
         if head == "bilstm":
-            self.bilstm = BiLSTM(width, UNITS, config.hidden_dropout_prob)
-            width = 2 * UNITS
+            units = units or UNITS
+            self.bilstm = BiLSTM(width, units, config.hidden_dropout_prob)
+            width = 2 * units
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(width, classes)
         initialize(self.classifier, config)
@@ -197,45 +174,60 @@ class FeatureModel(nn.Module):
         """Training mode for the head alone."""
         super().train(mode)
         self.encoder.eval()
+        if self.beside is not None:
+            self.beside.eval()
         return self
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, classes)."""
         hidden = encoder_features(self.encoder, packed, self.layers, self.mix)
+        if self.beside is not None:
+            second = encoder_features(self.beside, packed, self.layers)
+            hidden = torch.cat([hidden, second], dim=-1)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
         return self.classifier(self.dropout(hidden))
 
-    def head_state(self) -> dict[str, Tensor]:
-        """The parameters that are trained, by name."""
-        state = self.state_dict()
-        return {name: t for name, t in state.items() if not name.startswith("encoder.")}
+
+def head_state(model: nn.Module) -> dict[str, Tensor]:
+    """What stands on the encoders: parameters by name."""
+    encoders = ("encoder.", "beside.")
+    return {name: t for name, t in model.state_dict().items() if not name.startswith(encoders)}
+
+
+def save_with_head(
+    directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+) -> None:
+    """Write a model directory of the encoder, with its head in `head.safetensors` beside it.
+
+    transformers loads the encoder (BertModel). A second encoder goes into `beside/`.
+
+    Args:
+        directory: made, or replaced where it is a model directory already.
+        model: with an `encoder`, on any device.
+        tokenizer: the one whose ids the model knows.
+        details: the content of `bertkit.json`; "head" says what the head is.
+
+    Raises:
+        BertkitError: see `save_model`.
+    """
+    tensors = {n: t.detach().to("cpu", torch.float32) for n, t in head_state(model).items()}
+    beside = getattr(model, "beside", None)
+
+    def write_head(folder: Path) -> None:
+        write_tensors(folder / HEAD_FILE, tensors, format="pt")
+        if beside is not None:
+            save_model(folder / "beside", beside, tokenizer, {"task": "features"})
+
+    save_model(directory, model.encoder, tokenizer, details, extra=write_head)
 
 
 def save_feature_model(
     directory: Path, model: FeatureModel, tokenizer: SavedTokenizer, details: Mapping[str, Any]
 ) -> None:
-    """Write a model directory of the encoder, with the head in `head.safetensors` beside it.
-
-    transformers loads the encoder (BertModel). `bertkit.json` also says which layers and head.
-
-    Args:
-        directory: made, or replaced where it is a model directory already.
-        model: on any device.
-        tokenizer: the one whose ids the model knows.
-        details: the content of `bertkit.json`.
-
-    Raises:
-        BertkitError: see `save_model`.
-    """
-    tensors = {n: t.detach().to("cpu", torch.float32) for n, t in model.head_state().items()}
-    save_model(
-        directory,
-        model.encoder,
-        tokenizer,
-        {**details, "layers": model.layers, "head": model.head},
-        extra=lambda folder: write_tensors(folder / HEAD_FILE, tensors, format="pt"),
-    )
+    """`save_with_head`; `bertkit.json` also says which layers and head."""
+    details = {**details, "layers": model.layers, "head": model.head}
+    save_with_head(directory, model, tokenizer, details)
 
 
 def load_feature_model(directory: Path) -> FeatureModel:
@@ -245,20 +237,37 @@ def load_feature_model(directory: Path) -> FeatureModel:
         BertkitError: a file is missing or damaged, or head and encoder do not belong together.
     """
     details = read_details(directory)
-    encoder = load_encoder(directory)
+    encoder = load_model(directory, Encoder).model  # its pooler, which is not read, may be missing
+    second = directory / "beside"
+    beside = load_model(second, Encoder).model if second.is_dir() else None
     tensors = read_tensors(directory / HEAD_FILE)
     classes = len(tensors["classifier.bias"]) if "classifier.bias" in tensors else 0
     with torch.device("meta"):
         layers, head = str(details.get("layers")), str(details.get("head"))
-        model = FeatureModel(encoder.config, classes, layers, head)
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.head_state().items()}
+        model = FeatureModel(encoder.config, classes, layers, head, beside, units_of(tensors))
+    model.encoder = encoder.requires_grad_(False)
+    take_head(model, tensors, f"'{layers}' with '{head}'", directory)
+    return model.eval()
+
+
+def units_of(tensors: Mapping[str, Tensor]) -> int:
+    """Units of a head file's BiLSTM in each direction; 0 where it has none."""
+    recurrent = tensors.get("bilstm.lstm.weight_hh_l0")
+    return 0 if recurrent is None else recurrent.shape[-1]
+
+
+def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory: Path) -> None:
+    """Put the tensors of a head file into a model.
+
+    Raises:
+        BertkitError: they are not those of such a head.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in head_state(model).items()}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if wanted != found:
         wrong = sorted(n for n in {*wanted, *found} if wanted.get(n) != found.get(n))
         raise BertkitError(
             f"{directory / HEAD_FILE}: {some(wrong)} missing, unknown or of another shape than "
-            f"'{layers}' with '{head}' has; restore or remake the model"
+            f"{what} has; restore or remake the model"
         )
-    model.encoder = encoder.requires_grad_(False)
     model.load_state_dict(tensors, strict=False, assign=True)
-    return model.eval()

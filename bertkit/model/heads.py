@@ -19,17 +19,18 @@ from bertkit.shapes import (
 )
 
 
-class MaskedLanguageHead(nn.Module):
-    """Hidden states at masked positions → logits over the vocabulary.
+class LanguageHead(nn.Module):
+    """Hidden states at chosen positions → logits over the vocabulary.
 
-    The decoder is the word embedding matrix itself ("tied"), with a bias of its own.
+    Of the piece there (masked language model) or of the next one (left to right). The decoder is
+    the word embedding matrix itself ("tied"), with a bias of its own.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.embedding_width)
+        self.norm = nn.LayerNorm(config.embedding_width, eps=config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         initialize(self, config)
 
@@ -40,7 +41,10 @@ class MaskedLanguageHead(nn.Module):
 
 
 class NextSentenceHead(nn.Module):
-    """Pooled [CLS] → logits of (0 = B follows A, 1 = B is random), Google's order of labels."""
+    """Pooled [CLS] → logits of (0 = B follows A, 1 = it does not), Google's order of labels.
+
+    Label 1 is a random B, or, for sentence-order prediction, A and B in the wrong order.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -53,21 +57,29 @@ class NextSentenceHead(nn.Module):
 
 
 class PretrainingOutput(NamedTuple):
-    """What the two objectives are computed from."""
+    """What the objectives are computed from."""
 
     mlm_logits: VocabularyLogits
-    nsp_logits: NextLogits
+    nsp_logits: NextLogits | None
+    """None of a model without an objective on sentence pairs."""
 
 
 class PretrainingModel(nn.Module):
-    """Encoder with both pre-training heads."""
+    """Encoder with its pre-training heads.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Args:
+        config: the sizes.
+        pairs: whether there is a head on sentence pairs. Without it the pooler is not trained.
+    """
+
+    def __init__(self, config: ModelConfig, *, pairs: bool = True) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.mlm = MaskedLanguageHead(config)
-        self.nsp = NextSentenceHead(config)
+        self.mlm = LanguageHead(config)
+        self.nsp = NextSentenceHead(config) if pairs else None
+        if not pairs:
+            self.encoder.pooler.requires_grad_(False)
 
     def forward(self, packed: Packed, target_positions: TargetIndices) -> PretrainingOutput:
         """Logits at the target positions, and of each sequence's second sentence.
@@ -79,12 +91,14 @@ class PretrainingModel(nn.Module):
             packed: the batch.
             target_positions: (targets,) indices into the tokens of the batch.
         """
-        firsts = packed.first_tokens
-        hidden = self.encoder(packed, torch.cat([firsts, target_positions]))
-        first, targets = hidden.split([len(firsts), len(target_positions)])
+        words = self.encoder.word_embeddings
+        if self.nsp is None:
+            return PretrainingOutput(self.mlm(self.encoder(packed, target_positions), words), None)
+        summaries = self.encoder.summary_tokens(packed)
+        hidden = self.encoder(packed, torch.cat([summaries, target_positions]))
+        summary, targets = hidden.split([len(summaries), len(target_positions)])
         return PretrainingOutput(
-            mlm_logits=self.mlm(targets, self.encoder.word_embeddings),
-            nsp_logits=self.nsp(self.encoder.pool(first)),
+            mlm_logits=self.mlm(targets, words), nsp_logits=self.nsp(self.encoder.pool(summary))
         )
 
 
@@ -97,13 +111,17 @@ def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:
         config: the sizes.
         heads: count the two pre-training heads too; the tied decoder is counted once.
     """
-    width, inner = config.hidden_size, config.intermediate_size
+    width, inner, narrow = config.hidden_size, config.intermediate_size, config.embedding_width
     norm = 2 * width
     square = width * width + width
     rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
+    embeddings = rows * narrow + 2 * narrow
+    if config.embedding_size:
+        embeddings += narrow * width + width
     feed_forward = width * inner + inner + inner * width + width
     layer = 4 * square + norm + feed_forward + norm
-    encoder = rows * width + norm + config.num_hidden_layers * layer + square
-    mlm = square + norm + config.vocab_size
+    layers = 1 if config.share_layers else config.num_hidden_layers
+    encoder = embeddings + layers * layer + square
+    mlm = width * narrow + narrow + 2 * narrow + config.vocab_size
     nsp = 2 * width + 2
     return encoder + (mlm + nsp if heads else 0)

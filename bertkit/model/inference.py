@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
-from bertkit.model.attention import attention
-from bertkit.model.encoder import Encoder, Layer
+from bertkit.model.attention import attention, join
+from bertkit.model.encoder import Encoder, Layer, gelu_form
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 MODES = ("fp32", "bf16", "int8")
@@ -57,11 +57,14 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
         BertkitError: there is no such mode, or the processor cannot do it.
     """
     check_mode(mode)
-    layers = list(encoder.layers)
-    for number, layer in enumerate(layers):
+    made: dict[int, InferenceLayer] = {}  # a shared layer is prepared once, and as the last one
+    layers = []
+    for number, layer in enumerate(encoder.stack):
         assert isinstance(layer, Layer), "the encoder is prepared already"
-        last = number == len(layers) - 1
-        layers[number] = InferenceLayer(layer, mode, torch.float32 if last else None)
+        last = number == len(encoder.stack) - 1
+        if last or id(layer) not in made:
+            made[id(layer)] = InferenceLayer(layer, mode, torch.float32 if last else None)
+        layers.append(made[id(layer)])
     encoder.layers = nn.ModuleList(layers)
 
 
@@ -129,7 +132,7 @@ class InferenceLayer(nn.Module):
         projected = join([self.query_key_value(block) for block in torch.split(hidden, BLOCK)])
         heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
         query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
-        attended = attention(query, key, value, packed).flatten(1)
+        attended = attention(query, key, value, packed, direction=config.direction).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
         blocks = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
@@ -138,14 +141,8 @@ class InferenceLayer(nn.Module):
     def after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """The position-wise part of the layer, (rows, width)."""
         hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
-        approximate = "tanh" if self.config.hidden_act == "gelu_tanh" else "none"
-        expanded = self.intermediate(hidden, gelu=approximate)
+        expanded = self.intermediate(hidden, gelu=gelu_form(self.config))
         return self.output_norm(self.output(expanded, residual=hidden))
-
-
-def join(blocks: list[Tensor]) -> Tensor:
-    """Blocks of rows as one tensor."""
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 class FloatProduct:

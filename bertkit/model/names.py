@@ -11,6 +11,7 @@ import re
 from torch import nn
 
 from bertkit.model.encoder import Encoder
+from bertkit.model.families import bert_name
 
 LAYER = "bert.encoder.layer.N"
 HUGGING_FACE = {
@@ -18,6 +19,7 @@ HUGGING_FACE = {
     "encoder.position_embeddings": ("bert.embeddings.position_embeddings",),
     "encoder.segment_embeddings": ("bert.embeddings.token_type_embeddings",),
     "encoder.embedding_norm": ("bert.embeddings.LayerNorm",),
+    "encoder.projection": ("bert.embeddings_project",),
     "encoder.layers.N.query_key_value": (
         f"{LAYER}.attention.self.query",
         f"{LAYER}.attention.self.key",
@@ -33,6 +35,8 @@ HUGGING_FACE = {
     "mlm.norm": ("cls.predictions.transform.LayerNorm",),
     "mlm": ("cls.predictions",),
     "nsp.dense": ("cls.seq_relationship",),
+    "rtd.dense": ("discriminator_predictions.dense",),
+    "rtd.output": ("discriminator_predictions.dense_prediction",),
     "classifier": ("classifier",),
     "qa_outputs": ("qa_outputs",),
 }
@@ -64,9 +68,10 @@ def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def canonical_name(name: str) -> str:
-    """Today's name for an older one: "bert." in front, `weight` and `bias` at the end."""
+    """BERT's name of today for an older one or another family's; `weight` and `bias` at the end."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
+    name = bert_name(name)
     return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
 
 

@@ -1,13 +1,23 @@
-"""What a task adds to the encoder (paper section 4): one linear layer."""
+"""What a task adds to the encoder (paper section 4): one linear layer.
+
+Where the recipe of the paper's section 5.1 asks for it, a BiLSTM that is new, too, stands between
+encoder and linear layer; see `add_bilstm`.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from bertkit.examples.packed import Packed
+from bertkit.model.bilstm import BiLSTM
+from bertkit.model.directory import load_model
 from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.features import HEAD_FILE, take_head, units_of
+from bertkit.model.weights import read_tensors
 from bertkit.shapes import ClassLogits
 
 
@@ -18,19 +28,29 @@ def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class ClassificationModel(nn.Module):
-    """Encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1)."""
+    """Encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
+
+    With a BiLSTM, the last states of its two directions are what is pooled.
+    """
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
+        self.bilstm: BiLSTM | None = None
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, classes)
         initialize(self.classifier, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (sequences, classes)."""
-        pooled = self.encoder.pool(self.encoder(packed, packed.first_tokens))
+        if self.bilstm is None:
+            summaries = self.encoder.summary_tokens(packed)
+            pooled = self.encoder.pool(self.encoder(packed, summaries))
+        else:
+            forward, backward = self.bilstm(self.encoder(packed), packed).chunk(2, dim=-1)
+            ends = forward[packed.last_tokens], backward[packed.first_tokens]
+            pooled = torch.cat(ends, dim=-1)
         return in_fp32(self.classifier, self.dropout(pooled))
 
 
@@ -41,13 +61,17 @@ class TokenClassificationModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
+        self.bilstm: BiLSTM | None = None
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, classes)
         initialize(self.classifier, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, classes)."""
-        return in_fp32(self.classifier, self.dropout(self.encoder(packed)))
+        hidden = self.encoder(packed)
+        if self.bilstm is not None:
+            hidden = self.bilstm(hidden, packed)
+        return in_fp32(self.classifier, self.dropout(hidden))
 
 
 class SpanModel(nn.Module):
@@ -57,12 +81,52 @@ class SpanModel(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
+        self.bilstm: BiLSTM | None = None
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         initialize(self.qa_outputs, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Logits (tokens, 2) of being the answer's first and last token."""
-        return in_fp32(self.qa_outputs, self.encoder(packed))
+        hidden = self.encoder(packed)
+        if self.bilstm is not None:
+            hidden = self.bilstm(hidden, packed)
+        return in_fp32(self.qa_outputs, hidden)
 
 
 TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
+
+
+def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
+    """Put a BiLSTM between encoder and linear layer, both drawn from torch's generator.
+
+    The paper does not give its size; here it has two layers.
+
+    Args:
+        model: is changed and given back.
+        units: of each direction; 0 for as many as the encoder is wide.
+    """
+    config = model.config
+    units = units or config.hidden_size
+    model.bilstm = BiLSTM(config.hidden_size, units, config.hidden_dropout_prob)
+    name = "qa_outputs" if isinstance(model, SpanModel) else "classifier"
+    wide = nn.Linear(2 * units, getattr(model, name).out_features)
+    initialize(wide, config)
+    setattr(model, name, wide)
+    return model
+
+
+def load_bilstm_model(directory: Path, model: TaskModel) -> TaskModel:
+    """A tuned model with a BiLSTM, as `features.save_with_head` wrote it.
+
+    Args:
+        directory: of the model.
+        model: of the same sizes; its weights are replaced.
+
+    Raises:
+        BertkitError: a file is missing or damaged, or head and encoder do not belong together.
+    """
+    tensors = read_tensors(directory / HEAD_FILE)
+    model = add_bilstm(model, units_of(tensors))
+    model.encoder = load_model(directory, Encoder).model  # nothing here reads its pooler
+    take_head(model, tensors, "a BiLSTM", directory)
+    return model.eval()

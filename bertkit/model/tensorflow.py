@@ -24,6 +24,7 @@ from bertkit.files import write_atomic, write_json
 from bertkit.model.crc32c import masked_crc32c
 from bertkit.model.directory import assemble, complete, foreign_tensors, read_config
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.families import OWN_FIELDS
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import from_google_name, google_name
 from bertkit.model.sstable import read_table, read_varint, varint, write_table
@@ -96,14 +97,18 @@ def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:
     Its config knows one "gelu", which its code of today computes with tanh.
 
     Raises:
-        BertkitError: the files cannot be written.
+        BertkitError: the files cannot be written, or the network is none that Google's code has.
     """
+    fields = dataclasses.asdict(model.config)
+    plain = ModelConfig(vocab_size=1)
+    for name in OWN_FIELDS:
+        if fields.pop(name) != getattr(plain, name):
+            raise BertkitError(f"Google's checkpoints know no {name}; write a model directory")
     variables = {}
-    for name, tensor in foreign_tensors(model).items():
+    for name, tensor in foreign_tensors(model, "bert").items():
         variable = google_name(name)
         array = tensor.numpy()
         variables[variable] = array.T if variable.endswith("/kernel") else array
-    fields = dataclasses.asdict(model.config)
     write_json(prefix.parent / "bert_config.json", {**fields, "hidden_act": "gelu"})
     write_checkpoint(prefix, variables)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.directory import ARCHITECTURES
+from bertkit.model.directory import HEADS
+from bertkit.model.families import heads_of
 from bertkit.model.start import model_folder, read_details
 from bertkit.predict.predictor import Predictor, load_pretrained
 from bertkit.predict.tasks import PREDICTORS, TaskPredictor
@@ -49,5 +50,5 @@ def is_tuned(folder: Path) -> bool:
     if read_details(folder).get("task") in TASKS:
         return True
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    names = {name for name, _ in ARCHITECTURES.values()}
-    return bool(names & set(config.get("architectures") or ()))
+    tuned = {head for head, _ in HEADS.values()}
+    return any(tuned & heads_of(name) for name in config.get("architectures") or ())

@@ -16,6 +16,7 @@ from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
 from bertkit.model.directory import check_vocabulary, load_pretraining_model
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.start import read_details
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import choose_device
 
@@ -36,10 +37,19 @@ class Predictor:
         model: the network with both pre-training heads.
         tokenizer: the one it was trained with.
         device: where to compute.
+        order: the head on pairs was trained for the order of sentences.
     """
 
-    def __init__(self, model: PretrainingModel, tokenizer: Tokenizer, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: PretrainingModel,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        *,
+        order: bool = False,
+    ) -> None:
         check_vocabulary(model.config, tokenizer.size)
+        self.order = order
         self.model = model.to(device).eval()
         self.tokenizer = tokenizer
         self.device = device
@@ -65,6 +75,11 @@ class Predictor:
         Raises:
             BertkitError: there is no mask in the text, or `top` is not within 1 to the vocabulary.
         """
+        if self.model.config.direction != "bidirectional":
+            raise BertkitError(
+                f"this model reads {self.model.config.direction.replace('_', ' ')}: it guesses the "
+                "next piece and has never seen a mask; fill masks with a masked language model"
+            )
         if not 1 <= top <= self.tokenizer.size:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
         parts = [self.tokenizer.encode(part).ids for part in text.split(MASK)]
@@ -96,6 +111,12 @@ class Predictor:
         Where both are longer than the model, the end of the first and the beginning of the second
         are read: the tokens on both sides of the joint.
         """
+        if self.model.nsp is None or self.order:
+            learned = "which of two texts comes first" if self.order else "nothing about pairs"
+            raise BertkitError(
+                f"this model has learned {learned}, not whether a text follows another; use one "
+                "that was pre-trained with next-sentence prediction"
+            )
         first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
         if not first or not second:
             raise BertkitError("next-sentence needs two texts, and one of them has no token")
@@ -108,7 +129,8 @@ class Predictor:
         segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
         batch = self._pack([ids], [segments])
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        return float(self.model(batch, none).nsp_logits.float().softmax(-1)[0, 0])
+        logits = self.model(batch, none).nsp_logits
+        return float(logits.float().softmax(-1)[0, 0])
 
     @torch.inference_mode()
     def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:
@@ -143,4 +165,7 @@ def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor
     """
     directory = Path(directory)
     model = load_pretraining_model(directory)
-    return Predictor(model, Tokenizer.load(directory), choose_device(device))
+    objectives = (read_details(directory).get("recipe") or {}).get("objectives") or {}
+    albert = "order" if model.config.share_layers else "next"  # of other people's models
+    order = objectives.get("sentences", albert) == "order"
+    return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)

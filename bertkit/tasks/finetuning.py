@@ -11,7 +11,7 @@ from typing import Any
 from bertkit.config import as_json, claim_settings
 from bertkit.errors import DivergedError
 from bertkit.files import only_process, read_json, write_json
-from bertkit.model.start import Start
+from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.dataset import (
     Dataset,
@@ -81,15 +81,17 @@ class Finetuning:
         self.task: Task[Any, Any] = data.task
         self.device = choose_device(device)
         self.precision = choose_precision(tuning.precision, self.device)
-        self.keep_head = same_task(start, self.task) and not (head.frozen or head.new_head)
-        self.build = build_with(head, self.task, start.config)
+        self.build = build_with(head, self.task, start)
+        plain = self.build is None and not head.new_head
+        self.keep_head = plain and same_task(start, self.task)
         self.latest: tuple[str, dict[str, list[Any]]] = ("", {})
         self._encode()
 
     def shared(self) -> dict[str, Any]:
         """What all runs in the folder have in common: `finetune.json`."""
-        data = self.data
-        return {
+        data, beside = self.data, self.head.beside
+        digests = {"beside_digest": read_start(Path(beside)).digest} if beside else {}
+        return digests | {
             "data": data.name,
             "files": dict(data.files),
             "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, nearest
 from bertkit.model.directory import save_model
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.features import FeatureModel, check_layers, save_feature_model
-from bertkit.model.start import Start
-from bertkit.model.task_heads import TaskModel
+from bertkit.model.encoder import Encoder
+from bertkit.model.features import (
+    HEADS,
+    FeatureModel,
+    check_layers,
+    save_feature_model,
+    save_with_head,
+)
+from bertkit.model.start import Start, read_start
+from bertkit.model.task_heads import TaskModel, add_bilstm
 from bertkit.tasks.task import Task
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -25,10 +31,17 @@ class Head:
     """Leave the encoder as it is and train only what stands on it (paper section 5.3)."""
     layers: str = "last"
     """Which of the frozen layers are read; `bertkit features --help` lists them."""
+    beside: str = ""
+    """A second frozen model, whose states are appended: with a model from left to right and one
+    from right to left, an ELMo (paper section 5.1)."""
     new_head: bool = False
     """Draw the head anew even where the start was tuned for the same task and labels."""
     head: str = "linear"
-    """linear, or bilstm: the paper's two layers of 768 units in each direction."""
+    """linear, or bilstm: two layers, on a frozen encoder (paper section 5.3) or on one that is
+    tuned (section 5.1)."""
+    units: int = 0
+    """Of the BiLSTM, in each direction; 0 for the paper's 768 on a frozen encoder, and else for as
+    many as the encoder is wide."""
 
 
 def same_task(start: Start, task: Task[Any, Any]) -> bool:
@@ -40,20 +53,35 @@ def same_task(start: Start, task: Task[Any, Any]) -> bool:
     )
 
 
-def build_with(head: Head, task: Task[Any, Any], config: ModelConfig) -> Callable[..., Any] | None:
+def build_with(head: Head, task: Task[Any, Any], start: Start) -> Callable[..., Any] | None:
     """What makes the network where it is not the task's own way.
 
     Raises:
-        BertkitError: layers or a head were named without `frozen`, or the task has no such head.
+        BertkitError: layers were named without `frozen`, the task has no such head, or the model
+            beside does not fit.
     """
+    if head.head not in HEADS:
+        raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, HEADS)}")
+    if head.units < 0 or (head.units and head.head == "linear"):
+        raise BertkitError("--units is of --head bilstm, and above 0")
     if not head.frozen:
-        if head != Head(new_head=head.new_head):
-            raise BertkitError("--layers and --head go with --frozen; add it or leave them out")
-        return None
+        if head.layers != "last" or head.beside:
+            raise BertkitError("--layers and --beside go with --frozen; add it or leave them out")
+        if head.head == "linear":
+            return None
+        return lambda sizes: add_bilstm(task.build(sizes), head.units)
     if task.kind != "tag":
         raise BertkitError(f"--frozen is for tagging (paper section 5.3), not for {task.kind}")
-    check_layers(head.layers, config)
-    return lambda sizes: FeatureModel(sizes, len(task.labels), head.layers, head.head)
+    check_layers(head.layers, start.config)
+    beside = None
+    if head.beside:
+        second = read_start(Path(head.beside))
+        if second.tokenizer.content_hash != start.tokenizer.content_hash:
+            raise BertkitError(f"--beside {head.beside} has another tokenizer than {start.path}")
+        beside = second.build(Encoder, keep_head=False).model
+    return lambda sizes: FeatureModel(
+        sizes, len(task.labels), head.layers, head.head, beside, head.units
+    )
 
 
 def save_tuned(
@@ -66,5 +94,8 @@ def save_tuned(
     """
     if isinstance(model, FeatureModel):
         save_feature_model(folder, model, tokenizer, details)
+    elif model.bilstm is not None:
+        details = {**details, "head": "bilstm", "frozen": False}
+        save_with_head(folder, model, tokenizer, details)
     else:
         save_model(folder, model, tokenizer, details)

@@ -15,10 +15,11 @@ import torch
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json
-from bertkit.model.directory import ARCHITECTURES, check_vocabulary, complete, load_model
+from bertkit.model.directory import HEADS, check_vocabulary, complete, load_config, load_model
+from bertkit.model.families import heads_of
 from bertkit.model.features import load_feature_model
 from bertkit.model.start import model_folder, read_details
-from bertkit.model.task_heads import ClassificationModel, TaskModel
+from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
@@ -64,7 +65,11 @@ def load_task_model(path: Path, device: torch.device) -> LoadedTask:
     tokenizer = Tokenizer.load(folder)
     task = task_of(details, folder)
     model: Any
-    if details.get("head"):
+    if details.get("head") and details.get("frozen") is False:
+        with torch.device("meta"):
+            network = task.build(load_config(folder))
+        model = load_bilstm_model(folder, network)
+    elif details.get("head"):
         model = load_feature_model(folder)
     else:
         loaded = load_model(folder, task.build)
@@ -90,9 +95,14 @@ def task_details(folder: Path) -> dict[str, Any]:
     problem = (config.get("problem_type") or "").removeprefix("single_label_classification")
     labels = [name for _, name in sorted(numbered_labels(config).items())]
     found = [
-        kind for kind, (name, problems) in ARCHITECTURES.items()
-        if name == names[0] and problems in ("", problem)
+        kind for kind, (head, problems) in HEADS.items()
+        if head in heads_of(names[0]) and problems in ("", problem)
     ]  # fmt: skip
+    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
+        raise BertkitError(
+            f"{folder} is left to right and was tuned on its first token, which sees no other; "
+            "tune it again with bertkit finetune, which reads the last one"
+        )
     if not found:
         what = details.get("task") or names[0]
         raise BertkitError(

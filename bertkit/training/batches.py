@@ -27,9 +27,10 @@ def examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
 ) -> tuple[ExampleTable, BatchBuilder]:
     """The examples of a phase in their order, and what makes batches of them."""
-    phases, seed = recipe.phases, phase_seed(seed, phase)
-    table = ExampleTable(store, PairOptions(max_length=phases.lengths[phase]), seed)
-    return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed)
+    phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
+    options = PairOptions(max_length=phases.lengths[phase], sentences=wanted.sentences)
+    table = ExampleTable(store, options, seed)
+    return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.words)
 
 
 def training_examples(

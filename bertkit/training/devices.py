@@ -31,6 +31,10 @@ class TransformerSize(Protocol):
         """Width of a hidden state."""
 
     @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings."""
+
+    @property
     def num_hidden_layers(self) -> int:
         """Transformer layers."""
 
@@ -147,12 +151,12 @@ def training_flops(
 ) -> float:
     """Floating-point operations of a pre-training update that were needed, padding not counted.
 
-    A product of (m, k) and (k, n) is 2 m k n. With hidden size h, feed-forward width f, L layers
-    and vocabulary V, the forward pass takes
+    A product of (m, k) and (k, n) is 2 m k n. With hidden size h, embedding width e (h in BERT),
+    feed-forward width f, L layers and vocabulary V, the forward pass takes
 
         L * (4 h^2 + 2 h f) * 2           for each token: query, key, value, output, feed-forward
         L * 4 h * length^2                for each sequence: scores and weighted values
-        (h^2 + h V) * 2                   for each target: MLM transform and decoder
+        (h e + e V) * 2                   for each target: MLM transform and decoder
         (h^2 + 2 h) * 2                   for each sequence: pooler and next-sentence layer
 
     and the backward pass twice that. Look-ups, norms, activations and softmax are left out. The
@@ -161,7 +165,7 @@ def training_flops(
     """
     h, layers = config.hidden_size, config.num_hidden_layers
     per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
-    per_target = 2 * (h * h + h * config.vocab_size)
+    per_target = 2 * config.embedding_width * (h + config.vocab_size)
     per_sequence = 2 * (h * h + 2 * h)
     forward = (
         per_token * tokens

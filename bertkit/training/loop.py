@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.examples.packed import Packed
-from bertkit.objectives import Sum, Sums, total_loss
+from bertkit.objectives import Sums, total_loss
 from bertkit.training.devices import autocast, step_seed
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
@@ -85,7 +85,7 @@ def run_objective(
 def merge(first: Sums | None, second: Sums) -> Sums:
     """Add two batches' sums; gradients are not followed further."""
     return {
-        name: Sum(s.value.detach() + (first[name].value if first else 0.0), s.per)
+        name: s._replace(value=s.value.detach() + (first[name].value if first else 0.0))
         for name, s in second.items()
     }
 
@@ -145,7 +145,8 @@ def train_steps(
 def averages(sums: Sums, counts: Mapping[str, int]) -> dict[str, float]:
     """Sums → means, by name, and their total as "loss"; waits for the device."""
     means = {name: float(s.value) / max(1, counts[s.per]) for name, s in sums.items()}
-    return {"loss": sum(v for name, v in means.items() if name.endswith("loss")), **means}
+    losses = [sums[name].weight * v for name, v in means.items() if name.endswith("loss")]
+    return {"loss": sum(losses), **means}
 
 
 @torch.no_grad()

@@ -10,18 +10,22 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.examples.stream import START, Place, stream_steps
 from bertkit.files import only_process, read_json
-from bertkit.model.directory import save_model
-from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.objectives import pretraining_objective
+from bertkit.model.directory import save_generator, save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import count_parameters
+from bertkit.model.weights import some
 from bertkit.training.batches import (
     has_held_out,
     held_out_batches,
@@ -39,7 +43,7 @@ from bertkit.training.checkpoint import (
 from bertkit.training.devices import check_memory, check_precision, choose_device, matmul_peak
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
-from bertkit.training.optimizer import build_optimizer
+from bertkit.training.optimizer import build_optimizer, trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_folder
 from bertkit.training.watching import Interval, StopRequest
 
@@ -55,6 +59,8 @@ class PretrainingRun:
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         compiled: compile the layers, for CUDA; the first update of a shape takes long.
+        models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
+        start: a model to go on from; its sizes take the place of the recipe's.
         console: where progress is shown.
 
     Raises:
@@ -71,10 +77,13 @@ class PretrainingRun:
         workers: int = 0,
         device: str = "auto",
         compiled: bool = False,
+        models_at: Sequence[int] = (),
+        start: Path | None = None,
         console: Console,
     ) -> None:
-        self.recipe, self.store, self.folder = recipe, store, folder
+        self.store, self.folder = store, folder
         self.recipe_name, self.workers, self.console = recipe_name, workers, console
+        self.models_at = frozenset(models_at)
         self.tokenizer = store.tokenizer
         training = recipe.training
         self.device = choose_device(device)
@@ -86,14 +95,15 @@ class PretrainingRun:
             max_gradient_norm=training.max_gradient_norm,
             learning_rate=recipe.learning_rate,
         )
-        torch.manual_seed(training.seed)
-        self.config = recipe.model.config(self.tokenizer.size)
-        check_memory(count_parameters(self.config, heads=True), self.device)
-        self.model = PretrainingModel(self.config).to(self.device)
-        self.objective: Any = pretraining_objective
+        self.model: Any
+        self.recipe, self.config, self.model, digest = self._build(recipe, start)
+        self.model.to(self.device)
+        self.written = self.objective = recipe.objectives.function()
         if compiled:
             from bertkit.training.compiled import compile_layers
 
+            if recipe.objectives.words == "replaced":
+                raise BertkitError("--compile does not know objectives.words = replaced; leave it")
             self.objective = compile_layers(self.model.encoder, self.objective, self.device)
         self.optimizer = build_optimizer(
             self.model,
@@ -101,9 +111,25 @@ class PretrainingRun:
             weight_decay=training.weight_decay,
             bias_correction=training.bias_correction,
         )
-        self.changes = claim_folder(folder, as_json(recipe), recipe_name, store)
+        self.changes = claim_folder(folder, as_json(self.recipe), recipe_name, store, digest)
         self.done, self.place = self._resume()
         self.matmul_peak = matmul_peak(self.device, training.precision, seconds=0.3)
+
+    def _build(
+        self, recipe: PretrainRecipe, start: Path | None
+    ) -> tuple[PretrainRecipe, ModelConfig, nn.Module, str]:
+        """The recipe, the network, and what it begins with: "" for random weights."""
+        torch.manual_seed(recipe.training.seed)
+        if start is None:
+            config = recipe.config(self.tokenizer.size)
+            check_memory(count_parameters(config, heads=True), self.device)
+            return recipe, config, recipe.objectives.model(config), ""
+        from bertkit.training.continuing import begin_with
+
+        found = begin_with(start, recipe, self.tokenizer)
+        new = f"; new: {some(found.new)}" if found.new else ""
+        self.console.say(f"the weights are those of {start}{new}")
+        return found.recipe, found.config, found.network, found.start.digest
 
     def _resume(self) -> tuple[int, Place]:
         checkpoint = load_latest(self.folder / "checkpoints", self.console.say)
@@ -140,6 +166,9 @@ class PretrainingRun:
                     while self.done < total and stop.signal is None:
                         self._run_phase(self.recipe.phases.locate(self.done)[0], stop)
                     return self._finish(stop, time.perf_counter() - started)
+            except DivergedError:
+                self.journal.write({"kind": "end", "step": self.done, "reason": "diverged"})
+                raise
             finally:
                 self.journal.close()
                 self.console.close()
@@ -157,20 +186,22 @@ class PretrainingRun:
             "step": self.done,
             "recipe_name": self.recipe_name,
             "matmul_peak": self.matmul_peak,
-            "parameters": count_parameters(self.config, heads=True),
+            "parameters": sum(weights.numel() for _, weights in trainable_parameters(self.model)),
         }
         self.journal.write(start)
         known, pairs = start["baselines"], start["pairs"]
+        wanted = self.recipe.objectives
+        label_1 = "A and B swapped" if wanted.sentences == "order" else "a random next sentence"
+        share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
         self.console.say(
             f"{start['parameters']:,} parameters; {self.store.tokens:,} training tokens in "
             f"{self.store.documents:,} documents; first window: {pairs['examples']:,} examples of "
-            f"{pairs['mean_tokens']:.1f} tokens, {pairs['random_share']:.1%} with a random next "
-            f"sentence, {pairs['cut_share']:.1%} of tokens cut"
+            f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut"
         )
+        commoner = f", commoner label of pairs {known['nsp_majority']:.1%}"
         self.console.say(
             f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, commonest piece "
-            f"{known['most_frequent_accuracy']:.1%}, commoner next-sentence label "
-            f"{known['nsp_majority']:.1%}"
+            f"{known['most_frequent_accuracy']:.1%}{commoner if wanted.has_pairs else ''}"
         )
         if self.changes:
             self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
@@ -197,7 +228,7 @@ class PretrainingRun:
             accumulate=training.accumulate,
             workers=self.workers,
         )
-        interval = Interval(self.config, self.matmul_peak, phase)
+        interval = Interval(self.model, self.matmul_peak, phase)
         records = train_steps(
             self.model, self.optimizer, self.objective, steps, self.settings, done=self.done
         )
@@ -222,6 +253,8 @@ class PretrainingRun:
             self._log(interval)
         if evaluating:
             self._evaluate(phase)
+        if self.done in self.models_at:
+            self.write_model(self.folder / "models" / f"step-{self.done:08d}")
         if saving:
             self.save()
         if evaluating or saving:
@@ -239,10 +272,12 @@ class PretrainingRun:
         if not has_held_out(self.store):
             return
         batches = held_out_batches(self.recipe, self.store, phase)
-        means, counts = evaluate(self.model, pretraining_objective, batches, self.settings)
-        perplexity = math.exp(min(means["mlm_loss"], 700.0))
+        torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
+        means, counts = evaluate(self.model, self.written, batches, self.settings)
+        words = "mlm" if "mlm_loss" in means else "lm"
+        perplexity = math.exp(min(means[f"{words}_loss"], 700.0))
         record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
-        record |= {"mlm_perplexity": perplexity, **counts}
+        record |= {f"{words}_perplexity": perplexity, **counts}
         self.journal.write(record)
         self.console.update(record)
 
@@ -264,18 +299,26 @@ class PretrainingRun:
         self.journal.write(record)
         return path
 
+    def write_model(self, folder: Path) -> None:
+        """Write the current weights as a model directory; before it, ELECTRA's generator."""
+        details = {
+            "task": "pretraining",
+            "made_by": "bertkit pretrain",
+            "recipe": as_json(self.recipe),
+            "steps": self.done,
+            "store": str(self.store.folder),
+        }
+        if self.recipe.objectives.words == "replaced":
+            beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
+            save_generator(folder.with_name(beside), self.model, self.tokenizer, details)
+        # last, because a run with a model is a finished one
+        save_model(folder, self.model, self.tokenizer, details)
+
     def _finish(self, stop: StopRequest, seconds: float) -> int | None:
         """Write the model and the end of the journal; returns the signal, if one ended the run."""
         finished = self.done == self.recipe.phases.total_steps
         if self.done:
-            details = {
-                "task": "pretraining",
-                "made_by": "bertkit pretrain",
-                "recipe": as_json(self.recipe),
-                "steps": self.done,
-                "store": str(self.store.folder),
-            }
-            save_model(self.folder / "model", self.model, self.tokenizer, details)
+            self.write_model(self.folder / "model")
         reason = "finished" if finished else "interrupted"
         self.journal.write({"kind": "end", "step": self.done, "reason": reason, "seconds": seconds})
         if finished:
@@ -298,6 +341,8 @@ def pretrain(
     workers: int = 0,
     device: str = "auto",
     compiled: bool = False,
+    models_at: Sequence[int] = (),
+    start: Path | None = None,
     console: Console | None = None,
 ) -> int | None:
     """Pre-train a model and write its run directory; `bertkit report` draws it.
@@ -310,6 +355,8 @@ def pretrain(
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", ...
         compiled: compile the layers, for long runs on CUDA.
+        models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
+        start: a model to go on from, such as one with domain words added (`bertkit vocab extend`).
         console: shows progress; a new one where absent.
 
     Returns:
@@ -329,6 +376,8 @@ def pretrain(
         workers=workers,
         device=device,
         compiled=compiled,
+        models_at=models_at,
+        start=start,
         console=console or Console(),
     )
     return run.run()

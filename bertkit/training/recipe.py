@@ -17,6 +17,7 @@ from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
+from bertkit.objectives import Objectives
 from bertkit.training.devices import environment
 from bertkit.training.optimizer import learning_rate
 
@@ -35,8 +36,16 @@ class ModelSize:
     """Longest sequence the model will ever see, in tokens."""
     dropout: float = 0.1
     """Of hidden states and of attention weights."""
+    initializer_range: float = 0.02
+    """Standard deviation of new weights, cut at two. 0.02 is for widths of 768 and 1024; in narrow
+    networks attention stays even for long with it."""
+    embedding_size: int = 0
+    """Width of the embeddings where it is another than that of hidden states (ALBERT); 0: it is
+    not."""
+    share_layers: bool = False
+    """All layers have the same weights (ALBERT)."""
 
-    def config(self, vocabulary_size: int) -> ModelConfig:
+    def config(self, vocabulary_size: int, *, direction: str = "bidirectional") -> ModelConfig:
         """The configuration with a feed-forward width of four times the hidden size, as in BERT."""
         return ModelConfig(
             vocab_size=vocabulary_size,
@@ -47,6 +56,10 @@ class ModelSize:
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             max_position_embeddings=self.max_position_embeddings,
+            direction=direction,
+            initializer_range=self.initializer_range,
+            embedding_size=self.embedding_size,
+            share_layers=self.share_layers,
         )
 
 
@@ -144,6 +157,7 @@ class PretrainRecipe:
 
     model: ModelSize = field(default_factory=ModelSize)
     phases: Phases = field(default_factory=Phases)
+    objectives: Objectives = field(default_factory=Objectives)
     masking: MaskingOptions = field(default_factory=MaskingOptions)
     training: Training = field(default_factory=Training)
     watching: Watching = field(default_factory=Watching)
@@ -156,16 +170,20 @@ class PretrainRecipe:
                 f"{self.model.max_position_embeddings}; raise it or shorten the examples"
             )
         for length in self.phases.lengths:
-            PairOptions(max_length=length)
+            PairOptions(max_length=length, sentences=self.objectives.sentences)
         if min(self.phases.batch_sizes) < self.training.accumulate:
             raise BertkitError(
                 f"phases.batch_sizes has {min(self.phases.batch_sizes)} sequences, too few for "
                 f"training.accumulate = {self.training.accumulate} micro-batches"
             )
-        self.model.config(vocabulary_size=1)
+        self.config(vocabulary_size=1)
         self.learning_rate(0)  # refuses an impossible schedule before anything is made
         if min(vars(self.watching).values()) < 1:
             raise BertkitError("the watching fields must be at least 1")
+
+    def config(self, vocabulary_size: int) -> ModelConfig:
+        """The network's configuration."""
+        return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the update that follows `step` updates."""
@@ -178,7 +196,9 @@ class PretrainRecipe:
         )
 
 
-def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenStore) -> list[str]:
+def claim_folder(
+    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, start: str = ""
+) -> list[str]:
     """Begin a run directory, or make sure that it holds this very run.
 
     Args:
@@ -186,6 +206,7 @@ def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenSt
         recipe: resolved, as JSON values.
         name: of the recipe.
         store: the corpus.
+        start: SHA-256 of the weights that the run begins with; "" for random ones.
 
     Returns:
         What is different about this machine since the run was begun, in words.
@@ -206,6 +227,8 @@ def claim_folder(folder: Path, recipe: dict[str, Any], name: str, store: TokenSt
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
+    if start:
+        settings["start"] = start
     may_change = {"store", "recipe_name"}  # a store may move, a recipe may be renamed
     if not claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change):
         return []

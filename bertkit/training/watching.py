@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Sums
 from bertkit.training.devices import training_flops
@@ -68,22 +70,34 @@ class Stretch:
 class Interval(Stretch):
     """A stretch of pre-training, whose record also says the phase and the MFU."""
 
-    def __init__(self, config: ModelConfig, matmul_peak: float, phase: int) -> None:
+    def __init__(self, model: nn.Module, matmul_peak: float, phase: int) -> None:
         super().__init__()
-        self.config, self.matmul_peak, self.phase = config, matmul_peak, phase
+        self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
 
     def close(self) -> dict[str, Any]:
         """See `Stretch`."""
         squares, record = self.squares, super().close()
-        work = training_flops(
-            self.config,
-            tokens=record["tokens"],
-            targets=record["targets"],
-            sequences=record["sequences"],
-            sum_squared_lengths=squares,
+        work = sum(
+            training_flops(
+                config,
+                tokens=record["tokens"],
+                targets=record["targets"] if has_words else 0,
+                sequences=record["sequences"],
+                sum_squared_lengths=squares,
+            )
+            for config, has_words in networks_of(self.model)
         )
         mfu = work / record["seconds"] / self.matmul_peak
         return {**record, "phase": self.phase, "mfu": mfu}
+
+
+def networks_of(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
+    """The encoders of a model in training, and whether a vocabulary projection is on each."""
+    generator = getattr(model, "generator", None)
+    assert isinstance(model.config, ModelConfig)
+    if generator is None:
+        return [(model.config, True)]
+    return [(model.config, False), (generator.config, True)]
 
 
 class StopRequest:

@@ -53,6 +53,7 @@ def pretrain(
     out: Path,
     store: Path | None = None,
     corpus: Annotated[Corpus, FLATTEN] = NO_TEXT,
+    start: Path | None = None,
     workers: int = 0,
     device: str = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
@@ -71,6 +72,8 @@ def pretrain(
         The run directory.
     store
         A token store made by `bertkit prepare`.
+    start
+        A model to go on from, with its sizes; the store must have its tokenizer.
     workers
         Loader processes; 0 suits CPUs.
     device
@@ -89,6 +92,7 @@ def pretrain(
             TokenStore(store) if store else store_from_text(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
+            start=start,
             workers=workers,
             device=device,
             compiled=compile,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,19 @@ from hypothesis import strategies as st
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import (
+    SENTENCES,
     SPECIALS,
     PairOptions,
+    example_lengths,
     measure_pairs,
     open_window,
     plan_window,
     truncation,
 )
+from bertkit.examples.stream import BatchBuilder
+from bertkit.tokens.tokenizer import Tokenizer
 from tests.conftest import make_document
 from tests.examples.reference_pairs import pairs_of_document, truncate
 
@@ -34,9 +40,32 @@ def sentences_by_document(store: TokenStore) -> list[list[list[int]]]:
     return documents
 
 
-def plan(store: TokenStore, *, length: int = 64, seed: int = 0, epoch: int = 0) -> np.ndarray:
-    return plan_window(
-        store, range(len(store.shards)), PairOptions(max_length=length), seed, epoch, 0
+def plan(
+    store: TokenStore,
+    *,
+    length: int = 64,
+    seed: int = 0,
+    epoch: int = 0,
+    sentences: str = "next",
+    short: float = 0.1,
+) -> np.ndarray:
+    options = PairOptions(max_length=length, sentences=sentences, short_probability=short)
+    return plan_window(store, range(len(store.shards)), options, seed, epoch, 0)
+
+
+def spans(store: TokenStore, rows: np.ndarray, side: str) -> tuple[np.ndarray, np.ndarray]:
+    """First token of A or B, and the one after the last, in the window's run of tokens."""
+    window = open_window(store, range(len(store.shards)))
+    bases = window.token_bases[np.searchsorted(window.shards, rows[f"{side}_shard"])]
+    start = rows[f"{side}_start"] + bases
+    return start, start + rows[f"{side}_length"]
+
+
+def own_store(tokenizer: Tokenizer, folder: Path, *documents: str) -> TokenStore:
+    """A store of a few documents, one sentence a line."""
+    (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
+    return prepare(
+        [str(folder / "text.txt")], tokenizer, folder / "store", PrepareOptions(held_out=0)
     )
 
 
@@ -155,3 +184,125 @@ def test_one_document_is_refused(tokenizer, tmp_path) -> None:
 def test_too_short_length_is_refused() -> None:
     with pytest.raises(BertkitError, match="at least 5"):
         PairOptions(max_length=4)
+
+
+def test_unknown_sentences_name_the_nearest() -> None:
+    with pytest.raises(BertkitError, match="'singel'; did you mean 'single'"):
+        PairOptions(sentences="singel")
+
+
+def test_none_is_the_very_table_of_next(store: TokenStore) -> None:
+    for epoch in range(3):
+        np.testing.assert_array_equal(
+            plan(store, epoch=epoch, sentences="none"), plan(store, epoch=epoch)
+        )
+
+
+@pytest.mark.parametrize("sentences", SENTENCES)
+def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, sentences: str) -> None:
+    window = open_window(store, range(len(store.shards)))
+    rows = np.concatenate([plan(store, epoch=n, length=40, sentences=sentences) for n in range(4)])
+    assert (rows["a_length"] >= 1).all()
+    lengths = example_lengths(rows)
+    assert lengths.max() == 40
+    np.testing.assert_array_equal(
+        lengths,
+        rows["a_length"] + rows["b_length"] + np.where(rows["b_length"] > 0, 3, 2),
+    )
+    for side in ("a", "b"):
+        start, end = spans(store, rows, side)
+        document = rows[f"{side}_document"]
+        assert (start >= window.sentences[window.documents[document]]).all()
+        assert (end <= window.sentences[window.documents[document + 1]]).all()
+    assert (plan(store, sentences=sentences) == plan(store, sentences=sentences)).all()
+    found = measure_pairs(rows, 40)
+    assert found.mean_tokens == pytest.approx(float(lengths.mean()))
+    assert found.random_share == pytest.approx(float(rows["is_random"].mean()))
+
+
+def test_order_is_what_the_label_says(store: TokenStore) -> None:
+    rows = np.concatenate([plan(store, epoch=n, sentences="order") for n in range(30)])
+    (a_start, a_end), (b_start, b_end) = spans(store, rows, "a"), spans(store, rows, "b")
+    swapped, whole = rows["is_random"] == 1, rows["cut"] == 0
+    assert (rows["a_document"] == rows["b_document"]).all()
+    np.testing.assert_array_equal(a_end[~swapped & whole], b_start[~swapped & whole])
+    np.testing.assert_array_equal(b_end[swapped & whole], a_start[swapped & whole])
+    both = rows["b_length"] > 0
+    assert (a_end[~swapped & both] <= b_start[~swapped & both]).all()
+    assert (b_end[swapped] <= a_start[swapped]).all()
+    assert swapped.mean() == pytest.approx(0.5, abs=0.02)
+    assert both.all()
+    # nothing but the order tells the two apart: lengths of the earlier and the later part
+    earlier = np.where(swapped, rows["b_length"], rows["a_length"])
+    assert earlier[swapped].mean() == pytest.approx(earlier[~swapped].mean(), rel=0.05)
+
+
+def test_order_reads_every_token_once(store: TokenStore) -> None:
+    rows = plan(store, length=4000, sentences="order", short=0.0)
+    assert rows["cut"].sum() == 0
+    used = np.concatenate(
+        [
+            np.arange(start, end)
+            for side in ("a", "b")
+            for start, end in zip(*spans(store, rows, side), strict=True)
+        ]
+    )
+    assert sorted(used) == list(range(store.tokens))
+
+
+def test_a_chunk_of_one_sentence_is_cut_inside(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    words = "river stone bridge lantern harvest winter"
+    own = own_store(tokenizer, tmp_path, f"{words}.", f"{words}.")
+    length = own.tokens // 2
+    rows = np.concatenate([plan(own, sentences="order", epoch=n) for n in range(200)])
+    assert len(rows) == 400, "each document is one chunk"
+    earlier = np.where(rows["is_random"], rows["b_length"], rows["a_length"])
+    assert set((rows["a_length"] + rows["b_length"]).tolist()) == {length}
+    assert set(earlier.tolist()) == set(range(1, length)), "anywhere inside, both parts not empty"
+    assert rows["is_random"].mean() == pytest.approx(0.5, abs=0.08)
+
+
+def test_a_sentence_of_one_token_has_no_b(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Even the last of the window, whose empty B would begin behind the last token."""
+    own = own_store(tokenizer, tmp_path, "river stone.\nbridge lantern.", "winter")
+    last = own.tokens - 1
+    for epoch in range(20):
+        rows = plan(own, sentences="order", epoch=epoch, short=0.0)
+        single = rows[rows["a_document"] == 1]
+        assert single["a_start"].tolist() == single["b_start"].tolist() == [last]
+        assert (single["a_length"][0], single["b_length"][0]) == (1, 0)
+        assert single["is_random"][0] == 0
+        assert single["b_document"][0] == 1
+        assert example_lengths(single).tolist() == [3]
+        batch = BatchBuilder(own, MaskingOptions(), 20, 0)[rows]
+        assert batch.packed.lengths[-1] == 3
+        assert batch.packed.segment_ids[-3:].tolist() == [0, 0, 0]
+        assert batch.packed.ids[[-3, -1]].tolist() == [tokenizer.cls_id, tokenizer.sep_id]
+
+
+@pytest.mark.parametrize("length", [40, 64, 4000])
+def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
+    """Where sentences fit: as many as fit, no B, and the next example begins where one ends."""
+    rows = plan(store, length=length, sentences="single", short=0.0)
+    assert (rows["b_length"] == 0).all()
+    assert (rows["is_random"] == 0).all()
+    np.testing.assert_array_equal(rows["b_start"], rows["a_start"])
+    assert rows["a_length"].max() <= length - 2
+    start, end = spans(store, rows, "a")
+    assert rows["cut"].sum() == 0
+    used = np.sort(np.concatenate([np.arange(*span) for span in zip(start, end, strict=True)]))
+    np.testing.assert_array_equal(used, np.arange(store.tokens))
+    window = open_window(store, range(len(store.shards)))
+    stops = window.sentences[window.documents[rows["a_document"] + 1]]
+    following = np.searchsorted(window.sentences, end, side="right")
+    inside = end < stops
+    assert (window.sentences[following[inside]] - start[inside] > length - 2).all(), "no more fits"
+    assert measure_pairs(rows, length).cut_share == 0
+
+
+def test_single_cuts_sentences_that_never_fit(store: TokenStore) -> None:
+    rows = plan(store, length=8, sentences="single", short=0.0)
+    sizes = np.concatenate([[len(s) for s in d] for d in sentences_by_document(store)])
+    assert sizes.max() > 6
+    assert rows["cut"].sum() == np.maximum(0, sizes - 6).sum()
+    assert rows["a_length"].max() == 6

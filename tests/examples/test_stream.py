@@ -190,3 +190,77 @@ def test_equal_lengths_are_runs() -> None:
     assert packed.lengths == [2, 2, 1, 2]
     assert packed.max_seqlen == 2
     assert isinstance(packed.to("cpu"), Packed)
+
+
+def shown_and_targets(store: TokenStore, words: str, sentences: str = "next") -> PretrainingBatch:
+    table = ExampleTable(store, PairOptions(max_length=LENGTH, sentences=sentences), 0)
+    rows, _ = table.take(START, 40)
+    batch = BatchBuilder(store, MaskingOptions(), 7, 0, words)[rows]
+    assert batch.counts == {
+        "targets": len(batch.target_ids),
+        "sequences": 40,
+        "tokens": len(batch.packed.ids),
+    }
+    return batch
+
+
+@pytest.mark.parametrize("sentences", ["next", "order", "single"])
+def test_causal_targets_are_the_neighbours(store: TokenStore, sentences: str) -> None:
+    """The next piece from left to right, the one before from right to left; nothing is masked."""
+    right = shown_and_targets(store, "left_to_right", sentences)
+    left = shown_and_targets(store, "right_to_left", sentences)
+    text = restored(shown_and_targets(store, "masked", sentences))
+    tokenizer = store.tokenizer
+    for batch in (right, left):
+        assert torch.equal(batch.packed.ids, text), "the text as it is"
+        assert not (batch.packed.ids == tokenizer.mask_id).any()
+    firsts, lasts = right.packed.first_tokens.long(), right.packed.last_tokens.long()
+    every = torch.arange(len(text))
+    assert torch.equal(right.target_positions, every[~torch.isin(every, lasts)])
+    assert torch.equal(right.target_ids, text[right.target_positions + 1])
+    assert torch.equal(left.target_positions, every[~torch.isin(every, firsts)])
+    assert torch.equal(left.target_ids, text[left.target_positions - 1])
+    ends = torch.isin(right.target_positions + 1, lasts)
+    assert (right.target_ids[ends] == tokenizer.sep_id).all()
+    starts = torch.isin(left.target_positions - 1, firsts)
+    assert (left.target_ids[starts] == tokenizer.cls_id).all()
+    assert right.counts["targets"] == left.counts["targets"] == len(text) - 40
+
+
+def test_replaced_is_masked_alike(store: TokenStore) -> None:
+    """ELECTRA's generator sees the very masks of BERT."""
+    one, other = shown_and_targets(store, "masked"), shown_and_targets(store, "replaced")
+    assert contents([one]) == contents([other])
+
+
+def test_examples_of_one_segment(store: TokenStore) -> None:
+    batch = shown_and_targets(store, "masked", "single")
+    packed, text = batch.packed, restored(batch)
+    tokenizer = store.tokenizer
+    assert not packed.segment_ids.any()
+    assert not batch.next_labels.any()
+    assert (text[packed.first_tokens.long()] == tokenizer.cls_id).all()
+    separators = (text == tokenizer.sep_id).nonzero()[:, 0]
+    assert torch.equal(separators, packed.last_tokens.long())
+    special = torch.tensor([tokenizer.cls_id, tokenizer.sep_id])
+    assert not torch.isin(batch.target_ids, special).any()
+
+
+@pytest.mark.parametrize("words", ["left_to_right", "replaced"])
+def test_other_targets_resume_and_share_alike(store: TokenStore, words: str) -> None:
+    table = ExampleTable(store, PairOptions(max_length=LENGTH, sentences="single"), 0)
+    builder = BatchBuilder(store, MaskingOptions(), 7, 0, words)
+
+    def made(place: Place, count: int, **options: int) -> list[Step]:
+        return list(
+            stream_steps(table, builder, batch_size=12, steps=count, place=place, **options)
+        )
+
+    whole = made(START, 12)
+    rest = made(whole[6].after, 5)
+    for first, second in zip(whole[7:], rest, strict=True):
+        assert contents(first.micro_batches) == contents(second.micro_batches)
+    ranks = [made(START, 3, rank=rank, world=2, accumulate=2) for rank in range(2)]
+    for index in range(3):
+        together = [batch for rank in ranks for batch in rank[index].micro_batches]
+        assert contents(together) == contents(whole[index].micro_batches)

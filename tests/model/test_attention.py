@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import bertkit.model.attention as attention_module
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
-from bertkit.model.attention import attention, choose_kernel, similar_runs
+from bertkit.model.attention import DIRECTIONS, attention, choose_kernel, similar_runs
 from bertkit.model.dropout import Dropout, keep_mask, keep_scale
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -31,54 +31,58 @@ def projections(tokens: int, heads: int, width: int, **options: object) -> list[
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7),
     heads=st.integers(1, 3),
     width=st.sampled_from([1, 5, 8]),
-    causal=st.booleans(),
+    direction=st.sampled_from(DIRECTIONS),
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("kernel", ["grouped", "padded"])
 def test_kernels_agree_with_the_definition(
-    kernel: str, lengths: list[int], heads: int, width: int, causal: bool
+    kernel: str, lengths: list[int], heads: int, width: int, direction: str
 ) -> None:
     packed = lengths_batch(lengths)
     qkv = projections(sum(lengths), heads, width)
-    wanted = attention(*qkv, packed, causal=causal, kernel="reference")
-    got = attention(*qkv, packed, causal=causal, kernel=kernel)
+    wanted = attention(*qkv, packed, direction=direction, kernel="reference")
+    got = attention(*qkv, packed, direction=direction, kernel=kernel)
     assert got.shape == wanted.shape
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("lengths", [[6, 6, 6], [3, 9, 9, 1, 4]])
 @pytest.mark.parametrize("kernel", ["grouped", "padded"])
-def test_gradients_agree_with_the_definition(kernel: str, lengths: list[int], causal: bool) -> None:
+def test_gradients_agree_with_the_definition(
+    kernel: str, lengths: list[int], direction: str
+) -> None:
     packed = lengths_batch(lengths)
     weights = torch.randn(sum(lengths), 2, 4, generator=torch.Generator().manual_seed(3))
     gradients = []
     for name in (kernel, "reference"):
         qkv = projections(sum(lengths), 2, 4)
-        loss = (attention(*qkv, packed, causal=causal, kernel=name) * weights).sum()
+        loss = (attention(*qkv, packed, direction=direction, kernel=name) * weights).sum()
         gradients.append(torch.autograd.grad(loss, qkv))
     for got, wanted in zip(*gradients, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_written_out_form_agrees_in_chunks(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
+    direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_module, "CACHED_WEIGHTS", 2 * 3 * 49)  # two sequences at a time
     packed = lengths_batch([7, 7, 7, 7, 7])
     qkv = projections(35, 3, 8, dtype=torch.float64)
-    wanted = attention(*qkv, packed, causal=causal, kernel="reference")
-    torch.testing.assert_close(attention(*qkv, packed, causal=causal, kernel="grouped"), wanted)
+    wanted = attention(*qkv, packed, direction=direction, kernel="reference")
+    torch.testing.assert_close(
+        attention(*qkv, packed, direction=direction, kernel="grouped"), wanted
+    )
 
 
 def test_a_causal_token_does_not_see_later_ones() -> None:
     packed = lengths_batch([4, 6])
     query, key, value = (part.detach().clone() for part in projections(10, 2, 4))
-    before = attention(query, key, value, packed, causal=True)
+    before = attention(query, key, value, packed, direction="left_to_right")
     key[7:10] += 1
     value[7:10] += 1
-    after = attention(query, key, value, packed, causal=True)
+    after = attention(query, key, value, packed, direction="left_to_right")
     assert torch.equal(before[:7], after[:7])
     assert not torch.equal(before[7:], after[7:])
 
@@ -168,15 +172,17 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_varlen_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, causal: bool) -> None:
+def test_varlen_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
     packed = lengths_batch([3, 64, 17, 64]).to("cuda")
     qkv = projections(148, 4, 32, device="cuda", dtype=dtype)
     assert choose_kernel(qkv[0], 0.0) == "varlen"
     assert choose_kernel(qkv[0], 0.1) == "padded"
-    got = attention(*qkv, packed, causal=causal)
-    wanted = attention(*(part.float() for part in qkv), packed, causal=causal, kernel="reference")
+    got = attention(*qkv, packed, direction=direction)
+    wanted = attention(
+        *(part.float() for part in qkv), packed, direction=direction, kernel="reference"
+    )
     torch.testing.assert_close(got.float(), wanted, atol=3e-2, rtol=3e-2)
 
 
@@ -192,16 +198,16 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     assert attention(*half, packed, dropout=0.1).isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_sequences_of_similar_length_share_a_call(causal: bool) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_sequences_of_similar_length_share_a_call(direction: str) -> None:
     """In double precision the CPU's kernel pads similar lengths to each other; nothing changes."""
     packed = lengths_batch([31, 30, 30, 29, 25, 24, 24, 11, 10, 9, 3, 1])
     assert [len(group) for group in similar_runs(packed)] == [5, 3, 1, 1]
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(3, len(packed.ids), 2, 8, generator=generator, dtype=torch.float64)]
     own, plain = (tensor.clone().requires_grad_() for tensor in tensors * 2)
-    found = attention(*own, packed, causal=causal, kernel="grouped")
-    expected = attention(*plain, packed, causal=causal, kernel="reference")
+    found = attention(*own, packed, direction=direction, kernel="grouped")
+    expected = attention(*plain, packed, direction=direction, kernel="reference")
     torch.testing.assert_close(found, expected)
     weights = torch.randn(found.shape, generator=generator, dtype=torch.float64)
     (found * weights).sum().backward()

@@ -1,4 +1,4 @@
-"""Frozen features: layers by hand, the BiLSTM sequence by sequence, and the files."""
+"""Frozen features: layers by hand, one encoder beside another, and the files."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from bertkit.errors import BertkitError
@@ -19,14 +17,12 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import (
     HEADS,
     LAYERS,
-    BiLSTM,
     FeatureModel,
     check_layers,
     combine,
     encoder_features,
     load_feature_model,
     save_feature_model,
-    step_order,
     width_of,
 )
 from bertkit.model.start import read_start
@@ -102,31 +98,6 @@ def test_layers_that_a_model_lacks(config: ModelConfig) -> None:
         check_layers("second-to-last", ModelConfig(**{**vars(config), "num_hidden_layers": 1}))
     with pytest.raises(BertkitError, match="did you mean 'bilstm'"):
         FeatureModel(config, 3, head="lstm")
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_step_order(lengths: list[int]) -> None:
-    order, alive = step_order(lengths)
-    ranked = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    wanted = [
-        sum(lengths[:i]) + step for step in range(max(lengths)) for i in ranked if lengths[i] > step
-    ]
-    assert order.tolist() == wanted
-    assert alive.tolist() == [sum(n > step for n in lengths) for step in range(max(lengths))]
-
-
-@pytest.mark.parametrize("lengths", [(7, 5, 5, 1), (3, 8, 1, 8, 2)], ids=["sorted", "unsorted"])
-def test_bilstm_equals_each_sequence_alone(lengths: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    model = BiLSTM(6, 5).eval()
-    assert (model.lstm.num_layers, model.lstm.bidirectional) == (2, True)
-    packed = pack([[1] * length for length in lengths])
-    hidden = torch.randn(sum(lengths), 6)
-    with torch.no_grad():
-        found = model(hidden, packed)
-        alone = [model.lstm(part)[0] for part in hidden.split(list(lengths))]
-    torch.testing.assert_close(found, torch.cat(alone), atol=1e-6, rtol=1e-5)
 
 
 def test_the_papers_head() -> None:
@@ -276,6 +247,63 @@ def test_damaged_files(saved: tuple[Path, FeatureModel]) -> None:
     fails({}, "head.safetensors is damaged")
     (folder / "head.safetensors").unlink()
     fails({}, "head.safetensors is missing")
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.usefixtures("small_units")
+def test_an_encoder_beside(head: str, tokenizer: Tokenizer, tmp_path: Path, batch: Any) -> None:
+    """ELMo: states of a model from left to right and of one from right to left, side by side."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": tokenizer.size, "hidden_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "intermediate_size": 20, "max_position_embeddings": 32,
+        "initializer_range": 0.2,
+    }  # fmt: skip
+    one = ModelConfig(**sizes, direction="left_to_right")
+    other = ModelConfig(**{**sizes, "hidden_size": 12}, direction="right_to_left")
+    beside = Encoder(other)
+    model = FeatureModel(one, 3, "last", head, beside).train()
+    assert not beside.training
+    assert not any(p.requires_grad for p in beside.parameters())
+    packed = batch(9, 4, 9)
+    with torch.no_grad():
+        states = torch.cat([model.encoder(packed), beside(packed)], dim=-1)
+        model.eval()
+        wanted = states if model.bilstm is None else model.bilstm(states, packed)
+        torch.testing.assert_close(model(packed), model.classifier(wanted))
+    model.train()(packed).square().sum().backward()
+    assert all(p.grad is None for p in (*beside.parameters(), *model.encoder.parameters()))
+    assert model.classifier.weight.grad is not None
+
+    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"longest": 32}}
+    save_feature_model(tmp_path / "m", model.eval(), tokenizer, details)
+    assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
+    assert read_json(tmp_path / "m" / "beside" / "config.json")["direction"] == "right_to_left"
+    loaded = load_feature_model(tmp_path / "m")
+    assert loaded.beside is not None
+    assert not any(p.requires_grad for p in loaded.beside.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(packed), model(packed))
+    with pytest.raises(BertkitError, match="'weighted-sum' is for one encoder"):
+        FeatureModel(one, 3, "weighted-sum", head, Encoder(other))
+    deeper = ModelConfig(**{**sizes, "num_hidden_layers": 4})
+    with pytest.raises(BertkitError, match="needs 4 layers"):
+        FeatureModel(deeper, 3, "sum-last-four", head, Encoder(other))
+
+
+@pytest.mark.parametrize("fields", [{"embedding_size": 8}, {"share_layers": True}])
+@pytest.mark.usefixtures("small_units")
+def test_other_networks_give_features_too(
+    fields: dict[str, Any], config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path, batch: Any
+) -> None:
+    config = ModelConfig(**{**vars(config), "vocab_size": tokenizer.size, **fields})
+    model = FeatureModel(config, 3, "weighted-sum", "bilstm").eval()
+    assert model.mix is not None
+    assert len(model.mix) == 4, "three layers, be they shared, and the scale"
+    save_feature_model(tmp_path / "m", model, tokenizer, {})
+    with torch.no_grad():
+        packed = batch(9, 4)
+        torch.testing.assert_close(load_feature_model(tmp_path / "m")(packed), model(packed))
 
 
 def test_weights_begin_equal(deep: ModelConfig, batch: Any) -> None:

@@ -535,7 +535,9 @@ def test_wrong_requests(
     assert "--data FOLDER" in fails(capsys, "finetune", "mrpc", "--model", pretrained, *out)
     assert "--train FILE" in fails(capsys, "finetune", "classify", "--model", pretrained, *out)
     assert "positions" in fails(capsys, "finetune", "classify", *own, "--longest", "999")
-    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--head", "bilstm")
+    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--layers", "sum")
+    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--beside", pretrained)
+    assert "mean 'bilstm'" in fails(capsys, "finetune", "classify", *own, "--head", "bilst")
     assert "tagging" in fails(capsys, "finetune", "classify", *own, "--frozen")
     assert "seeds" in fails(capsys, "finetune", "classify", *own, "--seeds", "0")
     assert "tuned for no task" in fails(

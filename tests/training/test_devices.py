@@ -33,6 +33,10 @@ class Size:
     intermediate_size: int
     vocab_size: int
 
+    @property
+    def embedding_width(self) -> int:
+        return self.hidden_size
+
 
 BASE = Size(768, 12, 3072, 30522)
 LARGE = Size(1024, 24, 4096, 30522)

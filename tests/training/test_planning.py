@@ -205,7 +205,7 @@ def test_synthetic_batches_are_like_real_ones() -> None:
     assert [drawn.count(n) / 400 for n in (8, 20, 40)] == pytest.approx([0.25, 0.25, 0.5], abs=0.1)
     batch = synthetic_batch(config, [40, 40, 20, 8], RECIPE, 5)
     assert batch.packed.lengths == [40, 40, 20, 8]
-    assert batch.counts == {"targets": 5 + 5 + 3 + 1, "sequences": 4}
+    assert batch.counts == {"targets": 5 + 5 + 3 + 1, "sequences": 4, "tokens": 108}
     assert len(set(batch.target_positions.tolist())) == 14
     expected = typical_batch(examples, 4, PretrainRecipe(), 0)
     assert (expected.tokens, expected.squares) == (108, 40**2 * 2 + 20**2 + 8**2)

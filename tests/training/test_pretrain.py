@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import shutil
@@ -10,16 +11,21 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForPreTraining
 
+from bertkit import objectives
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import only_process
-from bertkit.model.directory import load_pretraining_model
+from bertkit.model.directory import load_model, load_pretraining_model
+from bertkit.model.encoder import Encoder
+from bertkit.model.start import read_start
+from bertkit.objectives import Objectives, Sums
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training import pretrain as module
@@ -153,6 +159,94 @@ def test_signal_saves_and_the_run_goes_on_exactly(
     assert weights(tmp_path) == weights(finished)
 
 
+OTHER_OBJECTIVES = {
+    "no-nsp": (Objectives(sentences="none"), {}),
+    "albert": (Objectives(sentences="order"), {"embedding_size": 16, "share_layers": True}),
+    "left-to-right": (Objectives(words="left_to_right", sentences="none"), {}),
+    "right-to-left": (Objectives(words="right_to_left", sentences="single"), {}),
+    "electra": (
+        Objectives(words="replaced", sentences="single", generator_share=0.5),
+        {"embedding_size": 24},
+    ),
+}
+"""Name -> objectives, and fields of the model."""
+
+
+@pytest.mark.parametrize("name", OTHER_OBJECTIVES)
+def test_other_objectives_train_resume_and_end_in_a_model(
+    name: str, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, sizes = OTHER_OBJECTIVES[name]
+    recipe = replace(
+        TOY,
+        objectives=wanted,
+        model=replace(TOY.model, **sizes),
+        phases=Phases(lengths=(32, 64), steps=(12, 4), batch_sizes=(8, 4), max_predictions=(5, 9)),
+        watching=replace(TOY.watching, evaluate_every=8),
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert pretrain(recipe, store, whole) is None
+
+    real, calls = module.train_steps, []
+
+    def interrupted(*arguments: object, **options: object) -> object:
+        for record in real(*arguments, **options):
+            calls.append(record)
+            if len(calls) == 7:  # between two checkpoints, and before the evaluation
+                signal.raise_signal(signal.SIGTERM)
+            yield record
+
+    monkeypatch.setattr(module, "train_steps", interrupted)
+    assert pretrain(recipe, store, stopped) == signal.SIGTERM
+    monkeypatch.undo()
+    assert pretrain(recipe, store, stopped) is None
+    assert weights(stopped) == weights(whole)
+
+    def evaluations(run: Path) -> list[dict[str, Any]]:
+        found = [r for r in read_journal(run / "journal.jsonl") if r["kind"] == "evaluation"]
+        return [{n: v for n, v in record.items() if n != "time"} for record in found]
+
+    first, last = evaluations(whole)
+    assert evaluations(stopped) == [first, last], "the same held-out numbers after a stop"
+    words = "lm" if wanted.direction != "bidirectional" else "mlm"
+    losses = {f"{words}_loss"} | {"order": {"sop_loss"}}.get(wanted.sentences, set())
+    losses |= {"rtd_loss"} if wanted.words == "replaced" else set()
+    assert {n for n in last if n.endswith("_loss")} == losses
+    assert last[f"{words}_perplexity"] == pytest.approx(math.exp(last[f"{words}_loss"]))
+    assert last[f"{words}_loss"] < math.log(store.tokenizer.size) + 0.2
+
+    start = read_start(whole)
+    assert start.config == recipe.config(store.tokenizer.size)
+    assert start.details["steps"] == 16
+    if wanted.words == "replaced":
+        generator = load_pretraining_model(whole / "generator").encoder
+        discriminator = load_model(whole / "model", Encoder).model
+        shared = generator.word_embeddings.weight, discriminator.word_embeddings.weight
+        assert torch.equal(*shared)
+        assert (stopped / "generator" / "model.safetensors").read_bytes() == (
+            whole / "generator" / "model.safetensors"
+        ).read_bytes()
+    else:
+        model = load_pretraining_model(whole / "model")
+        assert (model.nsp is not None) == wanted.has_pairs
+
+
+def test_held_out_draws_are_the_same_at_every_evaluation(store: TokenStore, tmp_path: Path) -> None:
+    """ELECTRA's generator draws; runs and evaluations can be compared all the same."""
+    recipe = replace(
+        TOY,
+        objectives=OTHER_OBJECTIVES["electra"][0],
+        training=replace(TOY.training, learning_rate=1e-12, warmup_steps=1),
+        phases=Phases(lengths=(32,), steps=(4,), batch_sizes=(8,), max_predictions=(5,)),
+        watching=replace(TOY.watching, evaluate_every=2),
+    )
+    pretrain(recipe, store, tmp_path)
+    records = read_journal(tmp_path / "journal.jsonl")
+    first, last = (record for record in records if record["kind"] == "evaluation")
+    assert first["rtd_share"] == last["rtd_share"]
+    assert first["rtd_loss"] == pytest.approx(last["rtd_loss"], rel=1e-6)
+
+
 @pytest.mark.slow
 def test_killed_run_ends_with_the_same_bytes(store: TokenStore, tmp_path: Path) -> None:
     """kill -9 at random moments; the weights at the end equal an undisturbed run's."""
@@ -241,18 +335,18 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
 def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.pretraining_objective
+    real = objectives.pretraining_objective
     calls = []
 
-    def broken(model: torch.nn.Module, batch: object) -> object:
-        sums = real(model, batch)
+    def broken(model: Any, batch: Any, **names: str) -> Sums:
+        sums = real(model, batch, **names)
         calls.append(1)
         if model.training and len(calls) > 40:
             loss = sums["mlm_loss"]
             sums["mlm_loss"] = loss._replace(value=loss.value * float("nan"))
         return sums
 
-    monkeypatch.setattr(module, "pretraining_objective", broken)
+    monkeypatch.setattr(objectives, "pretraining_objective", broken)
     with pytest.raises(BertkitError, match="training has diverged"):
         pretrain(TOY, store, tmp_path)
     (kept, *_) = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)

@@ -1,0 +1,134 @@
+"""The BiLSTM without padding, and on top of the tasks' networks (paper section 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.examples.packed import pack
+from bertkit.files import read_json
+from bertkit.model.bilstm import BiLSTM, step_order
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.features import save_with_head
+from bertkit.model.inference import prepare_encoder
+from bertkit.model.task_heads import (
+    ClassificationModel,
+    SpanModel,
+    TaskModel,
+    TokenClassificationModel,
+    add_bilstm,
+    load_bilstm_model,
+)
+from bertkit.tokens.tokenizer import Tokenizer
+
+KINDS: dict[str, Callable[[ModelConfig], TaskModel]] = {
+    "classify": lambda config: ClassificationModel(config, 3),
+    "tag": lambda config: TokenClassificationModel(config, 3),
+    "answer": SpanModel,
+}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_step_order(lengths: list[int]) -> None:
+    order, alive = step_order(lengths)
+    ranked = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    wanted = [
+        sum(lengths[:i]) + step for step in range(max(lengths)) for i in ranked if lengths[i] > step
+    ]
+    assert order.tolist() == wanted
+    assert alive.tolist() == [sum(n > step for n in lengths) for step in range(max(lengths))]
+
+
+@pytest.mark.parametrize("lengths", [(7, 5, 5, 1), (3, 8, 1, 8, 2)], ids=["sorted", "unsorted"])
+def test_bilstm_equals_each_sequence_alone(lengths: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = BiLSTM(6, 5).eval()
+    assert (model.lstm.num_layers, model.lstm.bidirectional) == (2, True)
+    packed = pack([[1] * length for length in lengths])
+    hidden = torch.randn(sum(lengths), 6)
+    with torch.no_grad():
+        found = model(hidden, packed)
+        alone = [model.lstm(part)[0] for part in hidden.split(list(lengths))]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-6, rtol=1e-5)
+
+
+def test_padding_changes_nothing() -> None:
+    """The same numbers as torch's own way with padded sequences of other lengths."""
+    torch.manual_seed(0)
+    model, lengths = BiLSTM(6, 5).eval(), [3, 8, 1, 8, 2]
+    parts = torch.randn(sum(lengths), 6).split(lengths)
+    padded = torch.nn.utils.rnn.pad_sequence(list(parts))
+    steps = torch.nn.utils.rnn.pack_padded_sequence(padded, lengths, enforce_sorted=False)
+    with torch.no_grad():
+        theirs, _ = torch.nn.utils.rnn.pad_packed_sequence(model.lstm(steps)[0])
+        ours = model(torch.cat(parts), pack([[1] * length for length in lengths]))
+    wanted = torch.cat([theirs[:length, row] for row, length in enumerate(lengths)])
+    torch.testing.assert_close(ours, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", ["bidirectional", "left_to_right"])
+def test_on_top_of_a_task(kind: str, direction: str, config: ModelConfig, batch: Any) -> None:
+    """Against a plain LSTM over each sequence alone; classes read both last states."""
+    torch.manual_seed(0)
+    sizes = ModelConfig(**{**vars(config), "direction": direction, "initializer_range": 0.2})
+    model = add_bilstm(KINDS[kind](sizes)).eval()
+    assert model.bilstm is not None
+    lstm = model.bilstm.lstm
+    assert (lstm.num_layers, lstm.input_size, lstm.hidden_size) == (2, 24, 24)
+    packed = batch(5, 12, 7, 1)
+    with torch.no_grad():
+        found = model(packed)
+        states = model.encoder(packed).split(packed.lengths)
+        if isinstance(model, ClassificationModel):
+            last = [lstm(part)[1][0][-2:].flatten() for part in states]  # of the upper layer
+            wanted = model.classifier(torch.stack(last))
+        else:
+            top = model.qa_outputs if isinstance(model, SpanModel) else model.classifier
+            wanted = top(torch.cat([lstm(part)[0] for part in states]))
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_is_trained(kind: str, config: ModelConfig, batch: Any) -> None:
+    torch.manual_seed(0)
+    model = add_bilstm(KINDS[kind](config)).train()
+    for precision in (torch.float32, torch.bfloat16):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=precision, enabled=precision == torch.bfloat16):
+            found = model(batch(5, 12, 7))
+        assert found.dtype == torch.float32
+        found.square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert name.startswith("encoder.pooler.") == (parameter.grad is None), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_to_disk_and_back(
+    kind: str, config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path, batch: Any
+) -> None:
+    torch.manual_seed(0)
+    sizes = ModelConfig(**{**vars(config), "vocab_size": tokenizer.size})
+    model = add_bilstm(KINDS[kind](sizes)).eval()
+    save_with_head(tmp_path / "m", model, tokenizer, {"task": kind, "head": "bilstm"})
+    assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
+    loaded = load_bilstm_model(tmp_path / "m", KINDS[kind](sizes))
+    assert not loaded.training
+    packed = batch(5, 12, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(packed), model(packed), atol=1e-6, rtol=1e-6)
+        for mode, tolerance in (("fp32", 1e-5), ("bf16", 0.02)):
+            fast = load_bilstm_model(tmp_path / "m", KINDS[kind](sizes))
+            prepare_encoder(fast.encoder, mode)
+            torch.testing.assert_close(fast(packed), model(packed), atol=tolerance, rtol=tolerance)
+    other = "answer" if kind != "answer" else "tag"
+    with pytest.raises(BertkitError, match=r"head.safetensors: .* than a BiLSTM has"):
+        load_bilstm_model(tmp_path / "m", KINDS[other](sizes))

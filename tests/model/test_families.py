@@ -1,0 +1,431 @@
+"""Networks beside BERT: to transformers' classes and back, with the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.examples.packed import Packed, pack
+from bertkit.files import read_json, write_json
+from bertkit.model.directory import (
+    load_config,
+    load_encoder,
+    load_model,
+    load_pretraining_model,
+    save_generator,
+    save_model,
+)
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.families import bert_name, choose_class, family_name, heads_of
+from bertkit.model.heads import PretrainingModel, count_parameters
+from bertkit.model.inference import prepare_encoder
+from bertkit.model.names import parameter_names
+from bertkit.model.replaced import ReplacedTokenModel
+from bertkit.model.start import read_start
+from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
+from bertkit.tokens.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "albert": {"share_layers": True, "embedding_size": 8},
+    "shared": {"share_layers": True},
+    "factorised": {"embedding_size": 8},
+    "left_to_right": {"direction": "left_to_right"},
+    "right_to_left": {"direction": "right_to_left"},
+}
+"""Name -> fields of `ModelConfig`."""
+
+
+def words_only(config: ModelConfig) -> PretrainingModel:
+    return PretrainingModel(config, pairs=False)
+
+
+def replaced(config: ModelConfig) -> ReplacedTokenModel:
+    return ReplacedTokenModel(config, 1 / 3)
+
+
+def classifier(config: ModelConfig) -> ClassificationModel:
+    return ClassificationModel(config, 3)
+
+
+def tagger(config: ModelConfig) -> TokenClassificationModel:
+    return TokenClassificationModel(config, 3)
+
+
+BUILD: dict[str, Callable[[ModelConfig], Any]] = {
+    "encoder": Encoder,
+    "pairs": PretrainingModel,
+    "words": words_only,
+    "replaced": replaced,
+    "classify": classifier,
+    "tag": tagger,
+    "answer": SpanModel,
+}
+"""Head -> what makes the network."""
+
+AUTO = {
+    "encoder": "AutoModel",
+    "pairs": "AutoModelForPreTraining",
+    "words": "AutoModelForMaskedLM",
+    "causal": "AutoModelForCausalLM",
+    "replaced": "AutoModelForPreTraining",
+    "classify": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "answer": "AutoModelForQuestionAnswering",
+}
+"""Head -> the class of transformers that chooses by `model_type` alone."""
+
+KNOWN = [
+    ("albert", "encoder", "AlbertModel"),
+    ("albert", "pairs", "AlbertForPreTraining"),
+    ("albert", "words", "AlbertForMaskedLM"),
+    ("albert", "classify", "AlbertForSequenceClassification"),
+    ("albert", "tag", "AlbertForTokenClassification"),
+    ("albert", "answer", "AlbertForQuestionAnswering"),
+    ("shared", "encoder", "AlbertModel"),
+    ("shared", "pairs", "AlbertForPreTraining"),
+    ("shared", "classify", "AlbertForSequenceClassification"),
+    ("bert", "tag", "BertForTokenClassification"),
+    ("bert", "answer", "BertForQuestionAnswering"),
+    ("bert", "words", "BertForMaskedLM"),
+    ("bert", "replaced", "ElectraForPreTraining"),
+    ("factorised", "encoder", "ElectraModel"),
+    ("factorised", "words", "ElectraForMaskedLM"),
+    ("factorised", "replaced", "ElectraForPreTraining"),
+    ("factorised", "tag", "ElectraForTokenClassification"),
+    ("factorised", "answer", "ElectraForQuestionAnswering"),
+    ("left_to_right", "encoder", "BertModel"),
+    ("left_to_right", "words", "BertLMHeadModel"),
+    ("left_to_right", "tag", "BertForTokenClassification"),
+    ("left_to_right", "answer", "BertForQuestionAnswering"),
+]
+OWN = [
+    ("right_to_left", "encoder"),
+    ("right_to_left", "pairs"),
+    ("right_to_left", "words"),
+    ("right_to_left", "tag"),
+    ("right_to_left", "classify"),
+    ("left_to_right", "pairs"),
+    ("left_to_right", "classify"),
+    ("factorised", "pairs"),
+    ("factorised", "classify"),
+    ("albert", "replaced"),
+    ("shared", "replaced"),
+]
+
+
+@pytest.fixture
+def make(config: ModelConfig, tokenizer: Tokenizer) -> Callable[..., Any]:
+    """A network with large random weights: `make("albert", "tag")`."""
+
+    def build(network: str, head: str, **fields: Any) -> Any:
+        torch.manual_seed(len(network) + len(head))
+        sizes = {"vocab_size": tokenizer.size, **NETWORKS[network], **fields}
+        model = BUILD[head](replace(config, **sizes)).eval()
+        return with_large_weights(model)
+
+    return build
+
+
+def with_large_weights(model: Any) -> Any:
+    """So that a small mistake shows."""
+    for name, parameter in model.named_parameters():
+        mean = float(name.endswith(("LayerNorm.weight", "layer_norm.weight", "norm.weight")))
+        nn.init.normal_(parameter, mean=mean, std=0.2)
+    return model
+
+
+@pytest.fixture
+def write(tokenizer: Tokenizer, tmp_path: Path) -> Callable[[Any, str], Path]:
+    def save(model: Any, head: str) -> Path:
+        task = {"task": head} if head in ("classify", "tag", "answer") else {}
+        save_model(tmp_path / "model", model, tokenizer, task)
+        return tmp_path / "model"
+
+    return save
+
+
+@torch.no_grad()
+def our_outputs(model: Any, packed: Packed) -> list[Tensor]:
+    """What a padded library answers, at the real tokens."""
+    every = torch.arange(len(packed.ids))
+    if isinstance(model, Encoder):
+        return [model(packed)]
+    if isinstance(model, PretrainingModel):
+        output = model(packed, every)
+        return [output.mlm_logits] + ([] if output.nsp_logits is None else [output.nsp_logits])
+    if isinstance(model, ReplacedTokenModel):
+        return [model.rtd(model.encoder(packed))]
+    output = model(packed)
+    return [output[:, 0], output[:, 1]] if isinstance(model, SpanModel) else [output]
+
+
+@torch.no_grad()
+def their_outputs(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    output, real = model.eval()(**inputs), inputs["attention_mask"].bool()
+    wanted = ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits")
+    found = [output[name] for name in wanted if name in output]
+    found = [x[real] if x.shape[:2] == real.shape else x for x in found]
+    pairs = [n for n in ("sop_logits", "seq_relationship_logits") if n in output]
+    return found + [output[name] for name in pairs]
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.std() > 0.05, "the numbers say nothing"
+        torch.testing.assert_close(our, their, atol=1e-5, rtol=1e-5)
+
+
+def assert_is_a_start(folder: Path, model: Any) -> None:
+    """Fine-tuning can begin with it: the encoder's weights, and a head that is new."""
+    start = read_start(folder)
+    assert start.config.direction == model.config.direction
+    assert start.config.share_layers == model.config.share_layers
+    built = start.build(classifier, keep_head=False)
+    found = built.model.encoder.state_dict()
+    encoder = model if isinstance(model, Encoder) else model.encoder
+    for name, tensor in encoder.state_dict().items():
+        assert name.startswith("pooler.") or torch.equal(found[name], tensor), name
+    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in built.new)
+
+
+@pytest.mark.parametrize(("network", "head", "name"), KNOWN)
+def test_transformers_computes_the_same(
+    network: str, head: str, name: str, make: Any, write: Any, batch: Any, padded: Any
+) -> None:
+    tanh = (network, head) in (("albert", "pairs"), ("factorised", "replaced"))
+    model = make(network, head, hidden_act="gelu_tanh" if tanh else "gelu")
+    folder = write(model, head)
+    assert_is_a_start(folder, model)
+    assert read_json(folder / "config.json")["architectures"] == [name]
+    auto = AUTO["causal" if name == "BertLMHeadModel" else head]
+    other, report = getattr(transformers, auto).from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert type(other).__name__ == name
+    assert {kind: keys for kind, keys in report.items() if keys} == {}
+    packed = batch(5, 12, 12, 1)
+    assert_same(our_outputs(model, packed), their_outputs(other, padded(packed)))
+    other.save_pretrained(folder.with_name("back"))
+    pairs = {"pairs": load_pretraining_model, "words": load_pretraining_model}
+    for place in (folder, folder.with_name("back")):
+        load = pairs.get(head, lambda place: load_model(place, BUILD[head]).model)
+        again = load(place)
+        torch.testing.assert_close(
+            our_outputs(again, packed), our_outputs(model, packed), atol=1e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("network", "head"), OWN)
+def test_what_transformers_has_not_is_read_back(
+    network: str, head: str, make: Any, write: Any, batch: Any
+) -> None:
+    model = make(network, head)
+    folder = write(model, head)
+    described = read_json(folder / "config.json")
+    assert (described["model_type"], described["architectures"]) == ("bertkit", ["bertkit"])
+    with pytest.raises(ValueError, match="bertkit"):
+        transformers.AutoModel.from_pretrained(folder)
+    assert load_config(folder) == model.config
+    loaded = load_model(folder, BUILD[head])
+    left = ("generator.", "bert.pooler.") if head in ("words", "replaced") else ()
+    assert all(name.startswith(left) for name in loaded.new)
+    assert loaded.unused == []
+    assert_is_a_start(folder, model)
+    packed = batch(5, 12, 12)
+    assert_same(our_outputs(loaded.model, packed), our_outputs(model, packed))
+
+
+def test_poolers_come_back_where_the_class_has_one(make: Any, write: Any) -> None:
+    for network in ("albert", "left_to_right", "right_to_left"):
+        model = make(network, "encoder")
+        assert torch.equal(load_encoder(write(model, "encoder")).pooler.weight, model.pooler.weight)
+    folder = write(make("factorised", "encoder"), "encoder")
+    with pytest.raises(BertkitError, match=r"lacks bert.pooler"):
+        load_encoder(folder)
+    assert "bert.pooler.dense.weight" in load_model(folder, Encoder).new
+
+
+def theirs(name: str, **fields: Any) -> Any:
+    """A network of transformers with large random weights."""
+    torch.manual_seed(1)
+    sizes = {
+        "vocab_size": 50, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "intermediate_size": 40, "max_position_embeddings": 32, **fields,
+    }  # fmt: skip
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**sizes, attn_implementation="eager")).eval()
+    return with_large_weights(model)
+
+
+FOREIGN = [
+    ("AlbertForPreTraining", "pairs", {"embedding_size": 8}),
+    ("AlbertForPreTraining", "pairs", {"embedding_size": 24, "hidden_act": "gelu"}),
+    ("AlbertForMaskedLM", "words", {"embedding_size": 8}),
+    ("AlbertModel", "encoder", {"embedding_size": 8}),
+    ("AlbertForTokenClassification", "tag", {"embedding_size": 8, "num_labels": 3}),
+    ("ElectraForPreTraining", "replaced", {"embedding_size": 8}),
+    ("ElectraForPreTraining", "replaced", {"embedding_size": 24}),
+    ("ElectraForMaskedLM", "words", {"embedding_size": 8}),
+    ("ElectraModel", "encoder", {"embedding_size": 8}),
+    ("ElectraModel", "encoder", {"embedding_size": 24}),
+    ("ElectraModel", "encoder", {"embedding_size": 8, "is_decoder": True}),
+    ("ElectraForQuestionAnswering", "answer", {"embedding_size": 8}),
+    ("BertLMHeadModel", "words", {"is_decoder": True}),
+    ("BertModel", "encoder", {"is_decoder": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "head", "fields"), FOREIGN)
+def test_directories_of_transformers_load(
+    name: str, head: str, fields: dict[str, Any], tmp_path: Path, batch: Any, padded: Any
+) -> None:
+    other = theirs(name, **fields)
+    other.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path, BUILD[head])
+    assert all(new.startswith(("generator.", "bert.pooler.")) for new in loaded.new), loaded.new
+    assert loaded.unused == []
+    packed = batch(5, 12, 12, 1)
+    assert_same(our_outputs(loaded.model, packed), their_outputs(other, padded(packed)))
+    if head in ("pairs", "words"):
+        whole = load_pretraining_model(tmp_path)
+        assert_same(our_outputs(whole, packed), their_outputs(other, padded(packed)))
+
+
+def test_both_parts_of_electra_are_directories(
+    make: Any, tokenizer: Tokenizer, tmp_path: Path, batch: Any, padded: Any
+) -> None:
+    model = with_large_weights(ReplacedTokenModel(make("factorised", "encoder").config, 2 / 3))
+    model.eval()
+    save_generator(tmp_path / "generator", model, tokenizer, {})
+    other, report = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "generator", output_loading_info=True, attn_implementation="eager"
+    )
+    assert type(other).__name__ == "ElectraForMaskedLM"
+    assert {kind: keys for kind, keys in report.items() if keys} == {}
+    packed = batch(5, 12)
+    every = torch.arange(17)
+    with torch.no_grad():
+        encoder = model.encoder
+        logits = model.generator(encoder.embeddings(packed), packed, every, encoder.word_embeddings)
+    assert_same([logits], their_outputs(other, padded(packed)))
+    assert_same([logits], our_outputs(load_pretraining_model(tmp_path / "generator"), packed))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_sizes_alone_give_the_count(network: str, config: ModelConfig) -> None:
+    sizes = replace(config, **NETWORKS[network])
+    for heads, kind in ((False, Encoder), (True, PretrainingModel)):
+        real = sum(parameter.numel() for parameter in kind(sizes).parameters())
+        assert count_parameters(sizes, heads=heads) == real
+
+
+def test_sizes_of_the_papers() -> None:
+    """ALBERT-base has 12M parameters (Lan et al., table 1), ELECTRA-small 14M (Clark et al.)."""
+    albert = ModelConfig(vocab_size=30_000, embedding_size=128, share_layers=True)
+    assert count_parameters(albert) == pytest.approx(12e6, rel=0.05)
+    small = ModelConfig(
+        vocab_size=30_522, embedding_size=128, hidden_size=256, num_attention_heads=4,
+        intermediate_size=1024,
+    )  # fmt: skip
+    assert count_parameters(small) == pytest.approx(14e6, rel=0.05)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize(
+    "fields",
+    [*NETWORKS.values(), {"share_layers": True, "direction": "right_to_left", "embedding_size": 8}],
+    ids=[*NETWORKS, "all"],
+)
+def test_prepared_encoders_agree(mode: str, fields: dict[str, Any], batch: Any) -> None:
+    if mode == "int8" and not torch.cpu.get_capabilities().get("avx512_vnni", False):
+        pytest.skip("the processor has no AVX512-VNNI")
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=50, hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=96, max_position_embeddings=32, initializer_range=0.1, **fields,
+    )  # fmt: skip
+    encoder = Encoder(config).eval()
+    packed, rows = batch(9, 4, 12, 1), torch.tensor([3, 0, 20])
+    with torch.no_grad():
+        before = encoder(packed)
+        prepare_encoder(encoder, mode)
+        after, some, states = encoder(packed), encoder(packed, rows), encoder.layers_of(packed)
+    assert len(encoder.stack) == 3
+    assert after.dtype == torch.float32
+    tolerance = {"fp32": 1e-5, "bf16": 0.06, "int8": 0.1}[mode]
+    torch.testing.assert_close(after, before, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(some, after[rows], atol=tolerance / 2, rtol=tolerance / 2)
+    torch.testing.assert_close(states[-1], after)
+    cosine = torch.nn.functional.cosine_similarity(after, before)
+    assert cosine.min() > {"fp32": 1 - 1e-6, "bf16": 0.999, "int8": 0.998}[mode]
+
+
+@pytest.mark.parametrize("direction", ["left_to_right", "right_to_left"])
+def test_a_token_sees_one_side_alone(direction: str, config: ModelConfig) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(replace(config, direction=direction)).eval()
+    one, other = pack([[5, 6, 7, 8, 9], [5, 6]]), pack([[5, 6, 40, 8, 9], [5, 6]])
+    with torch.no_grad():
+        differs = (encoder(one) != encoder(other)).any(1).tolist()
+    if direction == "left_to_right":
+        assert differs == [False, False, True, True, True, False, False]
+        assert encoder.summary_tokens(one).tolist() == [4, 6]
+    else:
+        assert differs == [True, True, True, False, False, False, False]
+        assert encoder.summary_tokens(one).tolist() == [0, 5]
+
+
+def test_names_go_there_and_back(config: ModelConfig) -> None:
+    for network, family in (("albert", "albert"), ("factorised", "electra"), ("bert", "bert")):
+        model = PretrainingModel(replace(config, **NETWORKS[network]), pairs=family != "electra")
+        for name in (name for names in parameter_names(model).values() for name in names):
+            if not (family == "electra" and "pooler" in name) and name != "cls.predictions.bias":
+                assert bert_name(family_name(name, family)) == name
+
+
+def test_classes_by_architecture() -> None:
+    assert heads_of("BertForMaskedLM") == {"words"}
+    assert heads_of("AlbertForQuestionAnswering") == {"span"}
+    assert heads_of("bertkit") == heads_of("GPT2LMHeadModel") == set()
+    plain = ModelConfig(vocab_size=9)
+    assert choose_class(plain, "pairs") == ("bert", "BertForPreTraining")
+    own = ("bertkit", "bertkit")
+    assert choose_class(replace(plain, embedding_size=768), "encoder") == own
+    narrow = replace(plain, embedding_size=128)
+    assert choose_class(narrow, "words") == ("electra", "ElectraForMaskedLM")
+    # the head of ELECTRA's generator has the GELU with erf, whatever its config says
+    assert choose_class(replace(narrow, hidden_act="gelu_tanh"), "words") == own
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_groups": 3}, "num_hidden_groups is 3; only 1 is supported"),
+        ({"inner_group_num": 2}, "inner_group_num is 2; only 1"),
+        ({"embedding_size": 9}, r"word_embeddings.weight has shape \(\d+, 8\)"),
+        ({"embedding_size": -1}, "embedding_size must be 0 or more, not -1"),
+        ({"model_type": "bert"}, "word_embeddings.weight has shape"),
+        ({"model_type": "electra"}, "weights have 1 layers, config.json says 3"),
+        ({"model_type": "roformer"}, "model_type is 'roformer'; it must be one of bert, albert"),
+        ({"model_type": "bertkit", "direction": "up"}, "unknown direction 'up'"),
+    ],
+)
+def test_configs_that_do_not_fit(
+    changes: dict[str, Any], message: str, make: Any, write: Any
+) -> None:
+    folder = write(make("albert", "pairs"), "pairs")
+    write_json(folder / "config.json", {**read_json(folder / "config.json"), **changes})
+    with pytest.raises(BertkitError, match=message) as error:
+        load_pretraining_model(folder)
+    assert "\n" not in str(error.value)

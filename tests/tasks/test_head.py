@@ -1,0 +1,237 @@
+"""Tuning other networks: from left to right, with a BiLSTM, and two frozen ones as an ELMo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit import Files, Tuning, finetune, load
+from bertkit.errors import BertkitError
+from bertkit.files import read_json
+from bertkit.model.directory import load_config, save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.features import FeatureModel
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.replaced import ReplacedTokenModel
+from bertkit.model.start import read_start
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.tasks.grid import Grid
+from bertkit.tasks.head import Head
+from bertkit.tasks.load import load_task_model
+from bertkit.tasks.own_files import Columns
+from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+CPU = torch.device("cpu")
+START = dict[str, Any]
+
+
+@pytest.fixture
+def begin(pretrained: Path, tokenizer: Tokenizer, tmp_path: Path) -> Callable[..., Path]:
+    """A pre-trained network of other kinds: `begin("ltr", direction="left_to_right")`."""
+
+    def make(name: str, *, discriminator: bool = False, **fields: Any) -> Path:
+        torch.manual_seed(0)
+        config: ModelConfig = replace(load_config(pretrained), **fields)
+        model = (
+            ReplacedTokenModel(config, 0.5)
+            if discriminator
+            else PretrainingModel(config, pairs=False)
+        )
+        save_model(tmp_path / name, model, tokenizer, {"task": "pretraining"})
+        return tmp_path / name
+
+    return make
+
+
+def lines(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+PLACES = ("bridge", "garden", "letter", "meadow")
+FILES = {
+    "classify": lines(
+        *(
+            {"text": f"{word} {place}", "label": label}
+            for word, label in (("river", "wet"), ("candle", "dry"))
+            for place in PLACES
+        )
+    ),
+    "tag": lines(*({"words": [p, "river", "stone"], "tags": ["O", "B-P", "I-P"]} for p in PLACES)),
+    "answer": lines(
+        *({"question": "Where is it?", "context": f"In the {p}.", "answers": p} for p in PLACES)
+    ),
+}
+COLUMNS = {
+    "classify": Columns(),
+    "tag": Columns(words="words", tags="tags"),
+    "answer": Columns(question="question", passage="context", answers="answers"),
+}
+
+
+def tuned(
+    kind: str, start: Path, write: Callable[[str, str], Path], out: Path, *, epochs: int = 8,
+    **head: Any,
+) -> Path:  # fmt: skip
+    file = str(write("train.jsonl", FILES[kind]))
+    finetune(
+        kind,
+        start,
+        out,
+        files=Files(train=file, dev=file),
+        columns=COLUMNS[kind],
+        grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
+        tuning=Tuning(precision="fp32"),
+        head=Head(**head),
+        device="cpu",
+    )
+    return out
+
+
+def answers(out: Path, kind: str) -> Any:
+    predict = load(out, device="cpu", precision="fp32")
+    if kind == "classify":
+        return [predict(text).probabilities for text in ("river meadow", "candle garden letter")]
+    if kind == "tag":
+        return [[e.text for e in predict(text).entities] for text in ("letter river stone",)]
+    return [predict("Where is it?", f"In the {place}.").answer for place in PLACES]
+
+
+@pytest.mark.parametrize("head", ["linear", "bilstm"])
+@pytest.mark.parametrize("kind", FILES)
+def test_left_to_right_tuned_saved_and_loaded(
+    kind: str, head: str, begin: Any, write: Any, tmp_path: Path
+) -> None:
+    start = begin("ltr", direction="left_to_right")
+    out = tuned(kind, start, write, tmp_path / "run", head=head)
+    config = read_json(out / "model" / "config.json")
+    details = read_json(out / "model" / "bertkit.json")
+    assert load_config(out / "model").direction == "left_to_right", "causal in fine-tuning, too"
+    assert (out / "model" / "head.safetensors").is_file() == (head == "bilstm")
+    if head == "bilstm":
+        assert (details["head"], details["frozen"]) == ("bilstm", False)
+        assert config["architectures"] == ["BertModel"]
+    else:
+        assert "head" not in details
+        own = {"classify": "bertkit", "tag": "BertForTokenClassification",
+               "answer": "BertForQuestionAnswering"}  # fmt: skip
+        assert config["architectures"] == [own[kind]]
+    # what was predicted in training is what the directory predicts
+    loaded = load_task_model(out, CPU)
+    assert (loaded.model.bilstm is not None) == (head == "bilstm")
+    dev = [json.loads(row) for row in (out / "results" / "dev.jsonl").read_text().splitlines()]
+    assert len(dev) == len(FILES[kind].splitlines())
+    scores = read_json(out / "results.json")["scores"]["dev"]
+    assert scores == details["scores"]["dev"]
+    again = answers(out, kind)
+    assert again == answers(out / "model", kind)
+    if kind == "classify":
+        found = [max(row, key=row.__getitem__) for row in again]
+        assert found == ["wet", "dry"]
+        assert scores["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "discriminator", "architecture"),
+    [
+        ({"embedding_size": 8, "share_layers": True}, False, "AlbertForSequenceClassification"),
+        ({"embedding_size": 8}, True, "bertkit"),
+        ({}, True, "BertForSequenceClassification"),
+        ({"direction": "right_to_left"}, False, "bertkit"),
+    ],
+    ids=["albert", "electra", "electra-base", "right-to-left"],
+)
+def test_other_networks_are_tuned(
+    fields: START, discriminator: bool, architecture: str, begin: Any, write: Any, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    start = begin("start", discriminator=discriminator, **fields)
+    out = tuned("classify", start, write, tmp_path / "run", epochs=12)
+    assert "the start has no pooler: it is new" in capfd.readouterr().err
+    assert read_json(out / "model" / "config.json")["architectures"] == [architecture]
+    assert read_json(out / "results.json")["scores"]["dev"]["accuracy"] > 0.7
+    assert all(sum(row.values()) == pytest.approx(1) for row in answers(out, "classify"))
+    for name, value in fields.items():
+        assert getattr(load_config(out / "model"), name) == value
+
+
+def test_a_bilstm_on_a_start_of_the_same_task_is_new(
+    pretrained: Path, write: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its linear layer is twice as wide, so the start's cannot be kept."""
+    first = tuned("classify", pretrained, write, tmp_path / "first", epochs=1)
+    capfd.readouterr()
+    second = tuned("classify", first, write, tmp_path / "second", epochs=1)
+    assert "the head is the start's" in capfd.readouterr().err
+    third = tuned("classify", first, write, tmp_path / "third", epochs=1, head="bilstm")
+    assert "the head is new" in capfd.readouterr().err
+    fourth = tuned("classify", third, write, tmp_path / "fourth", epochs=1)
+    assert "the head is new" in capfd.readouterr().err
+    assert isinstance(load_task_model(second, CPU).model, ClassificationModel)
+    assert load_task_model(third, CPU).model.bilstm is not None
+    assert load_task_model(fourth, CPU).model.bilstm is None
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BiLSTM of 8 units instead of 768."""
+    monkeypatch.setattr("bertkit.model.features.UNITS", 8)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> None:
+    left, right = (
+        begin("ltr", direction="left_to_right"),
+        begin("rtl", direction="right_to_left", embedding_size=8),
+    )
+    out = tuned(
+        "tag", left, write, tmp_path / "run", epochs=30, frozen=True, head="bilstm",
+        beside=str(right),
+    )  # fmt: skip
+    assert read_json(out / "finetune.json")["head"]["beside"] == str(right)
+    model = load_task_model(out, CPU).model
+    assert isinstance(model, FeatureModel)
+    assert model.beside is not None
+    assert (model.config.direction, model.beside.config.direction) == (
+        "left_to_right",
+        "right_to_left",
+    )
+    assert model.bilstm.lstm.input_size == 64
+    for folder, encoder in ((left, model.encoder), (right, model.beside)):
+        tensors = read_start(folder).tensors
+        weight = encoder.word_embeddings.weight
+        assert torch.equal(weight, tensors["bert.embeddings.word_embeddings.weight"]), "frozen"
+    assert answers(out, "tag") == answers(out / "model", "tag") == [["river stone"]]
+    for precision in ("bf16", "fp32"):
+        fast = load(out, device="cpu", precision=precision)
+        assert [e.text for e in fast("letter river stone").entities] == ["river stone"]
+    # the same command again has nothing to do, and makes the same
+    before = (out / "model" / "head.safetensors").read_bytes()
+    again = tuned(
+        "tag", left, write, tmp_path / "again", epochs=30, frozen=True, head="bilstm",
+        beside=str(right),
+    )  # fmt: skip
+    assert (again / "model" / "head.safetensors").read_bytes() == before
+
+
+def test_beside_must_fit(begin: Any, write: Any, tmp_path: Path) -> None:
+    left = begin("ltr", direction="left_to_right")
+    vocabulary = [*SPECIAL_TOKENS, "river", "stone"]
+    foreign = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
+    config = replace(load_config(left), vocab_size=len(vocabulary))
+    save_model(tmp_path / "foreign", PretrainingModel(config), foreign, {})
+    wrong = [
+        ({"frozen": True, "beside": str(tmp_path / "foreign")}, "has another tokenizer than"),
+        ({"frozen": True, "beside": str(tmp_path / "nowhere")}, "no model directory .*nowhere"),
+        ({"frozen": True, "beside": str(left), "layers": "weighted-sum"}, "is for one encoder"),
+        ({"beside": str(left)}, "go with --frozen"),
+        ({"head": "bilst"}, "did you mean 'bilstm'"),
+    ]
+    for head, message in wrong:
+        with pytest.raises(BertkitError, match=message):
+            tuned("tag", left, write, tmp_path / "run", **head)
