@@ -181,13 +181,13 @@ def in_words(run: Run) -> str:
     words, name = words_of(run.final)
     loss, entropy = run.final.get(f"{words}_loss"), run.baselines.get("unigram_entropy")
     if loss is not None and entropy is not None:
-        around = "around a gap" if words == "mlm" else "before it"
+        around = "around a gap" if words == "mlm" else "on one side"
         side, meaning = ("below", f"the network uses the words {around}")
         if loss >= entropy:
             side, meaning = ("above", "it has not yet learned more than how common each piece is")
         sentences.append(
-            f"{name} loss {number(loss)} is {number(abs(entropy - loss))} {side} the unigram entropy "
-            f"{number(entropy)}, the loss of guessing by frequency alone: {meaning}."
+            f"{name} loss {number(loss)} is {number(abs(entropy - loss))} {side} the unigram "
+            f"entropy {number(entropy)}, the loss of guessing by frequency alone: {meaning}."
         )
     pieces = "masked pieces" if words == "mlm" else "next pieces"
     for what, field, known, rival in (

@@ -26,6 +26,7 @@ from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.pairs import ROW, PairOptions
 from bertkit.examples.stream import START, AnyPlace, ExampleTable, Place
+from bertkit.tokens.tokenizer import Tokenizer
 
 PARTS = 10**8
 """Shares are whole numbers of this many parts, so that counting is exact on every machine; good for
@@ -69,7 +70,7 @@ class MixedStore(TokenStore):
         self._arrays = {}
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that all stores have."""
         return self.stores[0].tokenizer
 
@@ -96,8 +97,8 @@ class MixedStore(TokenStore):
         Raises:
             BertkitError: the shard is missing, torn or corrupt.
         """
-        member = bisect_right(self.first_shards, int(index)) - 1
-        return self.stores[member].arrays(int(index) - self.first_shards[member])
+        member = bisect_right(self.first_shards, index) - 1
+        return self.stores[member].arrays(index - self.first_shards[member])
 
     def origin(self) -> dict[str, Any]:
         """What a run writes down to know the mixture again."""
@@ -139,7 +140,8 @@ def mix(
     Args:
         stores: the training splits, all made with one tokenizer.
         smoothing: S; a store with n tokens gets a share proportional to n**S. 1, which is also
-            what None means, takes shares as they are, 0 makes them equal, multilingual BERT has 0.7.
+            what None means, takes shares as they are, 0 makes them equal; multilingual BERT has
+            0.7.
         weights: the shares, one for each store, in any unit; instead of smoothing.
 
     Raises:
@@ -199,8 +201,8 @@ class MixedPlace(NamedTuple):
 class MixtureTable:
     """Walks the examples of a mixture in their order of use: an `ExampleTable` for each store.
 
-    Memory holds one window of each store. A store that comes to its end begins a new epoch, whatever
-    the others do.
+    Memory holds one window of each store. A store that comes to its end begins a new epoch,
+    whatever the others do.
 
     Args:
         store: the mixture.

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ AnyPlace = tuple[Any, ...]
 """A `Place`, or where a mixture stands (`mixture.MixedPlace`); `START` begins both."""
 
 
+@runtime_checkable
 class Examples(Protocol):
     """Examples in their order of use: an `ExampleTable` or a `mixture.MixtureTable`."""
 
@@ -221,11 +222,10 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         b_start, b_length = int(row["b_start"]), int(row["b_length"])
         middle = a_length + 2
         example[0] = self.cls_id
-        example[1 : middle - 1] = self.store.arrays(row["a_shard"]).tokens[
-            a_start : a_start + a_length
-        ]
+        a, b = (self.store.arrays(int(row[shard])).tokens for shard in ("a_shard", "b_shard"))
+        example[1 : middle - 1] = a[a_start : a_start + a_length]
         example[middle - 1] = self.sep_id
-        example[middle:-1] = self.store.arrays(row["b_shard"]).tokens[b_start : b_start + b_length]
+        example[middle:-1] = b[b_start : b_start + b_length]
         example[-1] = self.sep_id
         return middle
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from bertkit.examples.masking import count_targets
 from bertkit.model.encoder import ModelConfig
 from bertkit.reproduce.scales import Scale
 from bertkit.reproduce.tables import Job
@@ -89,9 +88,7 @@ def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float
         strict=True,
     )
     for length, steps, sequences, most in phases:
-        targets = count_targets(length, recipe.masking.probability, most)
-        if recipe.objectives.direction != "bidirectional":
-            targets = length - 1
+        targets = recipe.targets_of(length, most)
         total += steps * training_flops(
             config,
             tokens=sequences * length,

@@ -11,8 +11,8 @@ from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions, measure_pairs
-from bertkit.examples.stream import START, BatchBuilder, ExampleTable, PretrainingBatch
-from bertkit.training.recipe import PretrainRecipe
+from bertkit.examples.stream import BatchBuilder, Examples, ExampleTable, PretrainingBatch
+from bertkit.training.recipe import PretrainRecipe, mixture_of
 
 HELD_OUT_BATCH = 64
 """Sequences in a batch of the evaluation."""
@@ -25,39 +25,49 @@ def phase_seed(seed: int, phase: int) -> int:
 
 def examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
-) -> tuple[ExampleTable, BatchBuilder]:
+) -> tuple[Examples, BatchBuilder]:
     """The examples of a phase in their order, and what makes batches of them."""
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], sentences=wanted.sentences)
-    table = ExampleTable(store, options, seed)
+    table: Examples
+    if mixture := mixture_of(store):
+        from bertkit.examples.mixture import MixtureTable
+
+        table = MixtureTable(mixture, options, seed)
+    else:
+        table = ExampleTable(store, options, seed)
     return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.words)
 
 
 def training_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int
-) -> tuple[ExampleTable, BatchBuilder]:
+) -> tuple[Examples, BatchBuilder]:
     """The examples that a phase trains on."""
     return examples(recipe, store, phase, recipe.masking, recipe.training.seed)
 
 
-def has_held_out(store: TokenStore) -> bool:
-    """Whether a store has the two held-out documents that an evaluation needs."""
-    return TokenStore(store.folder, "held_out").documents > 1
+def held_out_of(store: TokenStore) -> TokenStore | None:
+    """The held-out documents, if there are the two that an evaluation needs.
+
+    A mixture is evaluated on its stores that have two, in the proportions of training.
+    """
+    if mixture := mixture_of(store):
+        return mixture.held_out
+    held_out = TokenStore(store.folder, "held_out")
+    return held_out if held_out.documents > 1 else None
 
 
 def held_out_batches(
-    recipe: PretrainRecipe, store: TokenStore, phase: int
+    recipe: PretrainRecipe, held_out: TokenStore, phase: int
 ) -> Iterator[PretrainingBatch]:
     """The same examples with the same masks at every evaluation of a phase.
 
     Their seed is 0 and their masks are 15 %, 80/10/10, whatever the recipe says, so that runs with
     other seeds and masks can be compared.
     """
-    held_out = TokenStore(store.folder, "held_out")
     table, builder = examples(recipe, held_out, phase, MaskingOptions(), seed=0)
-    count = min(recipe.watching.held_out_sequences, len(table.rows_of(0, 0)))
-    rows, _ = table.take(START, count)
-    for start in range(0, count, HELD_OUT_BATCH):
+    rows = table.first(recipe.watching.held_out_sequences)
+    for start in range(0, len(rows), HELD_OUT_BATCH):
         yield builder[rows[start : start + HELD_OUT_BATCH]]
 
 
@@ -93,7 +103,8 @@ def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
     """
     phases = recipe.phases
     table, _ = training_examples(recipe, store, 0)
-    pairs = measure_pairs(table.rows_of(0, 0), phases.lengths[0])
+    pairs = measure_pairs(table.first(), phases.lengths[0])
+    mixture = mixture_of(store)
     return {
         "kind": "start",
         "baselines": baselines(store, pairs.random_share),
@@ -106,4 +117,5 @@ def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
                 phases.lengths, phases.steps, phases.batch_sizes, strict=True
             )
         ],
+        **({"mixture": mixture.describe()} if mixture else {}),
     }

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.masking import count_targets
 from bertkit.examples.packed import from_arrays
 from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.encoder import ModelConfig
@@ -142,7 +141,7 @@ def synthetic_batch(
 ) -> PretrainingBatch:
     """A pre-training batch of random ids and targets, in examples of the given lengths."""
     rng = np.random.default_rng(len(lengths))
-    counts = [count_targets(n, recipe.masking.probability, max_predictions) for n in lengths]
+    counts = [recipe.targets_of(n, max_predictions) for n in lengths]
     starts = np.cumsum([0, *lengths[:-1]])
     places = [
         start + rng.choice(length, min(count, length), replace=False)

@@ -16,7 +16,6 @@ import numpy as np
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import count_targets
 from bertkit.examples.pairs import SPECIALS, PairOptions, plan_window
 from bertkit.text.sources import DAMAGE, DECOMPRESSORS, Source, find_sources, one_line, open_binary
 from bertkit.tokens.tokenizer import Tokenizer
@@ -251,11 +250,10 @@ class Batch:
 def typical_batch(examples: Examples, sequences: int, recipe: PretrainRecipe, phase: int) -> Batch:
     """What so many sequences of a phase hold on average."""
     most, share = recipe.phases.max_predictions[phase], sequences / len(examples.lengths)
-    probability = recipe.masking.probability
     return Batch(
         sequences=sequences,
         tokens=share * sum(examples.lengths),
-        targets=share * sum(count_targets(n, probability, most) for n in examples.lengths),
+        targets=share * sum(recipe.targets_of(n, most) for n in examples.lengths),
         squares=share * sum(n * n for n in examples.lengths),
     )
 
@@ -266,6 +264,6 @@ def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> Batch:
     return Batch(
         sequences=sequences,
         tokens=sequences * length,
-        targets=sequences * count_targets(length, recipe.masking.probability, most),
+        targets=sequences * recipe.targets_of(length, most),
         squares=sequences * length**2,
     )

@@ -191,10 +191,16 @@ def make_plan(
         progress: is told what is being measured.
 
     Raises:
-        BertkitError: the network does not fit, or the budget is too short.
+        BertkitError: the network does not fit, the budget is too short, or the recipe trains two
+            networks.
     """
+    if recipe.objectives.words == "replaced":
+        raise BertkitError(
+            "a plan knows one network, and objectives.words = replaced trains two; plan the "
+            "discriminator as a masked language model, and add a tenth to a third for the generator"
+        )
     schedules = (recipe, paper_schedule(recipe))
-    configs = [schedule.model.config(corpus.vocabulary_size) for schedule in schedules]
+    configs = [schedule.config(corpus.vocabulary_size) for schedule in schedules]
     fits = [
         [
             fit_memory(config, schedule, phase, machine, corpus.tokens)

@@ -20,15 +20,15 @@ from torch import nn
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.examples.stream import START, Place, stream_steps
+from bertkit.examples.stream import START, AnyPlace, stream_steps
 from bertkit.files import only_process, read_json
 from bertkit.model.directory import save_generator, save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
 from bertkit.model.weights import some
 from bertkit.training.batches import (
-    has_held_out,
     held_out_batches,
+    held_out_of,
     start_record,
     training_examples,
 )
@@ -44,7 +44,7 @@ from bertkit.training.devices import check_memory, check_precision, choose_devic
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
 from bertkit.training.optimizer import build_optimizer, trainable_parameters
-from bertkit.training.recipe import PretrainRecipe, claim_folder
+from bertkit.training.recipe import PretrainRecipe, claim_folder, origin
 from bertkit.training.watching import Interval, StopRequest
 
 
@@ -53,7 +53,7 @@ class PretrainingRun:
 
     Args:
         recipe: what to do.
-        store: the corpus; its tokenizer becomes the model's.
+        store: the corpus, or a mixture; its tokenizer becomes the model's.
         folder: the run directory; a run stopped earlier goes on.
         recipe_name: for the journal and the report.
         workers: loader processes; 0 suits CPUs.
@@ -131,14 +131,14 @@ class PretrainingRun:
         self.console.say(f"the weights are those of {start}{new}")
         return found.recipe, found.config, found.network, found.start.digest
 
-    def _resume(self) -> tuple[int, Place]:
+    def _resume(self) -> tuple[int, AnyPlace]:
         checkpoint = load_latest(self.folder / "checkpoints", self.console.say)
         if checkpoint is None:
             return 0, START
         restore_model(self.model, checkpoint.tensors["model"])
         restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
-        return checkpoint.step, Place(*checkpoint.progress["place"])
+        return checkpoint.step, tuple(checkpoint.progress["place"])
 
     def run(self) -> int | None:
         """Train to the end of the recipe, or until a signal.
@@ -205,8 +205,20 @@ class PretrainingRun:
         )
         if self.changes:
             self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
-        if not has_held_out(self.store):
+        if held_out_of(self.store) is None:
             self._note("the store has fewer than two held-out documents: no evaluation is made")
+        self._announce_shares(start.get("mixture", []))
+
+    def _announce_shares(self, mixture: list[dict[str, Any]]) -> None:
+        """Say what each store of a mixture is to the whole."""
+        for member in mixture:
+            self.console.say(
+                f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
+                f"all; {member['share']:.2%} of the examples"
+            )
+        few = [member["store"] for member in mixture if member["held_out_documents"] < 2]
+        if few:
+            self._note(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")
 
     def _note(self, message: str) -> None:
         self.journal.write({"kind": "note", "step": self.done, "message": message})
@@ -269,9 +281,10 @@ class PretrainingRun:
             self.console.update(record)
 
     def _evaluate(self, phase: int) -> None:
-        if not has_held_out(self.store):
+        held_out = held_out_of(self.store)
+        if held_out is None:
             return
-        batches = held_out_batches(self.recipe, self.store, phase)
+        batches = held_out_batches(self.recipe, held_out, phase)
         torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
         means, counts = evaluate(self.model, self.written, batches, self.settings)
         words = "mlm" if "mlm_loss" in means else "lm"
@@ -306,7 +319,7 @@ class PretrainingRun:
             "made_by": "bertkit pretrain",
             "recipe": as_json(self.recipe),
             "steps": self.done,
-            "store": str(self.store.folder),
+            **origin(self.store),
         }
         if self.recipe.objectives.words == "replaced":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
@@ -349,7 +362,7 @@ def pretrain(
 
     Args:
         recipe: a `PretrainRecipe`, or the path or name of one.
-        store: a token store or its folder.
+        store: a token store or its folder, or several stores as a `mixture.mix`.
         out: the run directory; an unfinished run of the same recipe goes on.
         recipe_name: for the report, where the recipe is not given by name.
         workers: loader processes; 0 suits CPUs.

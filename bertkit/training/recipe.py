@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertkit.config import claim_settings, differences
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions
+from bertkit.examples.masking import MaskingOptions, count_targets
 from bertkit.examples.pairs import PairOptions
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Objectives
 from bertkit.training.devices import environment
 from bertkit.training.optimizer import learning_rate
+
+if TYPE_CHECKING:
+    from bertkit.examples.mixture import MixedStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +188,12 @@ class PretrainRecipe:
         """The network's configuration."""
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
+    def targets_of(self, tokens: int, most: int) -> int:
+        """Targets of an example of `tokens` tokens: masks, at most `most`, or all but one token."""
+        if self.objectives.direction != "bidirectional":
+            return tokens - 1
+        return count_targets(tokens, self.masking.probability, most)
+
     def learning_rate(self, step: int) -> float:
         """Learning rate of the update that follows `step` updates."""
         return learning_rate(
@@ -194,6 +203,21 @@ class PretrainRecipe:
             total_steps=self.phases.total_steps,
             schedule=self.training.schedule,
         )
+
+
+def mixture_of(store: TokenStore) -> MixedStore | None:
+    """The store, if it is a mixture of several."""
+    if type(store) is TokenStore:
+        return None
+    from bertkit.examples.mixture import MixedStore
+
+    return store if isinstance(store, MixedStore) else None
+
+
+def origin(store: TokenStore) -> dict[str, Any]:
+    """What a run writes down of its corpus: the folder, and of a mixture the stores and shares."""
+    mixture = mixture_of(store)
+    return mixture.origin() if mixture else {"store": str(store.folder)}
 
 
 def claim_folder(
@@ -223,13 +247,13 @@ def claim_folder(
     settings = {
         "recipe": recipe,
         "recipe_name": name,
-        "store": str(store.folder),
+        **origin(store),
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
     if start:
         settings["start"] = start
-    may_change = {"store", "recipe_name"}  # a store may move, a recipe may be renamed
+    may_change = {"store", "stores", "recipe_name"}  # a store may move, a recipe may be renamed
     if not claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change):
         return []
     return differences(read_json(here), now, ignored={"command", "commit"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -51,7 +52,9 @@ def pretrain(
     recipe: str,
     *,
     out: Path,
-    store: Path | None = None,
+    store: tuple[Path, ...] = (),
+    smoothing: float | None = None,
+    weights: tuple[float, ...] = (),
     corpus: Annotated[Corpus, FLATTEN] = NO_TEXT,
     start: Path | None = None,
     workers: int = 0,
@@ -71,7 +74,12 @@ def pretrain(
     out
         The run directory.
     store
-        A token store made by `bertkit prepare`.
+        A token store made by `bertkit prepare`, or several of one tokenizer.
+    smoothing
+        Of several stores: one with the share p of all tokens gets a share of the examples
+        proportional to p**S, from 1 (as they are, the default) to 0 (all alike).
+    weights
+        Of several stores: their shares of the examples, instead of smoothing.
     start
         A model to go on from, with its sizes; the store must have its tokenizer.
     workers
@@ -81,15 +89,19 @@ def pretrain(
     compile
         Compile the layers, on CUDA only: each shape waits for the compiler once.
     """
-    if (store is None) == (not corpus.text):
+    if bool(store) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
-    if store is not None and corpus != NO_TEXT:
+    if store and corpus != NO_TEXT:
         raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
+    if len(store) < 2 and (smoothing is not None or weights):
+        raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
     check_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
         stopped_by = pretrain_store(
             settings,
-            TokenStore(store) if store else store_from_text(corpus, out, console),
+            open_stores(store, smoothing, weights)
+            if store
+            else store_from_text(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
             start=start,
@@ -101,6 +113,22 @@ def pretrain(
         if (out / "journal.jsonl").is_file():
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
+
+
+def open_stores(
+    folders: Sequence[Path], smoothing: float | None, weights: Sequence[float]
+) -> TokenStore:
+    """A token store, or several as one.
+
+    Raises:
+        BertkitError: see `mixture.mix`.
+    """
+    if len(folders) == 1:
+        return TokenStore(folders[0])
+    from bertkit.examples.mixture import mix
+
+    stores = [TokenStore(folder) for folder in folders]
+    return mix(stores, smoothing=smoothing, weights=weights)
 
 
 def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:

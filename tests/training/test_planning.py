@@ -21,7 +21,7 @@ from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.attention import similar_runs
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.objectives import pretraining_objective
+from bertkit.objectives import Objectives, pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.calibration import (
     GIB,
@@ -411,3 +411,20 @@ def test_numbers_for_people() -> None:
         "4.0 days",
         "9.5 years",
     ]
+
+
+def test_objectives_decide_the_targets() -> None:
+    examples = Examples(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
+    causal = replace(
+        PretrainRecipe(), objectives=Objectives(words="left_to_right", sentences="none")
+    )
+    assert typical_batch(examples, 4, causal, 0).targets == 7 + 19 + 39 + 39
+    assert largest_batch(3, causal, 0).targets == 3 * 127
+    assert largest_batch(3, PretrainRecipe(), 0).targets == 3 * 19
+
+
+def test_two_networks_are_not_planned_as_one() -> None:
+    two = replace(PretrainRecipe(), objectives=Objectives(words="replaced", sentences="single"))
+    corpus = assumed_corpus("x", 1e6, 100, [128, 512])
+    with pytest.raises(BertkitError, match="objectives.words = replaced trains two"):
+        make_plan(two, corpus, find_machine("a100-80", "bf16", None), None)
