@@ -28,10 +28,6 @@ from bertkit.text.sentences import split_sentences
 LABELS = ("entailment", "not_entailment")
 
 
-class AbsentDataError(BertkitError):
-    """The files of a task are not there; what needs them is left out."""
-
-
 FOLDERS = {
     "squad-1.1": ("squad", "SQuAD"),
     "squad-2.0": ("squad", "SQuAD"),
@@ -60,7 +56,7 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Datase
         BertkitError: the files are absent (the message says where to get them) or damaged.
     """
     if missing := absent_files(task, data):
-        raise AbsentDataError(missing)
+        raise BertkitError(missing)
     longest = min(scale.longest, positions)
     lengths = Lengths(longest=longest, stride=scale.stride, context=scale.context)
     if task == "squad-sentences":

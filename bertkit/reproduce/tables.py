@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bertkit.config import read_recipe
 from bertkit.reproduce.paper import PaperTable, paper_tables
 from bertkit.reproduce.scales import Scale
 from bertkit.tasks.head import Head
+from bertkit.training.recipe import PretrainRecipe
 
 PLAIN = Head()
 BASE = "bert"
@@ -147,14 +149,21 @@ def table_5(scale: Scale) -> Experiment:
 
 def table_6(scale: Scale) -> Experiment:
     """Sizes."""
-    paper, cells, variants = paper_tables()["table-6"], [], {}
+    paper, cells = paper_tables()["table-6"], []
+    variants: dict[str, tuple[str, ...]] = {}
+    own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
     for layers, width, heads in scale.sizes:
         variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
-        variants[variant] = (
-            *("--model.num-hidden-layers", str(layers)),
-            *("--model.hidden-size", str(width)),
-            *("--model.num-attention-heads", str(heads)),
-        )
+        if (layers, width, heads) == (
+            own.num_hidden_layers, own.hidden_size, own.num_attention_heads
+        ):  # fmt: skip
+            variant, variants[BASE] = BASE, ()
+        else:
+            variants[variant] = (
+                *("--model.num-hidden-layers", str(layers)),
+                *("--model.hidden-size", str(width)),
+                *("--model.num-attention-heads", str(heads)),
+            )
         cells.append(Cell(row, PERPLEXITY, Job(variant, 0, ""), PERPLEXITY))
         cells += [
             cell_of("table-6", row, column, variant, scale)

@@ -18,9 +18,9 @@ from pathlib import Path
 from bertkit.config import as_json, claim_settings, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import only_process, read_json, write_json
+from bertkit.files import only_process
 from bertkit.model.start import read_start
-from bertkit.reproduce.data import AbsentDataError, load_task
+from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.scales import Scale
 from bertkit.reproduce.tables import BASE, Experiment, Job
 from bertkit.tasks.dataset import Dataset
@@ -113,13 +113,14 @@ class Work:
         return read_results(self.tuned(job), self.grid(job).runs())
 
     def is_tuned(self, job: Job) -> bool:
-        """Whether all seeds of a job are done, or its data is known to be absent."""
+        """Whether all seeds of a job are done, or its data is absent."""
         return len(self.results(job)) == self.scale.seeds or bool(self.absence(job))
 
     def absence(self, job: Job) -> str:
         """Why a job cannot be run; "" where it can."""
-        path = self.tuned(job) / "absent.json"
-        return str(read_json(path)["reason"]) if path.is_file() else ""
+        if self.sources.data is None:
+            return "no data folder was given"
+        return absent_files(job.task, self.sources.data)
 
     def steps(self, experiments: Sequence[Experiment]) -> list[Step]:
         """Everything that the tables need, each once: a network, then what is tuned from it."""
@@ -179,19 +180,12 @@ class Work:
         return stopped is None
 
     def tune(self, job: Job) -> None:
-        """Tune a network on a task with all seeds; data that is absent is written down."""
-        model, task = self.network(job.variant, job.at), self.scale.task(job.task)
-        if self.sources.data is None:
-            raise BertkitError("there is nothing to tune on: give --data FOLDER")
-        start = read_start(model)
+        """Tune a network on a task with all seeds."""
+        assert self.sources.data is not None, "a job without data is not run"
+        start, task = read_start(self.network(job.variant, job.at)), self.scale.task(job.task)
         key = job.task, start.config.max_position_embeddings
-        try:
-            if key not in self.data:
-                self.data[key] = load_task(job.task, self.sources.data, task, key[1])
-        except AbsentDataError as error:
-            write_json(self.tuned(job) / "absent.json", {"reason": str(error)})
-            self.console.say(f"{job.name} is left out: {error}")
-            return
+        if key not in self.data:
+            self.data[key] = load_task(job.task, self.sources.data, task, key[1])
         head = job.head
         if head.beside:
             head = replace(head, beside=str(self.network(head.beside)))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.files import only_process, write_json, write_text
+from bertkit.files import write_json, write_text
 from bertkit.reproduce.cost import describe_cost
 from bertkit.reproduce.outcome import gather
 from bertkit.reproduce.paper import find_table
 from bertkit.reproduce.render import as_markdown, as_page
 from bertkit.reproduce.scales import read_scale
 from bertkit.reproduce.tables import EXPERIMENTS
-from bertkit.reproduce.work import Sources, Step, Work, work_through
+from bertkit.reproduce.work import WAIT_SECONDS, Sources, Step, Work, hold, work_through
 from bertkit.training.journal import Console
 from bertkit.verbs.pretrain import Corpus, store_from_text
 
@@ -57,6 +58,8 @@ def reproduce(
     chosen = list(EXPERIMENTS) if tables == ("all",) else [find_table(name).key for name in tables]
     found = read_scale(scale)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
+    if sources.data is None and not render:
+        raise BertkitError("there is nothing to tune on: give --data FOLDER")
     with Console() as console:
         work = Work(out, found, sources, device, console)
         steps = work.steps(experiments)
@@ -86,5 +89,10 @@ def make_text(work: Work, steps: list[Step], console: Console) -> None:
     corpus = Corpus(
         text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
     )
-    with only_process(folder):
-        store_from_text(corpus, folder, console)
+    while True:
+        with hold(folder) as free:
+            if free:
+                store_from_text(corpus, folder, console)
+                return
+        console.say("another process prepares the text; waiting for it")
+        time.sleep(WAIT_SECONDS)

@@ -141,6 +141,7 @@ def test_only_the_head_is_trained(
 
 
 @pytest.mark.usefixtures("small_units")
+@pytest.mark.slow
 def test_a_head_learns(config: ModelConfig, batch: Any) -> None:
     """The BiLSTM tells tokens before an id from those after it: its two directions work."""
     torch.manual_seed(0)

@@ -172,7 +172,13 @@ OTHER_OBJECTIVES = {
 """Name -> objectives, and fields of the model."""
 
 
-@pytest.mark.parametrize("name", OTHER_OBJECTIVES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "left-to-right" else pytest.mark.slow)
+        for name in OTHER_OBJECTIVES
+    ],
+)
 def test_other_objectives_train_resume_and_end_in_a_model(
     name: str, store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,126 @@
+"""Pre-training that goes on from an existing model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import read_json
+from bertkit.model.directory import load_pretraining_model, save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.objectives import Objectives
+from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.journal import read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
+
+RECIPE = PretrainRecipe(
+    model=ModelSize(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=3, max_position_embeddings=32
+    ),
+    phases=Phases(lengths=(32,), steps=(6,), batch_sizes=(4,), max_predictions=(5,)),
+    training=Training(learning_rate=1e-9, warmup_steps=0),
+    watching=Watching(log_every=2, evaluate_every=6, held_out_sequences=8, checkpoint_every=3),
+)
+
+
+@pytest.fixture
+def start(store: TokenStore, tmp_path: Path) -> Path:
+    """A model of other sizes than the recipe's, with weights of its own."""
+    torch.manual_seed(7)
+    config = ModelConfig(
+        vocab_size=store.tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        hidden_act="gelu_tanh",
+    )
+    save_model(tmp_path / "start", PretrainingModel(config), store.tokenizer, {})
+    return tmp_path / "start"
+
+
+def test_a_run_begins_with_the_models_weights_and_sizes(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    assert pretrain(RECIPE, store, out, start=start) is None
+    before, after = load_pretraining_model(start), load_pretraining_model(out / "model")
+    assert after.config.hidden_act == "gelu_tanh"
+    assert after.config.intermediate_size == 48
+    for name, weights in after.state_dict().items():  # the rate is next to nothing
+        torch.testing.assert_close(weights, before.state_dict()[name], atol=1e-6, rtol=0)
+    sizes = read_json(out / "recipe.json")["recipe"]["model"]
+    assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
+    assert pretrain(RECIPE, store, out, start=start) is None  # finished: nothing to do
+
+
+def test_training_goes_on_and_a_stopped_run_resumes(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    quick = replace(RECIPE, training=Training(learning_rate=1e-3, warmup_steps=0))
+    assert pretrain(quick, store, tmp_path / "whole", start=start) is None
+    short = tmp_path / "short"
+    assert pretrain(quick, store, short, start=start) is None
+    for later in ("step-00000006",):  # as if it had been killed after the third update
+        for file in (short / "checkpoints" / later).iterdir():
+            file.unlink()
+        (short / "checkpoints" / later).rmdir()
+    for file in (short / "model").iterdir():
+        file.unlink()
+    (short / "model").rmdir()
+    assert pretrain(quick, store, short, start=start) is None
+    one, two = (
+        (folder / "model" / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "whole", short)
+    )
+    assert one == two
+    steps = [r for r in read_journal(short / "journal.jsonl") if r["kind"] == "step"]
+    assert steps[-1]["step"] == 6
+
+
+def test_another_start_in_the_same_folder_is_refused(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    pretrain(RECIPE, store, tmp_path / "run", start=start)
+    with pytest.raises(BertkitError, match="start"):
+        pretrain(
+            replace(RECIPE, model=replace(
+                RECIPE.model, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+                max_position_embeddings=64,
+            )),
+            store, tmp_path / "run",
+        )  # fmt: skip
+
+
+def test_a_model_that_does_not_fit_is_refused(
+    start: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    causal = replace(RECIPE, objectives=Objectives(words="left_to_right", sentences="none"))
+    with pytest.raises(BertkitError, match="is bidirectional and the recipe"):
+        pretrain(causal, store, tmp_path / "a", start=start)
+    other = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
+    config = ModelConfig(
+        vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    save_model(tmp_path / "other", PretrainingModel(config), other, {})
+    with pytest.raises(BertkitError, match="another tokenizer than the store; prepare"):
+        pretrain(RECIPE, store, tmp_path / "b", start=tmp_path / "other")
+    with pytest.raises(BertkitError, match="no model directory"):
+        pretrain(RECIPE, store, tmp_path / "c", start=tmp_path / "nowhere")
+
+
+def test_a_start_without_heads_gets_new_ones(
+    start: Path, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load_pretraining_model(start)
+    save_model(tmp_path / "plain", model.encoder, store.tokenizer, {})
+    assert pretrain(RECIPE, store, tmp_path / "run", start=tmp_path / "plain") is None
+    assert "new: cls.predictions" in capsys.readouterr().err
