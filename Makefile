@@ -1,6 +1,7 @@
 # The commands for people, CI and releases. `make demo` and `make test` need Python 3.11 and make only.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
 .PHONY: demo test quick check bench docs clean
 
@@ -14,11 +15,11 @@ BIN := .venv/bin
 demo: .venv/installed  ## pre-train and tune a small BERT on text that every Python has
 	$(BIN)/bertkit demo --out runs/demo
 
-test: .venv/installed  ## every test
-	$(BIN)/pytest -q
+test: .venv/installed  ## every test, a process for each core
+	$(PYTEST)
 
 quick: .venv/installed  ## the tests that take less than five seconds each
-	$(BIN)/pytest -q -m "not slow"
+	$(PYTEST) -m "not slow"
 
 check: .venv/installed  ## lint, format, types
 	$(BIN)/ruff check .

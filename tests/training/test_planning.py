@@ -426,5 +426,5 @@ def test_objectives_decide_the_targets() -> None:
 def test_two_networks_are_not_planned_as_one() -> None:
     two = replace(PretrainRecipe(), objectives=Objectives(words="replaced", sentences="single"))
     corpus = assumed_corpus("x", 1e6, 100, [128, 512])
-    with pytest.raises(BertkitError, match="objectives.words = replaced trains two"):
+    with pytest.raises(BertkitError, match="replaced trains two"):
         make_plan(two, corpus, find_machine("a100-80", "bf16", None), None)
