@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertkit.reproduce.render import as_markdown
+
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MISSING = "Not measured yet."
@@ -43,6 +45,8 @@ def render(results: Path, name: str) -> str:
     if not path.is_file():
         return MISSING
     result = json.loads(path.read_text(encoding="utf-8"))
+    if "outcome" in result:  # of `bertkit reproduce`, which has tables of its own
+        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, [])
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING

@@ -1,4 +1,7 @@
-"""The tables of docs/recipes.md, made from the recipe's dataclasses and the shipped recipes.
+"""Tables of the docs that are made from the code.
+
+Those of recipes.md are made from the recipe's dataclasses and the shipped recipes; in paper.md the
+way from the code to the paper is made from the way from the paper to the code.
 
 python -m docs.fields    rewrite them; a test compares
 """
@@ -17,7 +20,7 @@ from bertkit.config import read_recipe, shipped_recipes
 from bertkit.model.heads import count_parameters
 from bertkit.training.recipe import PretrainRecipe
 
-PAGE = Path(__file__).with_name("recipes.md")
+PAGES = [Path(__file__).with_name(name) for name in ("recipes.md", "paper.md")]
 SECTION = re.compile(r"(<!-- made:(\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
 VOCABULARY = 30_522
 """Pieces assumed in the parameter counts: those of the paper's English model."""
@@ -82,7 +85,23 @@ def recipe_rows() -> Iterator[tuple[str, ...]]:
         )
 
 
-TABLES = {"fields": field_rows, "recipes": recipe_rows}
+def section_rows() -> Iterator[tuple[str, ...]]:
+    """Every file that the paper's sections lead to, and what its docstring begins with."""
+    yield "file", "sections", "what it is"
+    yield ("---",) * 3
+    text = Path(__file__).with_name("paper.md").read_text(encoding="utf-8")
+    found: dict[str, list[str]] = {}
+    rows = re.findall(r"^\| ([\w.]+) \| [^|]* \| `(bertkit/[^`]+)` \|", text, re.MULTILINE)
+    for part, file in rows:
+        found.setdefault(file, []).append(part)
+    for file, parts in sorted(found.items()):
+        source = (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+        first = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0]
+        what = " ".join(first.split()).replace("|", "\\|")
+        yield f"`{file}`", ", ".join(dict.fromkeys(parts)), what
+
+
+TABLES = {"fields": field_rows, "recipes": recipe_rows, "sections": section_rows}
 
 
 def filled(text: str) -> str:
@@ -96,4 +115,5 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,5 +1,7 @@
 """The endless stream of pre-training batches, a pure function of (seed, place).
 
+What its targets are is the objective (paper sections 3.1 and 5.1).
+
 An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
 shuffled table of examples (`plan_window`). A place in the stream is (epoch, window, offset), so
 seeking costs one window's plan, whatever the size of the corpus. The rows of a batch are chosen in

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014) that is fast on a CPU.
+"""Dropout (Srivastava et al. 2014; paper section A.2) that is fast on a CPU.
 
 There torch draws one double for every element, one after the other, which takes longer than the
 matrix product before it. Sixteen random bits an element are as good and four times as fast: the

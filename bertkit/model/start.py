@@ -1,4 +1,4 @@
-"""Where fine-tuning begins: the weights of any BERT, a new head on top.
+"""Where fine-tuning begins: the weights of any BERT, a new head on top (paper section 3.2).
 
 A start is a Hugging Face directory, a run directory of bertkit (its `model/`), or a checkpoint as
 Google publishes them. It is read once; every run of a grid builds its own model from it.

@@ -1,4 +1,4 @@
-"""Files of features, written while the texts are computed: memory does not hold them all.
+"""Files of features (paper section 5.3), written while the texts are computed, one by one.
 
 | format      | what                                                                              |
 |-------------|-----------------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""`finetune`: any BERT and labelled data → the best model of a grid, its scores and files."""
+"""`finetune`: any BERT and labelled data → the best model of a grid (paper section A.3)."""
 
 from __future__ import annotations
 

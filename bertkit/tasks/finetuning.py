@@ -1,4 +1,7 @@
-"""One fine-tuning folder being filled: every run of a grid, then the best one's files."""
+"""One fine-tuning folder being filled: every run of a grid, then the best one's files.
+
+The procedure is that of paper section A.3.
+"""
 
 from __future__ import annotations
 

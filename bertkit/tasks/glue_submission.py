@@ -1,5 +1,7 @@
 """What the GLUE server takes (https://gluebenchmark.com/faq): eleven files in one archive.
 
+Paper section 4.1.
+
 Each holds a running number and a prediction for every row of a test set, in the server's spelling.
 """
 

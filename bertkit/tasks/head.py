@@ -1,4 +1,7 @@
-"""What stands on the encoder: the task's own linear layer, or one that reads a frozen encoder."""
+"""What stands on the encoder: the task's own linear layer, or one that reads a frozen encoder.
+
+Paper sections 4.2 (tuned on other questions first), 5.1 (BiLSTM on top) and 5.3 (frozen).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics of the paper's tasks, by the libraries that the reference scripts use, as fractions.
+"""The metrics of paper section 4.1, by the libraries that the reference scripts use, as fractions.
 
 Accuracy, F1 and Matthews correlation are scikit-learn's, Pearson and Spearman SciPy's. Where a
 metric is not defined it is 0, as for a constant prediction. SQuAD's are in `squad.py`, those of

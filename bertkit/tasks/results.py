@@ -1,4 +1,4 @@
-"""The official file of each data set: what its evaluation server or script reads."""
+"""The official file of each data set (paper section 4): what its server or script reads."""
 
 from __future__ import annotations
 

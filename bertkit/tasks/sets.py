@@ -1,5 +1,7 @@
 """Data sets by name: the nine tasks of GLUE and AX, SQuAD 1.1 and 2.0, SWAG, CoNLL-2003.
 
+They are those of paper sections 4 and 5.3.
+
 Any other name is a kind of task with the user's own data; see `own.py`.
 """
 

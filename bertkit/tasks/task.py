@@ -1,5 +1,7 @@
 """What a task is: inputs → token sequences → head → loss; outputs → predictions → scores → file.
 
+The tasks are those of paper section 4.
+
 One shape for all five kinds. An input becomes an `Item`, whose parts are what must stay together in
 a batch: a window of a text, or one window of each of n choices. `make_batch` packs any parts;
 `run_model` brings the outputs back in their order. What differs between the kinds is in the classes
