@@ -135,7 +135,7 @@ def train(tokenizer: Tokenizer, text: Path, work: Path, updates: int) -> dict[st
         training=Training(learning_rate=2e-3, warmup_steps=max(1, int(WARMUP_SHARE * updates))),
     )
     _, seconds = timed(lambda: pretrain(recipe, store, work / "run", device="cpu"))
-    [start] = [r for r in read_journal(work / "run" / "journal.jsonl") if r["kind"] == "start"]
+    start = [r for r in read_journal(work / "run" / "journal.jsonl") if r["kind"] == "start"][-1]
     lengths = piece_lengths(tokenizer)
     characters = sum(n * size for n, size in zip(store.unigrams.tolist(), lengths, strict=True))
     seen = updates * BATCH * (start["pairs"]["mean_tokens"] - 3) * characters / store.tokens

@@ -14,6 +14,10 @@ class BertkitError(Exception):
     """Bad input, a damaged file or an impossible request; the message is for the user."""
 
 
+class HeldError(BertkitError):
+    """Another process works in a folder."""
+
+
 class DivergedError(BertkitError):
     """The loss or the gradient is no longer a number."""
 

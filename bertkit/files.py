@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, HeldError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,7 +185,8 @@ def only_process(folder: Path) -> Iterator[None]:
     """Hold a folder against a second process for the length of a block; freed even by a kill.
 
     Raises:
-        BertkitError: another process holds it.
+        HeldError: another process holds it.
+        BertkitError: the folder cannot be written.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -198,7 +199,7 @@ def only_process(folder: Path) -> Iterator[None]:
         except ImportError:  # Windows: no lock
             pass
         except OSError:
-            raise BertkitError(
+            raise HeldError(
                 f"another process is working in {folder}; wait for it or choose another folder"
             ) from None
         yield

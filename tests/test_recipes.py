@@ -41,7 +41,7 @@ def test_objectives_of_the_recipes() -> None:
         "left-to-right": ("left_to_right", "none"),
         "right-to-left": ("right_to_left", "none"),
         "sentence-order": ("masked", "order"),
-        "full-sentences": ("masked", "single"),
+        "doc-sentences": ("masked", "single"),
         "albert-base": ("masked", "order"),
         "electra-small": ("replaced", "single"),
     }

@@ -24,6 +24,8 @@ from bertkit.training.journal import Console
 
 Value = TypeVar("Value")
 
+DRAWING = ("next", "none")
+"""Ways to cut examples that take random next sentences from other documents."""
 SHOWN_CHARACTERS = 60
 """Of a sentence that is quoted."""
 
@@ -34,21 +36,28 @@ def is_store(path: Path) -> bool:
     return begun or (path / "manifest.json").is_file()
 
 
-def check_store(path: Path, console: Console) -> list[Finding]:
-    """All findings about a token store; damage gives findings, not an error."""
+def check_store(path: Path, console: Console, sentences: str = "next") -> list[Finding]:
+    """All findings about a token store; damage gives findings, not an error.
+
+    Args:
+        path: its folder.
+        console: shows progress.
+        sentences: how examples are cut, as in `examples.pairs.PairOptions`; what does not matter
+            for them is left out.
+    """
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
     except BertkitError as error:
         return [found("files", "problem", {"damaged": 1}, str(error))]
     seen, kept = scan(train, console), scan(held_out, console)
     tokenizer, findings = check_files(train, seen, kept)
-    findings += check_sizes(seen)
+    findings += check_sizes(seen, sentences)
     findings += check_held_out(seen, kept)
     if seen.documents:
         findings += check_copies(train, seen, tokenizer)
-        findings += check_shapes(seen)
+        findings += check_shapes(seen, sentences)
         findings += check_vocabulary(train, tokenizer)
-        findings += check_pairs(train, seen.whole)
+        findings += check_pairs(train, seen.whole, sentences)
     return findings
 
 
@@ -93,8 +102,10 @@ def check_files(
     return tokenizer, [files, pieces]
 
 
-def check_sizes(seen: Scan) -> list[Finding]:
+def check_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
     """Whether there is enough text, in enough documents of comparable size."""
+    draws = sentences in DRAWING
+    purpose = ", from which random next sentences are drawn" if draws else ""
     findings = [
         judged(
             "corpus-size",
@@ -107,11 +118,11 @@ def check_sizes(seen: Scan) -> list[Finding]:
             "documents",
             seen.documents,
             {"documents": seen.documents},
-            f"{seen.documents:,} training documents, from which random next sentences are drawn",
+            f"{seen.documents:,} training documents{purpose}",
             "in plain text a blank line ends a document: is there one? Else give more text",
         ),
     ]
-    if seen.documents:
+    if seen.documents and draws:
         share = seen.largest / seen.tokens
         findings.append(
             judged(
@@ -197,10 +208,10 @@ def commonest(store: TokenStore, repeats: Tally, tokenizer: Tokenizer | None) ->
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
 
 
-def check_shapes(seen: Scan) -> list[Finding]:
+def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
     """Documents too short, and sentences too long, to make pairs of."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
-    return [
+    findings = [
         judged(
             "one-sentence-documents",
             single,
@@ -219,6 +230,7 @@ def check_shapes(seen: Scan) -> list[Finding]:
             "has punctuation",
         ),
     ]
+    return findings if sentences == "next" else findings[1:]
 
 
 def check_vocabulary(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:

@@ -79,6 +79,7 @@ RUN_LIMITS = {
     "schedule-over": Limit(0.1, 0.5),
     "next-sentence-chance": RULE,
     "next-sentence-easy": RULE,
+    "replaced-chance": RULE,
     "label-balance": STORE_LIMITS["label-balance"],
     "cut-tokens": STORE_LIMITS["cut-tokens"],
     "evaluation": RULE,
@@ -146,25 +147,41 @@ def percent(value: float) -> str:
     return f"{value:.2%}" if text == "100%" and value < 1 else text
 
 
-def pair_findings(random_share: float, cut_share: float, where: str) -> list[Finding]:
+LABELS = {
+    "next": (
+        "a random next sentence",
+        "a document or chunk of one sentence can only be 'random': give whole documents, split "
+        "sentences (prepare --language), or raise phases.lengths",
+    ),
+    "order": (
+        "A and B swapped",
+        "a document of one piece cannot be swapped: give whole documents",
+    ),
+}
+"""How sentences are trained on -> what label 1 says of an example, and how to balance labels."""
+
+
+def pair_findings(
+    random_share: float, cut_share: float, where: str, sentences: str = "next"
+) -> list[Finding]:
     """What the measured examples say: label balance (design section 4) and tokens cut off.
 
     Args:
-        random_share: share of examples whose B is random.
+        random_share: share of examples with label 1.
         cut_share: share of the drawn tokens that truncation took.
         where: which examples these are, in words.
+        sentences: how they are cut; without a loss on pairs there are no labels to balance.
     """
     commoner = max(random_share, 1 - random_share)
+    balance = []
+    if sentences in LABELS:
+        label, change = LABELS[sentences]
+        said = f"{percent(random_share)} of {where} have {label} (half is meant): always saying "
+        said += f"the commoner label gets {percent(commoner)} right"
+        numbers = {"random_share": random_share}
+        balance = [judged("label-balance", commoner, numbers, said, change)]
     return [
-        judged(
-            "label-balance",
-            commoner,
-            {"random_share": random_share},
-            f"{percent(random_share)} of {where} have a random next sentence (half is meant): "
-            f"always saying the commoner label gets {percent(commoner)} right",
-            "a document or chunk of one sentence can only be 'random': give whole documents, split "
-            "sentences (prepare --language), or raise phases.lengths",
-        ),
+        *balance,
         judged(
             "cut-tokens",
             cut_share,

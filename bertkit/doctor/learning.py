@@ -1,4 +1,4 @@
-"""Whether a run learns: the plateau, the learning rate, next-sentence prediction, overfitting.
+"""Whether a run learns: the plateau, ELECTRA's replaced pieces, overfitting.
 
 Two losses can be reached without using any context. One is the unigram entropy: guess every piece
 by its frequency. The other is lower, because a target is not always masked (paper A.1: of the
@@ -32,14 +32,10 @@ GUESSING_UPDATES = 500
 """So many updates after the warm-up no loss should be at the unigram entropy itself."""
 MEANINGFUL_GAP = 0.1
 """In nats: without such a gap to the training loss, a risen held-out loss is no overfitting."""
+NEXT_PIECE = "at best, where each [CLS] and [SEP] is known,"
+"""What the second level is where the next piece is the target and there is nothing to repeat."""
 RISE = Limit(0.05, 0.2, "nats")
 """Of the held-out loss above its lowest value."""
-CHANCE = 0.03
-"""Next-sentence accuracy so little above the commoner label's share is chance."""
-FEWEST_PAIRS = 500
-"""Of fewer examples no accuracy is judged."""
-RIGHT_AWAY = 0.95
-"""Next-sentence accuracy that nothing but a shortcut reaches on the plateau."""
 
 
 def copying_loss(unigrams: np.ndarray, mask_share: float, random_share: float) -> float:
@@ -74,9 +70,10 @@ def blind_losses(run: Run) -> tuple[float, float] | None:
     entropy = run.baseline("unigram_entropy")
     if entropy is None or entropy <= 0:
         return None
-    if run.words == "lm":  # every token is a target: [SEP] and [CLS], too, which are easy
+    if run.words == "lm":  # every token but one is a target: [SEP] and [CLS], too, which are easy
         targets = sum(number(record, "targets") or 0 for record in run.steps)
-        easy = min(0.5, SPECIALS * run.sequences / max(1, targets))
+        specials = SPECIALS - 1 - (run.sentences == "single")
+        easy = min(0.5, specials * run.sequences / max(1, targets))
         return entropy, (1 - easy) * entropy
     mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")
     if mask is None or random is None:
@@ -141,10 +138,10 @@ def check_plateau(run: Run, causes: Sequence[str]) -> list[Finding]:
         "updates": run.last_step,
         "examples": run.sequences,
     }
-    said = (
-        f"{run.words_name} loss {level:.3f}; without context, guessing by frequency reaches "
-        f"{entropy:.3f}, and repeating what is seen at the target itself {copying:.3f}"
-    )
+    said = f"{run.words_name} loss {level:.3f}; without context, guessing by frequency reaches "
+    said += f"{entropy:.3f}, and "
+    said += "repeating what is seen at the target itself" if run.words == "mlm" else NEXT_PIECE
+    said += f" {copying:.3f}"
     if uses_context(level, entropy, copying):
         return [found("plateau", "ok", numbers, said)]
     guessing = level > (entropy + copying) / 2 and copying < (1 - LEVEL) * entropy
@@ -176,6 +173,11 @@ def plateau_advice(run: Run, guessing: bool, causes: Sequence[str]) -> str:
     rate = run.setting("training", "learning_rate")
     now = "" if rate is None else f" (now {rate:g})"
     advice = f"mend first: {', '.join(causes)}; " if causes else ""
+    if run.words == "lm":
+        return advice + (
+            "the network looks at nothing yet, not even at the neighbour: see learning-rate-high "
+            f"and learning-rate-low{now}; after few updates, train on"
+        )
     if guessing:
         return advice + (
             "not even kept pieces are repeated, which takes some hundred updates: see "
@@ -189,59 +191,28 @@ def plateau_advice(run: Run, guessing: bool, causes: Sequence[str]) -> str:
     )
 
 
-def check_next_sentence(run: Run) -> list[Finding]:
-    """Whether next-sentence prediction is at chance, or was solved before the words were."""
-    majority, records = run.baseline("nsp_majority"), third(run.present(), 2)
-    accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
-    seen = sum(number(record, "sequences") or 0 for record in records)
-    if majority is None or accuracy is None or seen < FEWEST_PAIRS:
-        return []
-    level, blind = last_level(run), blind_losses(run)
-    learns = blind is None or level is None or uses_context(level, *blind)
-    at_chance = accuracy < majority + max(CHANCE, 3 * math.sqrt(0.25 / seen))
-    severity = "ok"
-    if at_chance and run.sequences >= EARLY_EXAMPLES:
-        severity = "problem" if learns else "notice"
-    elif at_chance and learns:
-        severity = "notice"
-    chance = found(
-        "next-sentence-chance",
-        severity,
-        {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
-        f"{percent(accuracy)} of next-sentence labels are right at the end; the commoner label "
-        f"alone gets {percent(majority)}; {run.sequences:,} examples"
-        + ("; it comes after the plateau" if at_chance and not learns else ""),
-        "B must really follow A: check that documents are whole and in order, not shuffled "
-        "lines; longer examples help, too",
-    )
-    return [chance, *check_easy(run, majority)]
+def check_replaced(run: Run) -> list[Finding]:
+    """Whether ELECTRA's discriminator, the network that is kept, beats a blind guess.
 
-
-def check_easy(run: Run, majority: float) -> list[Finding]:
-    """Whether next sentences were told apart while the words were still guessed blindly."""
-    blind = blind_losses(run)
-    if majority >= RIGHT_AWAY or blind is None:
+    Who looks at nothing reaches the entropy of the share of replaced pieces.
+    """
+    records = third(run.present(), 2)
+    names = ("rtd_loss", "rtd_accuracy", "rtd_share")
+    loss, accuracy, share = (mean(records, name, "tokens") for name in names)
+    if loss is None or accuracy is None or share is None or not 0 < share < 1:
         return []
-    leaks = [
-        record
-        for record in sorted(run.steps + run.evaluations, key=step_of)
-        if (number(record, f"{run.pairs}_accuracy") or 0) >= RIGHT_AWAY
-        and (number(record, "sequences") or 0) >= FEWEST_PAIRS / 5
-        and (loss := number(record, f"{run.words}_loss")) is not None
-        and not uses_context(loss, *blind)
-    ]
-    said = f"{len(leaks):,} journal lines have {percent(RIGHT_AWAY)} of next-sentence labels right "
-    said += "while the words are still guessed without context"
-    if leaks:
-        said += f", the first at update {step_of(leaks[0]):,}: labels show without reading"
+    blind = -share * math.log(share) - (1 - share) * math.log1p(-share)
+    learns = loss < (1 - CONTEXT) * blind
+    severity = "ok" if learns else "notice" if is_early(run) else "problem"
     return [
         found(
-            "next-sentence-easy",
-            ("ok", "notice", "problem")[min(2, len(leaks))],
-            {"lines": len(leaks), "step": step_of(leaks[0]) if leaks else None},
-            said,
-            "look at pair-shortcut, label-balance and one-sentence-documents of the store; make "
-            "documents of one language and kind",
+            "replaced-chance",
+            severity,
+            {"loss": loss, "blind_loss": blind, "accuracy": accuracy, "share": share},
+            f"replaced-token loss {loss:.4f} at the end; without looking, by the share of replaced "
+            f"pieces ({percent(share)}), {blind:.4f}; {percent(accuracy)} are right",
+            "the network that is kept has learnt nothing: mend the plateau first; a generator of "
+            "another size (objectives.generator_share) or more updates help, too",
         )
     ]
 

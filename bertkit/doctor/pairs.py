@@ -1,16 +1,21 @@
-"""What the sentence pairs of a store are like: label balance, tokens cut, shortcuts (section 3.1).
+"""Sentence pairs (section 3.1): what those of a store are like, and whether a run learns from them.
 
-A next-sentence task teaches nothing where its answer shows without reading: in the lengths, or in
-whether A and B have words in common. How far one such number gets is measured: the best threshold
-on it is chosen on one half of a sample and tried on the other.
+Of a store: label balance, tokens cut, shortcuts. A next-sentence task teaches nothing where its
+answer shows without reading: in the lengths, or in whether A and B have words in common. How far
+one such number gets is measured: the best threshold on it is chosen on one half of a sample and
+tried on the other.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
-from bertkit.doctor.findings import Finding, judged, pair_findings, percent
+from bertkit.doctor.findings import LABELS, Finding, found, judged, pair_findings, percent
+from bertkit.doctor.learning import EARLY_EXAMPLES, blind_losses, last_level, uses_context
+from bertkit.doctor.records import Run, mean, number, step_of, third
 from bertkit.examples.pairs import PairOptions, measure_pairs, plan_window
 
 LENGTH = 128
@@ -19,23 +24,54 @@ SAMPLE = 4_000
 """Pairs that are looked at for shortcuts."""
 FEWEST = 200
 """Of fewer pairs nothing can be said."""
+LIMIT_OF_BALANCE = 0.9
+"""Where one label is commoner than this, the balance is the finding, and shortcuts are not."""
+CHANCE = 0.03
+"""Accuracy on pairs so little above the commoner label's share is chance."""
+FEWEST_PAIRS = 500
+"""Of fewer examples no accuracy is judged."""
+RIGHT_AWAY = 0.95
+"""Accuracy on pairs that nothing but a shortcut reaches on the plateau."""
+
+QUESTIONS = {
+    "nsp": (
+        "next-sentence labels",
+        "B must really follow A: check that documents are whole and in order, not shuffled "
+        "lines; longer examples help, too",
+        "look at pair-shortcut, label-balance and one-sentence-documents of the store; make "
+        "documents of one language and kind",
+    ),
+    "sop": (
+        "sentence-order labels",
+        "sentences must stand in their order: check that documents are not shuffled lines; longer "
+        "examples help, too",
+        "look at pair-shortcut of the store: something marks where a document begins, such as a "
+        "title or a template",
+    ),
+}
+"""The pairs' objective as the journal has it -> its labels, and what to change about it where they
+are not learnt, and where they are learnt without reading."""
 
 
-def check_pairs(store: TokenStore, shards: list[int]) -> list[Finding]:
+def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -> list[Finding]:
     """Make the examples of the first shards that have two documents, and look at them.
 
     Args:
         store: the training split.
         shards: its undamaged shards.
+        sentences: how examples are cut, as in `examples.pairs.PairOptions`.
     """
     chosen = first_window(store, shards)
     if not chosen:
         return []
-    rows = plan_window(store, chosen, PairOptions(max_length=LENGTH), 0, 0, 0)
+    options = PairOptions(max_length=LENGTH, sentences=sentences)
+    rows = plan_window(store, chosen, options, 0, 0, 0)
     measured = measure_pairs(rows, LENGTH)
     where = f"{measured.examples:,} examples of length {LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (the first of the corpus)"
-    findings = pair_findings(measured.random_share, measured.cut_share, where)
+    findings = pair_findings(measured.random_share, measured.cut_share, where, sentences)
+    if sentences not in LABELS:
+        return findings
     sample = rows[:SAMPLE]  # the table is shuffled
     labels = sample["is_random"].astype(bool)
     most = max(labels.mean(), 1 - labels.mean())
@@ -47,16 +83,14 @@ def check_pairs(store: TokenStore, shards: list[int]) -> list[Finding]:
         "pair-shortcut",
         reached[best],
         {"accuracy": reached[best], "by": best, "pairs": len(sample)},
-        f"without reading, by {best} alone, {percent(reached[best])} of next-sentence labels are "
-        f"right (the commoner label: {percent(most)}; {len(sample):,} pairs)",
+        f"without reading, by {best} alone, {percent(reached[best])} of the labels are right "
+        f"(the commoner label: {percent(most)}; {len(sample):,} pairs)",
         "documents have too little in common, so next-sentence prediction teaches nothing: join "
-        "documents of one topic or language into a corpus of their own, or train without it",
+        "documents of one topic or language into a corpus of their own, or train without it"
+        if sentences == "next"
+        else "the order of sentences shows without reading, so it teaches nothing: leave it out",
     )
     return [*findings, shortcut]
-
-
-LIMIT_OF_BALANCE = 0.9
-"""Where one label is commoner than this, the balance is the finding, and shortcuts are not."""
 
 
 def first_window(store: TokenStore, shards: list[int]) -> list[int]:
@@ -79,7 +113,8 @@ def features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
     common = np.zeros(len(rows))
     for index, row in enumerate(rows):
         a, b = (side_of(store, row, side) for side in "ab")
-        common[index] = len(np.intersect1d(a, b, assume_unique=True)) / min(len(a), len(b))
+        least = max(1, min(len(a), len(b)))  # of a sentence of one piece that is cut, B is empty
+        common[index] = len(np.intersect1d(a, b, assume_unique=True)) / least
     return {
         "the pieces that A and B share": common,
         "the length of A": rows["a_length"],
@@ -115,3 +150,62 @@ def stump(values: np.ndarray, labels: np.ndarray) -> float:
     limit = -np.inf if cut == 0 else ranked[cut - 1]
     said = (values[half:] <= limit) == below
     return float((said == labels[half:]).mean())
+
+
+def check_next_sentence(run: Run) -> list[Finding]:
+    """Whether the pairs' labels are at chance, or were solved before the words were."""
+    if not run.pairs:
+        return []
+    majority, records = run.baseline("nsp_majority"), third(run.present(), 2)
+    accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
+    seen = sum(number(record, "sequences") or 0 for record in records)
+    if majority is None or accuracy is None or seen < FEWEST_PAIRS:
+        return []
+    labels, change, _ = QUESTIONS[run.pairs]
+    level, blind = last_level(run), blind_losses(run)
+    learns = blind is None or level is None or uses_context(level, *blind)
+    at_chance = accuracy < majority + max(CHANCE, 3 * math.sqrt(0.25 / seen))
+    severity = "ok"
+    if at_chance and run.sequences >= EARLY_EXAMPLES:
+        severity = "problem" if learns else "notice"
+    elif at_chance and learns:
+        severity = "notice"
+    chance = found(
+        "next-sentence-chance",
+        severity,
+        {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
+        f"{percent(accuracy)} of {labels} are right at the end; the commoner label alone gets "
+        f"{percent(majority)}; {run.sequences:,} examples"
+        + ("; it comes after the plateau" if at_chance and not learns else ""),
+        change,
+    )
+    return [chance, *check_easy(run, majority)]
+
+
+def check_easy(run: Run, majority: float) -> list[Finding]:
+    """Whether pairs were told apart while the words were still guessed blindly."""
+    blind = blind_losses(run)
+    if majority >= RIGHT_AWAY or blind is None:
+        return []
+    labels, _, change = QUESTIONS[run.pairs]
+    leaks = [
+        record
+        for record in sorted(run.steps + run.evaluations, key=step_of)
+        if (number(record, f"{run.pairs}_accuracy") or 0) >= RIGHT_AWAY
+        and (number(record, "sequences") or 0) >= FEWEST_PAIRS / 5
+        and (loss := number(record, f"{run.words}_loss")) is not None
+        and not uses_context(loss, *blind)
+    ]
+    said = f"{len(leaks):,} journal lines have {percent(RIGHT_AWAY)} of {labels} right "
+    said += "while the words are still guessed without context"
+    if leaks:
+        said += f", the first at update {step_of(leaks[0]):,}: labels show without reading"
+    return [
+        found(
+            "next-sentence-easy",
+            ("ok", "notice", "problem")[min(2, len(leaks))],
+            {"lines": len(leaks), "step": step_of(leaks[0]) if leaks else None},
+            said,
+            change,
+        )
+    ]

@@ -58,7 +58,7 @@ def largest_rise(records: Sequence[Record], run: Run) -> Rise | None:
     smooth = np.convolve(losses * targets, window, "valid") / np.maximum(weights, 1)
     scale = run.baseline("unigram_entropy") or float(np.median(losses))
     chance = SURE * SPREAD * scale * math.sqrt(2 / max(1.0, float(weights.min())))
-    limit = max(LEVEL * scale, chance)
+    limit = max(LEVEL * scale, chance, 1e-9)
     lowest = np.minimum.accumulate(smooth)
     top = int((smooth - lowest).argmax())
     return Rise(
@@ -69,20 +69,30 @@ def largest_rise(records: Sequence[Record], run: Run) -> Rise | None:
     )
 
 
+def slower(run: Run) -> str:
+    """How to keep a loss from rising."""
+    peak = run.setting("training", "learning_rate")
+    return (
+        "start a new run with a lower training.learning_rate"
+        + ("" if peak is None else f" (now {peak:g}; try {peak / 3:.1g})")
+        + " or a longer training.warmup_steps; phases.batch_sizes larger calms it, too"
+    )
+
+
 def check_too_high(run: Run, rises: Sequence[Rise]) -> Finding:
     """Whether the loss left the numbers, or rose."""
+    change = slower(run)
+    if run.end == "diverged":
+        last = step_of(run.steps[-1])
+        said = f"loss or gradient was no number any more between updates {last:,} and "
+        said += f"{run.last_step:,}"
+        return found("learning-rate-high", "problem", {"step": run.last_step}, said, change)
     broken = [
         record
         for record in run.steps + run.evaluations
         if any(name.endswith("loss") and value is None for name, value in record.items())
     ]
     rise = max(rises, key=lambda one: one.height / one.limit, default=None)
-    peak = run.setting("training", "learning_rate")
-    change = (
-        "start a new run with a lower training.learning_rate"
-        + ("" if peak is None else f" (now {peak:g}; try {peak / 3:.1g})")
-        + " or a longer training.warmup_steps; phases.batch_sizes larger calms it, too"
-    )
     if broken:
         step = step_of(min(broken, key=step_of))
         said = f"the loss is no number at update {step:,}"

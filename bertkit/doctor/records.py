@@ -15,6 +15,7 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.examples.pairs import SENTENCES
 from bertkit.files import read_json
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -60,9 +61,9 @@ class Run:
         self.last_step = max((step_of(record) for record in records), default=0)
         ended = bool(records) and records[-1].get("kind") == "end"
         self.end: str = str(records[-1].get("reason", "")) if ended else ""
-        """finished, interrupted, or nothing."""
+        """finished, interrupted, diverged, or nothing."""
         self.going_on = not self.end and is_locked(folder)
-        self.store = find_store(self)
+        self.store, self.stores = find_stores(self)
         named = {name for record in self.steps + self.evaluations for name in record}
         causal = "lm_loss" in named and "mlm_loss" not in named
         self.words, self.words_name = ("lm", "LM") if causal else ("mlm", "MLM")
@@ -120,6 +121,20 @@ class Run:
         return self.end == "finished"
 
     @property
+    def sentences(self) -> str:
+        """How the recipe cuts examples (`examples.pairs.SENTENCES`); next where it does not say."""
+        objectives = self.recipe.get("objectives")
+        wanted = objectives.get("sentences") if isinstance(objectives, dict) else None
+        return wanted if wanted in SENTENCES else "next"
+
+    @property
+    def store_names(self) -> list[str]:
+        """The recorded folders of the corpus: one, or of a mixture all."""
+        names = self.claims.get("stores")
+        one = [self.claims.get("store") or "store"]
+        return [str(name) for name in (names if isinstance(names, list) else one)]
+
+    @property
     def sequences(self) -> int:
         """Examples seen."""
         return round(sum(number(record, "sequences") or 0 for record in self.steps))
@@ -147,7 +162,11 @@ class Run:
 def readable(path: Path) -> list[Record]:
     """The lines of a damaged journal that are whole."""
     found = []
-    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    for line in content.split(b"\n"):
         try:
             record = json.loads(line)
         except ValueError:
@@ -214,19 +233,55 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def find_store(run: Run) -> TokenStore | None:
-    """The run's corpus: the recorded place, from here or from a folder above, or in the run.
+def find_stores(run: Run) -> tuple[TokenStore | None, list[TokenStore]]:
+    """The run's corpus, and the stores it is made of, as far as they are within reach.
 
-    The one with the recorded content is taken before others that are there.
+    A mixture is there only where all of its stores are, with the recorded shares.
     """
-    named = str(run.claims.get("store") or "store")
+    claims, names = run.claims, run.store_names
+    if not isinstance(claims.get("stores"), list):
+        store = find_store(run, names[0], claims.get("corpus"), run.folder / "store")
+        return store, [] if store is None else [store]
+    hashes, shares = claims.get("corpora"), claims.get("shares")
+    known = (
+        hashes if isinstance(hashes, list) and len(hashes) == len(names) else [None] * len(names)
+    )
+    found = [find_store(run, name, content) for name, content in zip(names, known, strict=True)]
+    there = [store for store in found if store is not None]
+    if len(there) < len(names) or not isinstance(shares, list):
+        return None, there
+    from bertkit.examples.mixture import mix
+
+    try:
+        return mix(there, weights=[float(share) for share in shares]), there
+    except (BertkitError, TypeError, ValueError):  # other tokenizers are a finding; or no shares
+        return None, there
+
+
+def find_store(run: Run, named: str, content: Any, *others: Path) -> TokenStore | None:
+    """A store by its recorded place, from here or from a folder above the run, or elsewhere.
+
+    Args:
+        run: is told of damage.
+        named: the recorded place.
+        content: the recorded hash; a store with it is taken before others that are there.
+        others: more places.
+    """
     above = run.folder.resolve().parents
-    places = [Path(named), run.folder / "store", *(folder / named for folder in above)]
+    places = [Path(named), *others, *(folder / named for folder in above)]
     stores = []
-    for place in dict.fromkeys(path for path in places if (path / "manifest.json").is_file()):
+    for place in dict.fromkeys(path for path in places if is_there(path / "manifest.json")):
         try:
             stores.append(TokenStore(place))
         except BertkitError as error:
             run.damage.append(str(error))
-    same = [store for store in stores if store.content_hash == run.claims.get("corpus")]
+    same = [store for store in stores if store.content_hash == content]
     return [*same, *stores, None][0]
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file can be seen; one in somebody else's folder counts as no."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

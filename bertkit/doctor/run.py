@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from bertkit.doctor.findings import Finding, found, judged, pair_findings, percent
-from bertkit.doctor.learning import check_next_sentence, check_overfitting, check_plateau
-from bertkit.doctor.rates import check_rates
+from bertkit.doctor.learning import check_overfitting, check_plateau, check_replaced
+from bertkit.doctor.pairs import check_next_sentence
+from bertkit.doctor.rates import check_rates, slower
 from bertkit.doctor.records import RECIPE, Run, number, step_of, values
 from bertkit.errors import BertkitError
 from bertkit.tokens.tokenizer import Tokenizer
@@ -31,10 +32,12 @@ def check_run(run: Run, store_findings: list[Finding]) -> list[Finding]:
     if not run.steps:
         return findings
     rates = check_rates(run)
-    causes = [one.name for one in [*findings, *rates, *store_findings] if one.severity == "problem"]
+    everything = [*findings, *rates, *store_findings]
+    causes = list(dict.fromkeys(one.name for one in everything if one.severity == "problem"))
     findings += check_plateau(run, causes)
     findings += rates
     findings += check_next_sentence(run)
+    findings += check_replaced(run)
     findings += check_overfitting(run)
     findings += [check_evaluation(run), *check_examples(run), *check_epochs(run)]
     return [*findings, *check_speed(run)]
@@ -52,12 +55,16 @@ def check_state(run: Run) -> Finding:
         return found("state", "ok" if whole else "problem", numbers, said, again)
     if run.going_on:
         return found("state", "ok", numbers, f"going on, {made}")
+    if run.end == "diverged":
+        said = f"diverged after {made}: loss or gradient was no number any more"
+        change = f"the same command would diverge again: {slower(run)}"
+        return found("state", "problem", numbers, said, change)
     if run.end:
         return found("state", "notice", numbers, f"{run.end} after {made}", again)
     if not run.steps:
         said = "begun, but no update has been written down"
         return found("state", "notice", numbers, said, again)
-    said = f"the journal breaks off after {made}: killed, out of memory, disk full, or diverged"
+    said = f"the journal breaks off after {made}: killed, out of memory or disk full"
     return found("state", "notice", numbers, said, again)
 
 
@@ -83,8 +90,9 @@ def check_tokenizers(run: Run) -> list[Finding]:
     hashes = {}
     if isinstance(run.claims.get("tokenizer_hash"), str):
         hashes["recipe.json"] = run.claims["tokenizer_hash"]
-    if run.store is not None:
-        hashes["the store"] = run.store.tokenizer_hash
+    for store in run.stores:
+        name = "the store" if len(run.store_names) == 1 else f"store {store.folder}"
+        hashes[name] = store.tokenizer_hash
     for name in ("tokenizer", "model"):
         folder = run.folder / name
         if (folder / "vocab.txt").is_file():
@@ -112,10 +120,13 @@ def check_tokenizers(run: Run) -> list[Finding]:
 def check_corpus(run: Run) -> Finding:
     """Whether the corpus can be reached, and is the one the run was begun with."""
     if run.store is None:
-        said = f"the token store ({run.claims.get('store', 'not recorded')}) is not within reach"
+        named = run.claims.get("store", "not recorded")
+        said = f"the token store ({named}) is not within reach"
+        if len(run.store_names) > 1:
+            said = f"of the {named}, {len(run.stores)} are within reach: the corpus is not whole"
         advice = "run doctor where the store is, to have the corpus judged, too"
         return found("corpus", "notice", {"reachable": False}, said, advice)
-    same = run.claims.get("corpus") in {None, run.store.content_hash}
+    same = run.claims.get("corpus") in (None, run.store.content_hash)
     said = f"{run.store.folder} is the corpus the run was begun with"
     return found(
         "corpus",
@@ -129,7 +140,7 @@ def check_corpus(run: Run) -> Finding:
 def check_evaluation(run: Run) -> Finding:
     """Whether the run is measured on held-out text."""
     every = run.setting("watching", "evaluate_every")
-    due = bool(run.end) or every is None or run.last_step >= every
+    due = run.finished or every is None or run.last_step >= every
     if run.evaluations:
         last = step_of(run.evaluations[-1])
         said = f"{len(run.evaluations):,} held-out measurements, the last at update {last:,}"
@@ -157,26 +168,62 @@ def check_examples(run: Run) -> list[Finding]:
         return []
     count = number(pairs, "examples")
     where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
-    measured = pair_findings(random_share, cut, where if count is None else f"{where}examples")
-    return [one for one in measured if run.pairs or one.name != "label-balance"]
+    where += "" if count is None else "examples"
+    kind = {"nsp": "next", "sop": "order"}.get(run.pairs, "none")
+    return pair_findings(random_share, cut, where, kind)
 
 
 def check_epochs(run: Run) -> list[Finding]:
     """How often the whole recipe reads the corpus."""
-    total = run.total_steps
-    if run.epochs is None or not total or not run.last_step:
+    if run.epochs is None or not run.total_steps or not run.last_step:
         return []
-    planned = run.epochs * max(1.0, total / run.last_step)
+    planned = run.epochs / share_made(run)
+    said = f"the recipe reads the corpus {planned:.1f} times, {run.epochs:.1f} so far "
+    said += "(the paper: about 40)"
+    often, store = most_read(run)
+    if store:
+        said += f"; of the stores {store} most often, {often * planned:.1f} times"
     return [
         judged(
             "epochs",
-            planned,
-            {"planned": planned, "read": run.epochs},
-            f"the recipe reads the corpus {planned:.1f} times, {run.epochs:.1f} so far "
-            "(the paper: about 40)",
-            "give more text, or fewer phases.steps",
+            often * planned,
+            {"planned": planned, "read": run.epochs, "most_read_store": often * planned},
+            said,
+            "give more text, or fewer phases.steps"
+            + ("; of a small store a smaller share (--smoothing, --weights)" if store else ""),
         )
     ]
+
+
+def share_made(run: Run) -> float:
+    """The share of the recipe's tokens that was read, by lengths and batches of the phases."""
+    assert run.total_steps is not None
+    phases, left = run.start.get("phases"), float(run.last_step)
+    done = everything = 0.0
+    for phase in phases if isinstance(phases, list) else []:
+        steps, length, size = (
+            number(phase, name) or 0.0 if isinstance(phase, dict) else 0.0
+            for name in ("steps", "length", "batch_size")
+        )
+        done += min(left, steps) * length * size
+        everything += steps * length * size
+        left -= min(left, steps)
+    if 0 < done <= everything:
+        return done / everything
+    return min(1.0, run.last_step / run.total_steps)
+
+
+def most_read(run: Run) -> tuple[float, str]:
+    """How many times as often as the corpus its most read store is read, and which; 1 of one."""
+    members = run.start.get("mixture")
+    rates = [
+        (share / tokens, str(member.get("store")))
+        for member in (members if isinstance(members, list) else [])
+        if isinstance(member, dict)
+        and (share := number(member, "share"))
+        and (tokens := number(member, "token_share"))
+    ]
+    return max(rates, default=(1.0, ""))
 
 
 def check_speed(run: Run) -> list[Finding]:

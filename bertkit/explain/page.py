@@ -35,6 +35,7 @@ from bertkit.page import card_list, folded, page, table
 
 MOST_WEIGHTS = 24_000_000
 """Attention weights of a page: more would be slow to load. Base with 400 tokens is below."""
+QUESTION = {"next": "next-sentence prediction", "order": "sentence order"}
 
 
 def write_page(path: Path, trace: Trace) -> None:
@@ -73,7 +74,7 @@ def page_of(trace: Trace) -> str:
             f"<p>{escape(section.meaning)}</p>{body}</section>"
         )
     parts.append(script(trace))
-    whole = page(f"{trace.texts[0][:40]}: bertkit explain", parts)
+    whole = page(f"{visible(trace.texts[0][:40])}: bertkit explain", parts)
     return whole.replace("</style>", own("page.css") + "</style>", 1)
 
 
@@ -92,7 +93,7 @@ def heading(trace: Trace) -> str:
                 f"width {config.hidden_size:,}, {count_parameters(config):,} parameters",
             ),
             ("MLM loss", loss, f"{len(trace.targets)} targets, seed {trace.seed}"),
-            ("second text follows", following, "next-sentence prediction"),
+            ("second text follows", following, QUESTION[trace.pairs]),
         ]
     )
     return f"<h1>One example through {escape(trace.model)}</h1>{texts}{cards}"

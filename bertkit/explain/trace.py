@@ -91,11 +91,11 @@ def follow(model: Path | str, text: str, pair: str | None = None, *, seed: int =
         seed: of the masks.
 
     Raises:
-        BertkitError: there is no such model, a text is empty or holds [MASK], or the sequence is
-            longer than the model.
+        BertkitError: there is no such model, a text is empty or holds [MASK], the sequence is
+            longer than the model, or the seed is out of range.
     """
-    if seed < 0:
-        raise BertkitError(f"--seed must be 0 or more, got {seed}")
+    if not 0 <= seed < 1 << 63:
+        raise BertkitError(f"--seed must be 0 or more, and below 2^63, got {seed}")
     start = read_start(Path(model))
     texts = (text,) if pair is None else (text, pair)
     encoded = [start.tokenizer.encode(part) for part in texts]
@@ -170,7 +170,8 @@ def missing_heads(new: list[str], start: Start, pair: str | None) -> dict[str, s
             left_out[key] = f"the model has no such head ({prefix.rstrip('.')})"
     if start.config.direction != "bidirectional":
         plain = start.config.direction.replace("_", " ")
-        left_out["mlm"] = f"the model reads {plain} and learns the next piece, not masked ones"
+        asked = "next piece" if start.config.direction == "left_to_right" else "piece before"
+        left_out["mlm"] = f"the model reads {plain} and learns the {asked}, not masked ones"
     if "pooler" in left_out:
         left_out.setdefault("nsp", "the model has no pooler (bert.pooler), which this head reads")
     elif pair is None:
@@ -180,8 +181,8 @@ def missing_heads(new: list[str], start: Start, pair: str | None) -> dict[str, s
 
 def pairs_of(start: Start) -> str:
     """What the head on pairs was trained on, by `bertkit.json` or, where absent, by the family."""
-    if start.details:
-        objectives = (start.details.get("recipe") or {}).get("objectives") or {}
+    if recipe := start.details.get("recipe"):  # an extended model has details and no recipe
+        objectives = recipe.get("objectives") or {}
         return "order" if objectives.get("sentences") == "order" else "next"
     return "order" if start.config.share_layers else "next"  # ALBERT
 

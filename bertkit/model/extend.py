@@ -28,8 +28,9 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.start import Start, model_folder
 from bertkit.model.weights import write_tensors
 from bertkit.text.lines import TextCounts
+from bertkit.tokens.learn import stands_alone
 from bertkit.tokens.normalize import split_words
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertkit.tokens.vocabulary import CONTINUATION
 
 PLACES = ("append", "unused")
@@ -57,39 +58,6 @@ class Extension:
         return [self.tokenizer.vocabulary[index] for index in self.ids]
 
 
-def choose_words(
-    tokenizer: Tokenizer, counts: Mapping[str, int], number: int
-) -> list[tuple[str, int]]:
-    """The words whose own piece would save most pieces, each with how many it saves.
-
-    A word of p pieces that occurs n times saves n (p - 1). Ties go by text. Words that are one
-    piece already are left out, and so are those that are [UNK].
-
-    Args:
-        tokenizer: the vocabulary to be extended.
-        counts: the normalised words of domain text, as `count_words` gives them.
-        number: the most words to choose.
-
-    Raises:
-        BertkitError: `number` is below 1.
-    """
-    if number < 1:
-        raise BertkitError(f"--count must be at least 1, got {number}")
-    words = list(counts)
-    broken = [
-        (word, counts[word] * (len(ids) - 1))
-        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True)
-        if len(ids) > 1 and is_one_word(word, tokenizer)
-    ]
-    return sorted(broken, key=lambda item: (-item[1], item[0]))[:number]
-
-
-def is_one_word(text: str, tokenizer: Tokenizer) -> bool:
-    """Whether normalisation leaves a text as it is, and whole."""
-    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
-    return split_words(text, **rules) == [text] and len(text) <= tokenizer.max_word_characters
-
-
 def extend_vocabulary(
     tokenizer: Tokenizer,
     words: Iterable[tuple[str, str]],
@@ -111,11 +79,14 @@ def extend_vocabulary(
     Raises:
         BertkitError: no word is new, or there are fewer [unused] entries than words.
     """
-    if place not in PLACES:
-        raise BertkitError(f"unknown --place '{place}'{nearest(place, PLACES)}")
+    check_choice("--place", place, PLACES)
     new = list(new_pieces(tokenizer, words, counts))
     if not new:
-        raise BertkitError("there is nothing to add: no word is new to the vocabulary")
+        why = "; ".join(f"{reason}: {times:,}" for reason, times in sorted(counts.skipped.items()))
+        raise BertkitError(
+            "there is nothing to add: no word is new to the vocabulary"
+            + (f" ({why})" if why else "")
+        )
     vocabulary = list(tokenizer.vocabulary)
     ids = list(range(tokenizer.size, tokenizer.size + len(new)))
     if place == "unused":
@@ -130,33 +101,46 @@ def extend_vocabulary(
             vocabulary[index] = piece
     else:
         vocabulary += new
-    extended = Tokenizer.from_vocabulary(
+    extended = with_vocabulary(tokenizer, vocabulary)
+    return Extension(extended, ids, [pieces_of(piece, tokenizer) for piece in new])
+
+
+def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenizer:
+    """Other pieces under the same rules."""
+    return Tokenizer.from_vocabulary(
         vocabulary,
         lowercase=tokenizer.lowercase,
         compat=tokenizer.compat,
         max_word_characters=tokenizer.max_word_characters,
         strip_accents=tokenizer.strip_accents,
     )
-    for index, piece in zip(ids, new, strict=True):
-        if not piece.startswith(CONTINUATION) and extended.encode(piece).ids != [index]:
-            raise BertkitError(f"{piece!r} would not be one piece; leave it out")
-    return Extension(extended, ids, [pieces_of(piece, tokenizer) for piece in new])
+
+
+def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is not known."""
+    if value not in known:
+        raise BertkitError(f"unknown {flag} '{value}'{nearest(value, known)}")
 
 
 def new_pieces(
     tokenizer: Tokenizer, words: Iterable[tuple[str, str]], counts: TextCounts
 ) -> Iterator[str]:
     """The words that become pieces, each once; the others are counted."""
-    known = set(tokenizer.vocabulary)
+    known, found = set(tokenizer.vocabulary), dict[str, str]()
     for text, source in words:
         piece, reason = new_piece(text, tokenizer)
-        if piece in known:
+        if piece in known or piece in found:
             reason = "word that is one piece already, or listed twice"
         if reason:
             counts.note(reason, source)
         else:
-            known.add(piece)
+            found[piece] = source
+    trial = with_vocabulary(tokenizer, [*SPECIAL_TOKENS, *found])
+    for piece, source in found.items():
+        if piece.startswith(CONTINUATION) or trial.encode(piece).pieces == [piece]:
             yield piece
+        else:  # "hf" has other rules on rare characters
+            counts.note("word that the model's own tokenizer reads otherwise", source)
 
 
 def new_piece(text: str, tokenizer: Tokenizer) -> tuple[str, str]:
@@ -168,6 +152,8 @@ def new_piece(text: str, tokenizer: Tokenizer) -> tuple[str, str]:
         return "", "blank line"
     if len(found) > 1:
         return "", "text that normalisation makes several words of"
+    if prefix and stands_alone(found[0][0]):
+        return "", "piece for the inside of words that always stands alone"
     if len(found[0]) > tokenizer.max_word_characters:
         return "", f"word of more than {tokenizer.max_word_characters} characters"
     return prefix + found[0], ""
@@ -205,8 +191,7 @@ def extend_tensors(
     Raises:
         BertkitError: `init` is unknown.
     """
-    if init not in STARTS:
-        raise BertkitError(f"unknown --init '{init}'{nearest(init, STARTS)}")
+    check_choice("--init", init, STARTS)
     generator = torch.Generator().manual_seed(0)
     extended = dict(tensors)
     for name in (EMBEDDINGS, DECODER_BIAS):
@@ -245,14 +230,16 @@ def extend_model(
         init: see `extend_tensors`.
 
     Raises:
-        BertkitError: the directory holds something else, is the model's own, or cannot be written.
+        BertkitError: the directory holds something else, is the model's own, or cannot be written,
+            or the model has a second encoder.
     """
+    check_out(start.path, out)
     source = model_folder(start.path)
-    if out.resolve() in (source.resolve(), start.path.resolve()):
-        raise BertkitError(f"--out {out} is the model itself; choose another folder")
-    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not empty and not (out / "config.json").is_file():
-        raise BertkitError(f"{out} exists and is no model directory; choose another")
+    if (source / "beside").is_dir():
+        raise BertkitError(
+            f"{start.path} has a second encoder beside it, which would keep the old vocabulary; "
+            "extend both models that it was made of, and tune them again"
+        )
     tensors = extend_tensors(start.tensors, extension, start.config, init=init)
     config = foreign_config(start, source) | {"vocab_size": len(tensors[EMBEDDINGS])}
     made = {
@@ -273,6 +260,15 @@ def extend_model(
         write_json(folder / "bertkit.json", details)
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
+
+
+def check_out(model: Path, out: Path) -> None:
+    """Refuse a folder that holds something else than a model, or the model itself."""
+    if out.resolve() in (model_folder(model).resolve(), model.resolve()):
+        raise BertkitError(f"--out {out} is the model itself; choose another folder")
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not empty and not (out / "config.json").is_file():
+        raise BertkitError(f"{out} exists and is no model directory; choose another")
 
 
 def foreign_config(start: Start, source: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ sentence hold the answer? GLUE's QNLI is made from SQuAD in the same way (Wang e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,16 @@ from bertkit.errors import BertkitError
 from bertkit.examples.generator import SPLIT, generator
 from bertkit.reproduce.scales import TaskScale
 from bertkit.tasks.classify import Classify
+from bertkit.tasks.conll import PLACE as CONLL_SITE
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.glue import GLUE, PLACE, find_file
 from bertkit.tasks.inputs import QuestionInput, TextInput
 from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset, official_paths
+from bertkit.tasks.squad import SQUAD_SITE
+from bertkit.tasks.swag import PLACE as SWAG_SITE
+from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 
 LABELS = ("entailment", "not_entailment")
@@ -66,8 +71,9 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Datase
             lengths = replace(lengths, question_length=max(8, positions // 4))
         files = Files(data=folder_of(task, data))
         found = load_dataset(task, files, Columns(), lengths, positions)
-    dev = [(name, some_of(inputs, scale.dev, 1)) for name, inputs in found.dev]
-    return replace(found, train=some_of(found.train, scale.train, 0), dev=dev, test=[])
+    some = some_documents if scale.context == "document" else some_of
+    dev = [(name, some(inputs, scale.dev, 1)) for name, inputs in found.dev]
+    return replace(found, train=some(found.train, scale.train, 0), dev=dev, test=[])
 
 
 def absent_files(task: str, data: Path) -> str:
@@ -82,9 +88,12 @@ def absent_files(task: str, data: Path) -> str:
             return f"the data folder has no {GLUE[task].folder}; get it from {PLACE}"
         return ""
     key = "squad-1.1" if task == "squad-sentences" else task
+    place = {"swag": SWAG_SITE, "conll-2003": CONLL_SITE}.get(key, SQUAD_SITE)
     paths = official_paths(key, Files(data=folder))
     gone = [path.name for split, path in paths.items() if split != "test" and not path.is_file()]
-    return f"the data folder has no {key}: {', '.join(gone)}" if gone else ""
+    if not gone:
+        return ""
+    return f"the data folder has no {key} ({', '.join(gone)}); get it from {place}"
 
 
 def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
@@ -98,22 +107,40 @@ def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
     return [inputs[i] for i in sorted(chosen.tolist())]
 
 
+def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
+    """Whole documents of tagged words, at random, until there are `count` inputs; 0 for all."""
+    if not 0 < count < len(inputs):
+        return inputs
+    sizes = Counter(given.document for given in inputs)
+    chosen: set[Any] = set()
+    total = 0
+    for document in generator(0, SPLIT, epoch=1, row=row).permutation(list(sizes)).tolist():
+        if total >= count:
+            break
+        chosen.add(document)
+        total += sizes[document]
+    return [given for given in inputs if given.document in chosen]
+
+
 def squad_sentences(data: Path, scale: TaskScale, positions: int) -> Dataset:
     """Question and sentence pairs of SQuAD 1.1, made of twice as many questions as are wanted."""
     files = Files(data=folder_of("squad-1.1", data))
     questions = load_dataset("squad-1.1", files, Columns(), Lengths(), 512)
     [(_, dev)] = questions.dev
-    task = Classify(LABELS, ("accuracy",), positions)
+    counts = questions.counts
     return Dataset(
         "squad-sentences",
-        task,
-        sentence_pairs(some_of(questions.train, 2 * scale.train, 2), 0),
-        [("dev", sentence_pairs(some_of(dev, 2 * scale.dev, 3), 1))],
+        Classify(LABELS, ("accuracy",), positions),
+        sentence_pairs(some_of(questions.train, 2 * scale.train, 2), 0, counts),
+        [("dev", sentence_pairs(some_of(dev, 2 * scale.dev, 3), 1, counts))],
+        counts=counts,
         files=questions.files,
     )
 
 
-def sentence_pairs(questions: Sequence[QuestionInput], row: int) -> list[TextInput]:
+def sentence_pairs(
+    questions: Sequence[QuestionInput], row: int, counts: TextCounts
+) -> list[TextInput]:
     """A pair for each question: with the sentence of its answer, or, half the time, with another.
 
     The other is the one of the paragraph that shares most words with the question. Questions whose
@@ -130,6 +157,7 @@ def sentence_pairs(questions: Sequence[QuestionInput], row: int) -> list[TextInp
         holding = [s for s in sentences if any(text in s for text in texts)]
         others = [s for s in sentences if s not in holding]
         if not holding or not others:
+            counts.note("question without a sentence to ask about", given.place)
             continue
         wanted = words_of(given.question)
         pool, label = (holding, LABELS[0]) if coin < 0.5 else (others, LABELS[1])

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
 from bertkit.reproduce.paper import Claim
-from bertkit.reproduce.tables import PERPLEXITY, Cell, Experiment
+from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment
 from bertkit.reproduce.work import Work
 from bertkit.tasks.grid import RunResult
+from bertkit.training.batches import held_out_batches
+
+LEARNED = 0.02
+"""How far above the commoner label next-sentence accuracy has to be to say that it was learned."""
 
 
 def gather(work: Work, experiments: Sequence[Experiment]) -> dict[str, Any]:
@@ -26,9 +33,15 @@ def gather(work: Work, experiments: Sequence[Experiment]) -> dict[str, Any]:
             networks[variant] = network_facts(work, variant, flags)
     return {
         "scale": {"name": work.scale.name, "title": work.scale.title, "seeds": work.scale.seeds},
-        "tables": [table_facts(work, experiment) for experiment in experiments],
+        "remarks": list(work.scale.remarks),
+        "tables": [table_facts(work, experiment, networks) for experiment in experiments],
         "networks": networks,
     }
+
+
+def has_results(work: Work, experiment: Experiment) -> bool:
+    """Whether anything of a table was run."""
+    return any(work.results(job) for job in experiment.jobs)
 
 
 def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, Any]:
@@ -36,12 +49,21 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     records = work.journal(variant)
     evaluations = [r for r in records if r["kind"] == "evaluation"]
     last: dict[str, Any] = evaluations[-1] if evaluations else {}
-    kept = ("mlm_loss", "mlm_perplexity", "lm_loss", "lm_perplexity", "nsp_accuracy")
+    kept = (
+        *("mlm_loss", "mlm_perplexity", "lm_loss", "lm_perplexity"),
+        *("nsp_accuracy", "nsp_majority"),
+    )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
+    own_model = variant == BASE and work.sources.model is not None
+    finished = work.is_trained(variant, own=True)
+    if finished and "nsp_accuracy" in last:
+        last["nsp_majority"] = commoner_label(work, flags)
     return {
+        "model": work.sources.model.name if own_model and work.sources.model else "",
+        "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
         "updates": max((int(str(r.get("step", 0))) for r in records), default=0),
-        "finished": work.is_trained(variant),
+        "finished": finished,
         "minutes": round(sum(end.get("seconds", 0.0) for end in ends) / 60, 1),
         "held_out": {name: round(last[name], 4) for name in kept if name in last},
         "curve": [
@@ -51,22 +73,33 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     }
 
 
-def table_facts(work: Work, experiment: Experiment) -> dict[str, Any]:
+def commoner_label(work: Work, flags: Sequence[str]) -> float:
+    """NSP accuracy of always the commoner label, on the held-out examples of the last phase."""
+    recipe = work.recipe(flags)
+    held_out = TokenStore(work.out / "text" / "store", "held_out")
+    batches = held_out_batches(recipe, held_out, len(recipe.phases.lengths) - 1)
+    labels = np.concatenate([batch.next_labels.numpy() for batch in batches])
+    return float(max(labels.mean(), 1 - labels.mean()))
+
+
+def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any]) -> dict[str, Any]:
     """A table: cells, and what became of the paper's claims."""
     paper = experiment.paper
     cells = [cell_facts(work, experiment, cell) for cell in experiment.cells]
+    held_out = networks.get(BASE, {}).get("held_out", {})
+    learned = held_out.get("nsp_accuracy", 1.0) - held_out.get("nsp_majority", 0.0) >= LEARNED
     return {
         "key": paper.key,
         "name": paper.name,
         "title": paper.title,
         "section": paper.section,
-        "remarks": list(paper.remarks),
+        "remarks": [*paper.remarks, *paper.ours],
         "columns": experiment.columns,
         "rows": experiment.rows,
         "paper_columns": list(paper.columns),
         "paper_rows": {name: list(values) for name, values in paper.rows.items()},
         "cells": cells,
-        "claims": [claim_facts(claim, cells) for claim in paper.claims],
+        "claims": [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims],
     }
 
 
@@ -77,17 +110,18 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
         "column": cell.column,
         "task": cell.job.task,
         "metric": cell.metric,
-        "paper": experiment.paper.value(cell.row, cell.column),
+        "stands_in": cell.stands_in,
+        "paper": None if cell.stands_in else experiment.paper.value(cell.row, cell.column),
         "values": [],
         "missing": "",
     }
     if cell.metric == PERPLEXITY:
-        held_out = network_facts(work, cell.job.variant, ())["held_out"]
-        found["values"] = [held_out["mlm_perplexity"]] if "mlm_perplexity" in held_out else []
-        found["paper"] = experiment.paper.value(cell.row, cell.column)
+        found["values"] = last_perplexity(work, cell.job.variant)
+        found["complete"] = bool(found["values"])
     else:
         results = work.results(cell.job)
         found["values"] = [value_of(result, cell.metric) for result in results if result.scores]
+        found["complete"] = len(results) == work.scale.seeds
         found["degenerate"] = sum(bool(result.degenerate) for result in results)
         path = work.tuned(cell.job) / "finetune.json"
         if path.is_file():
@@ -96,6 +130,14 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
     if not found["values"]:
         found["missing"] = work.absence(cell.job) or "not run"
     return found | spread(found["values"])
+
+
+def last_perplexity(work: Work, variant: str) -> list[float]:
+    """Of held-out text at the end of pre-training; empty before it."""
+    measured: list[Any] = [r for r in work.journal(variant) if r["kind"] == "evaluation"]
+    if not measured or not work.is_trained(variant, own=True):
+        return []
+    return [round(measured[-1]["mlm_perplexity"], 4)]
 
 
 def value_of(result: RunResult, metric: str) -> float:
@@ -118,13 +160,16 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def claim_facts(claim: Claim, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def claim_facts(
+    claim: Claim, cells: Sequence[dict[str, Any]], *, pairs_learned: bool = True
+) -> dict[str, Any]:
     """Whether an order of the paper is found here.
 
     It holds, or is reversed, where the difference of the medians is above the larger standard
-    deviation of the two over seeds; else it is not clear.
+    deviation of the two over seeds; else it is not clear. Before all seeds are done, or with one
+    seed alone, there is no verdict.
     """
-    facts: dict[str, Any] = {"text": claim.text, "column": claim.column}
+    facts: dict[str, Any] = {"text": claim.text, "column": claim.column, "argued": claim.argued}
     facts |= {"better": claim.better, "worse": claim.worse}
     columns = list(dict.fromkeys(cell["column"] for cell in cells))
     column = {"first": columns[0], "last": columns[-1]}.get(claim.column, claim.column)
@@ -135,6 +180,11 @@ def claim_facts(claim: Claim, cells: Sequence[dict[str, Any]]) -> dict[str, Any]
     better, worse = pair
     if better is None or worse is None or not better["n"] or not worse["n"]:
         return {**facts, "verdict": "not run"}
+    facts["task"] = better["task"] if better["stands_in"] else ""
+    if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < 2:
+        return {**facts, "verdict": "too few seeds"}
+    if claim.needs_pairs and not pairs_learned:
+        return {**facts, "verdict": "not learned"}
     difference = round(better["median"] - worse["median"], 2)
     deviation = max(better["deviation"] or 0.0, worse["deviation"] or 0.0)
     verdict = "not clear" if abs(difference) <= deviation else "reversed"

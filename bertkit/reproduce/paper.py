@@ -19,6 +19,10 @@ class Claim:
     column: str
     better: str
     worse: str
+    argued: bool = False
+    """Made in the text; the table has not both rows."""
+    needs_pairs: bool = False
+    """Means nothing unless next-sentence prediction was learned."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class PaperTable:
     title: str
     section: str
     remarks: tuple[str, ...]
+    ours: tuple[str, ...]
+    """Remarks on what is run here."""
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]
     """A value for each column."""
@@ -57,6 +63,7 @@ def paper_tables() -> dict[str, PaperTable]:
             title=values["title"],
             section=values["section"],
             remarks=tuple(values["remarks"]),
+            ours=tuple(values.get("ours", ())),
             columns=tuple(values["columns"]),
             rows={name: tuple(row) for name, row in values["rows"].items()},
             claims=tuple(Claim(**claim) for claim in values.get("claims", ())),

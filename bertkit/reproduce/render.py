@@ -9,11 +9,14 @@ from typing import Any
 
 from bertkit.page import drawing, folded, page, table
 from bertkit.plots import HELD_OUT, TRAINING, rendered
+from bertkit.reproduce.tables import PERPLEXITY
 
 VERDICTS = {
     "holds": "as in the paper",
     "reversed": "the other way round",
     "not clear": "not clear: the seeds differ more than the rows",
+    "not learned": "no verdict: next-sentence prediction was not learned",
+    "too few seeds": "no verdict yet: too few seeds are done",
     "not run": "not run",
 }
 NOTHING = "–"
@@ -28,6 +31,7 @@ def as_markdown(outcome: dict[str, Any], level: int = 2) -> str:
     """
     mark, scale = "#" * level, outcome["scale"]
     lines = [f"Scale: {scale['title']}; {scale['seeds']} seeds of every tuning.", ""]
+    lines += [*outcome["remarks"], ""] if outcome["remarks"] else []
     for found in outcome["tables"]:
         lines += [f"{mark} {heading(found)}", "", summary_of(found), ""]
         lines += markdown_table(*body_of(found))
@@ -45,6 +49,7 @@ def as_page(outcome: dict[str, Any]) -> str:
     parts = [
         "<h1>The paper's tables, reproduced</h1>",
         f"<p>Scale: {escape(scale['title'])}; {scale['seeds']} seeds of every tuning.</p>",
+        *(f"<p>{escape(remark)}</p>" for remark in outcome["remarks"]),
     ]
     for found in outcome["tables"]:
         parts.append(f"<h2>{escape(heading(found))}</h2><p>{escape(summary_of(found))}</p>")
@@ -116,22 +121,25 @@ def value_of(cell: dict[str, Any] | None) -> str:
     paper = "" if cell["paper"] is None else f"; paper {cell['paper']:g}"
     if not cell["n"]:
         return f"not run{paper}"
+    digits = 2 if cell["metric"] == PERPLEXITY else 1
     spread = ""
     if cell["n"] > 1:
-        spread = f" ({cell['lowest']:.1f} to {cell['highest']:.1f}, n={cell['n']})"
+        range_ = f"{cell['lowest']:.{digits}f} to {cell['highest']:.{digits}f}"
+        spread = f" ({range_}, n={cell['n']})"
     flag = f", {cell['degenerate']} degenerate" if cell.get("degenerate") else ""
-    return f"**{cell['median']:.1f}**{spread}{flag}{paper}"
+    flag += "" if cell["complete"] else ", unfinished"
+    return f"**{cell['median']:.{digits}f}**{spread}{flag}{paper}"
 
 
-CLAIM_COLUMNS = ["the paper finds", "in", "here", "difference", "deviation over seeds"]
+CLAIM_COLUMNS = ["the paper", "in", "here", "difference", "deviation over seeds"]
 
 
 def claim_rows(found: dict[str, Any]) -> list[list[str]]:
     """What became of the paper's claims."""
     return [
         [
-            claim["text"],
-            claim["column"],
+            f"{'argues' if claim['argued'] else 'finds'}: {claim['text']}",
+            f"{claim['column']} (here: {claim['task']})" if claim.get("task") else claim["column"],
             VERDICTS[claim["verdict"]],
             f"{claim['difference']:+.1f}" if "difference" in claim else NOTHING,
             f"{claim['deviation']:.1f}" if "deviation" in claim else NOTHING,
@@ -168,6 +176,7 @@ def network_table(networks: dict[str, Any]) -> tuple[list[str], list[list[str]]]
         held_out = facts["held_out"]
         said = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in held_out.items())
         done = f"{facts['updates']:,}" + ("" if facts["finished"] else ", unfinished")
+        done = f"given: {facts['model']}" if facts["model"] else facts["failure"] or done
         rows.append([name, " ".join(facts["flags"]) or NOTHING, done, said or NOTHING])
     return ["network", "flags besides the scale's", "updates", "held out"], rows
 

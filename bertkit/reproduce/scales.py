@@ -9,7 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from bertkit.config import read_recipe
 from bertkit.errors import BertkitError, nearest
+from bertkit.training.recipe import PretrainRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Scale:
     """Of figure 5: updates after which the model is tuned."""
     units: int
     """Of the BiLSTM of table 7, in each direction."""
+    remarks: tuple[str, ...]
+    """What a reader of the tables has to know."""
     tasks: Mapping[str, TaskScale]
     stand_ins: Mapping[str, Mapping[str, str]]
     """Table -> column of the paper -> task that is run in its place."""
@@ -92,7 +96,7 @@ def read_scale(name: str) -> Scale:
         raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}; see {known}")
     try:
         return build_scale(Path(name).stem, tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
         raise BertkitError(f"scale {name}: {error}; see the shipped ones for its fields") from None
 
 
@@ -103,15 +107,26 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     known = {field.name for field in fields(Scale)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"there is no field '{unknown[0]}'{nearest(unknown[0], known)}")
-    return Scale(
+    for field in ("vocabulary_size", "seeds", "units"):
+        if type(values[field]) is not int or values[field] < 1:
+            raise ValueError(f"{field} must be a positive integer, not {values[field]!r}")
+    sizes = values["sizes"]
+    if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
+        raise ValueError("each of sizes is three numbers: layers, width, heads")
+    scale = Scale(
         **{
             **values,
             "name": name,
             "flags": tuple(values["flags"]),
             "sizes": tuple(tuple(size) for size in values["sizes"]),
             "steps": tuple(values["steps"]),
+            "remarks": tuple(values.get("remarks", ())),
             "tasks": {"default": default}
             | {task: replace(default, **own) for task, own in given.items()},
             "stand_ins": values.get("stand_ins", {}),
         }
     )
+    total = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).phases.total_steps
+    if not all(type(step) is int and 0 < step <= total for step in scale.steps):
+        raise ValueError(f"steps are numbers of updates up to the recipe's {total:,}")
+    return scale

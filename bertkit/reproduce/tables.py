@@ -17,6 +17,8 @@ from bertkit.training.recipe import PretrainRecipe
 
 PLAIN = Head()
 BASE = "bert"
+SNAPSHOTS = (BASE, "left-to-right")
+"""Networks that are also kept on their way, for figure 5, whichever table they are made for."""
 LEFT_TO_RIGHT = ("--objectives.words", "left_to_right", "--objectives.sentences", "none")
 RIGHT_TO_LEFT = ("--objectives.words", "right_to_left", "--objectives.sentences", "none")
 NO_NSP = ("--objectives.sentences", "none")
@@ -75,6 +77,8 @@ class Cell(NamedTuple):
     """The paper's, also where another task stands in."""
     job: Job
     metric: str
+    stands_in: bool = False
+    """Whether the task is another than the column's."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def cell_of(
         task, metric = stand_in, METRICS.get(stand_in, "accuracy")
     if column == "mnli-mm" and not stand_in:
         metric = f"dev-mismatched {metric}"
-    return Cell(row, column, Job(variant, at, task, head), metric)
+    return Cell(row, column, Job(variant, at, task, head), metric, bool(stand_in))
 
 
 def plain_table(key: str, scale: Scale) -> Experiment:
@@ -189,7 +193,7 @@ def table_7(scale: Scale) -> Experiment:
         units=scale.units,
         beside="right-to-left",
     )
-    cells.append(cell_of("table-7", "ELMo", "conll-2003", "left-to-right", scale, elmo))
+    cells.append(cell_of("table-7", "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
     return Experiment(paper_tables()["table-7"], tuple(cells), variants)
 

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from bertkit.config import as_json, claim_settings, read_recipe
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
-from bertkit.files import only_process
+from bertkit.errors import DivergedError, HeldError
+from bertkit.files import only_process, read_json, write_json
 from bertkit.model.start import read_start
 from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.scales import Scale
-from bertkit.reproduce.tables import BASE, Experiment, Job
+from bertkit.reproduce.tables import BASE, PERPLEXITY, SNAPSHOTS, Experiment, Job
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetune import finetune
 from bertkit.tasks.grid import Grid, RunResult, read_results
@@ -57,8 +57,6 @@ class Work:
         device: "auto", "cpu", "cuda", ...
         console: where progress is shown.
 
-    Raises:
-        BertkitError: the folder holds a reproduction of another scale or other sources.
     """
 
     def __init__(
@@ -68,8 +66,15 @@ class Work:
         self.device, self.console = device, console
         self.data: dict[tuple[str, int], Dataset] = {}
         """What was read already, by task and positions."""
-        settings = {"scale": as_json(scale), "sources": as_json(sources)}
-        claim_settings(out / "reproduce.json", settings, "a reproduction")
+
+    def begin(self) -> None:
+        """Take the folder.
+
+        Raises:
+            BertkitError: it holds a reproduction of another scale or other sources.
+        """
+        settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
+        claim_settings(self.out / "reproduce.json", settings, "a reproduction")
 
     def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
         """The recipe of a variant."""
@@ -82,9 +87,14 @@ class Work:
         folder = self.out / "networks" / variant
         return folder / "models" / f"step-{at:08d}" if at else folder
 
-    def is_trained(self, variant: str) -> bool:
-        """Whether a variant is pre-trained to the end."""
-        if variant == BASE and self.sources.model is not None:
+    def is_trained(self, variant: str, *, own: bool = False) -> bool:
+        """Whether a variant is pre-trained to the end, or `--model` takes its place.
+
+        Args:
+            variant: of the scale.
+            own: the scale's own network is meant, whatever `--model` says.
+        """
+        if variant == BASE and self.sources.model is not None and not own:
             return True
         ends = [r for r in self.journal(variant) if r["kind"] == "end"]
         return bool(ends) and ends[-1]["reason"] == "finished"
@@ -118,48 +128,67 @@ class Work:
 
     def absence(self, job: Job) -> str:
         """Why a job cannot be run; "" where it can."""
+        for variant in (job.variant, job.head.beside):
+            if variant and (reason := self.failure(f"pre-train {variant}")):
+                return f"{variant}: {reason}"
+        if reason := self.failure(f"tune {job.name}"):
+            return reason
         if self.sources.data is None:
             return "no data folder was given"
         return absent_files(job.task, self.sources.data)
 
+    def failure(self, step: str) -> str:
+        """Why a step ended without a result; "" where it did not."""
+        path = self.out / "failed" / f"{folder_name(step)}.json"
+        return str(read_json(path)["reason"]) if path.is_file() else ""
+
+    def give_up(self, step: Step, error: DivergedError) -> None:
+        """Write down that a step diverges, so that the others go on."""
+        path = self.out / "failed" / f"{folder_name(step.name)}.json"
+        write_json(path, {"reason": f"diverged ({error})"})
+        self.console.say(f"{step.name} is given up: {error}; delete {path} to try again")
+
     def steps(self, experiments: Sequence[Experiment]) -> list[Step]:
         """Everything that the tables need, each once: a network, then what is tuned from it."""
         variants: dict[str, tuple[str, ...]] = {}
-        kept: dict[str, set[int]] = {}
         jobs: list[Job] = []
         for experiment in experiments:
             variants |= experiment.variants
             jobs += [job for job in experiment.jobs if job not in jobs]
-        for job in jobs:
-            kept.setdefault(job.variant, set()).add(job.at)
+        possible = [job for job in jobs if not self.absence(job)]
+        needed = {job.variant for job in possible} | {job.head.beside for job in possible}
+        needed |= {
+            cell.job.variant for e in experiments for cell in e.cells if cell.metric == PERPLEXITY
+        }
         steps = []
         for variant, flags in variants.items():
-            own = [job for job in jobs if job.variant == variant]
+            own = [job for job in possible if job.variant == variant]
             own_model = variant == BASE and self.sources.model is not None
-            if not own_model or any(job.at for job in own):
-                models_at = tuple(sorted(kept.get(variant, set()) - {0}))
-                steps.append(Step(variant, flags, models_at))
-            steps += [Step(variant, flags, (), job) for job in own]
+            if variant in needed and (not own_model or any(job.at for job in own)):
+                steps.append(Step(variant, flags))
+            steps += [Step(variant, flags, job) for job in own]
         return steps
 
     def is_done(self, step: Step) -> bool:
         """Whether a step needs no more work."""
         if step.job is None:
-            return self.is_trained(step.variant)
+            return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
         return self.is_tuned(step.job)
 
     def is_ready(self, step: Step) -> bool:
         """Whether the networks that a step begins with are there."""
         if step.job is None:
             return True
-        needed = [step.variant, *([step.job.head.beside] if step.job.head.beside else [])]
-        return all(self.is_trained(variant) for variant in needed)
+        at, beside = bool(step.job.at), step.job.head.beside
+        others = [beside] if beside else []
+        return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
 
     def run(self, step: Step) -> bool:
         """Do a step; False where a signal stopped it.
 
         Raises:
-            BertkitError: pre-training diverged, a file is damaged, or the disk is full.
+            DivergedError: training diverged.
+        BertkitError: a file is damaged, or the disk is full.
         """
         if step.job is None:
             return self.train(step)
@@ -174,7 +203,7 @@ class Work:
             self.out / "networks" / step.variant,
             recipe_name=step.variant,
             device=self.device,
-            models_at=step.models_at,
+            models_at=self.scale.steps if step.variant in SNAPSHOTS else (),
             console=self.console,
         )
         return stopped is None
@@ -210,8 +239,6 @@ class Step:
 
     variant: str
     flags: tuple[str, ...]
-    models_at: tuple[int, ...] = ()
-    """Updates after which the network is kept."""
     job: Job | None = None
 
     @property
@@ -234,13 +261,16 @@ def work_through(work: Work, steps: Sequence[Step]) -> bool:
         for step in left:
             if work.is_done(step) or not work.is_ready(step):
                 continue
-            with hold(work.out / "locks" / step.name.replace("/", "-").replace(" ", "-")) as free:
+            with hold(work.out / "locks" / folder_name(step.name)) as free:
                 if not free or work.is_done(step):
                     continue
                 number = steps.index(step) + 1
                 work.console.say(f"[{number} of {len(steps)}] {step.name}")
-                if not work.run(step):
-                    return False
+                try:
+                    if not work.run(step):
+                        return False
+                except DivergedError as error:
+                    work.give_up(step, error)
                 break
         else:
             if not waiting:
@@ -250,13 +280,18 @@ def work_through(work: Work, steps: Sequence[Step]) -> bool:
     return True
 
 
+def folder_name(step: str) -> str:
+    """A step's name as that of a folder."""
+    return step.replace("/", "-").replace(" ", "-")
+
+
 @contextmanager
 def hold(folder: Path) -> Iterator[bool]:
     """Whether a folder is held by this process for the block; False where another holds it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(only_process(folder))
-        except BertkitError:
+        except HeldError:
             yield False
         else:
             yield True

@@ -105,7 +105,7 @@ class Finetuning:
             "labels": list(self.task.labels),
             "task": self.task.settings(),
             "tuning": as_json(self.tuning),
-            "head": as_json(self.head),
+            "head": as_json(dataclasses.replace(self.head, beside="")),
             "precision": self.precision,
         }
 

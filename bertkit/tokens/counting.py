@@ -34,6 +34,7 @@ def count_words(
     texts: Iterable[str],
     *,
     lowercase: bool,
+    strip_accents: bool | None = None,
     progress: Callable[[int], None] | None = None,
     processes: int = 1,
     word_limit: int | None = None,
@@ -43,7 +44,8 @@ def count_words(
 
     Args:
         texts: read once, in the calling process.
-        lowercase: count uncased words without accents.
+        lowercase: count uncased words.
+        strip_accents: count words without accents; by default what `lowercase` is, as in BERT.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
         processes: how many count; the result is the same for any number. Text of one block of a
             million characters is counted here.
@@ -64,7 +66,8 @@ def count_words(
     lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()
     blocks = cut_blocks(watched(texts, progress))
-    for found, long_words in counted_blocks(blocks, lowercase, processes):
+    accents_off = lowercase if strip_accents is None else strip_accents
+    for found, long_words in counted_blocks(blocks, lowercase, accents_off, processes):
         counts.update(found)
         if long_words:
             lost[TOO_LONG] += long_words
@@ -98,17 +101,19 @@ def cut_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def count_block(texts: Sequence[str], lowercase: bool) -> tuple[Counter[str], int]:
+def count_block(
+    texts: Sequence[str], lowercase: bool, strip_accents: bool
+) -> tuple[Counter[str], int]:
     """The words of some texts, and how many were too long."""
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(split_words(text, lowercase=lowercase, strip_accents=lowercase))
+        counts.update(split_words(text, lowercase=lowercase, strip_accents=strip_accents))
     too_long = [word for word in counts if len(word) > MAX_WORD_CHARACTERS["google"]]
     return counts, sum(counts.pop(word) for word in too_long)
 
 
 def counted_blocks(
-    blocks: Iterable[list[str]], lowercase: bool, processes: int
+    blocks: Iterable[list[str]], lowercase: bool, strip_accents: bool, processes: int
 ) -> Iterator[tuple[Counter[str], int]]:
     """`count_block` of each block, in order, on worker processes where there is enough to do."""
     rest = iter(blocks)
@@ -116,7 +121,7 @@ def counted_blocks(
     every = chain(first, rest)
     if processes == 1 or len(first) < 2:
         for block in every:
-            yield count_block(block, lowercase)
+            yield count_block(block, lowercase, strip_accents)
         return
     executor = ProcessPoolExecutor(
         processes,
@@ -126,7 +131,7 @@ def counted_blocks(
     waiting: deque[Future[tuple[Counter[str], int]]] = deque()
     try:
         for block in every:
-            waiting.append(executor.submit(count_block, block, lowercase))
+            waiting.append(executor.submit(count_block, block, lowercase, strip_accents))
             if len(waiting) > 2 * processes:
                 yield waiting.popleft().result()
         for future in waiting:

@@ -5,18 +5,20 @@ Two criteria say which pair of neighbouring pieces is joined next:
 - *frequency*: the most frequent one, as in byte-pair encoding. The trainer is the `tokenizers`
   library's, which goes by the name of WordPiece and is not.
 - *likelihood*: the one that raises the likelihood of the text most (Schuster and Nakajima 2012),
-  see `likelihood.py`. By it the BERT paper's vocabulary was learned, with code that was never
-  published.
+  see `likelihood.py`. By it the BERT paper's vocabulary (section 3) was learned, with code that was
+  never published.
 
 The library alone gives another vocabulary at each run, because it numbers the "##" characters in
 hash order and breaks ties by number. Here they are numbered beforehand, so that equal texts give
 equal vocabularies.
+
+`choose_words` finds the words that a vocabulary breaks, for one that is to be extended.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, repeat
 from typing import Any
@@ -29,13 +31,14 @@ from tokenizers.trainers import WordPieceTrainer
 from bertkit.errors import BertkitError, nearest
 from bertkit.tokens.counting import count_words
 from bertkit.tokens.likelihood import join_by_likelihood
-from bertkit.tokens.normalize import is_cjk, is_punctuation
+from bertkit.tokens.normalize import is_cjk, is_punctuation, split_words
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.tokens.vocabulary import CONTINUATION, SPECIAL_TOKENS
 
 __all__ = [
     "CRITERIA",
     "VocabularyReport",
+    "choose_words",
     "count_words",
     "learn_from_counts",
     "learn_vocabulary",
@@ -250,3 +253,36 @@ def measure_vocabulary(
         characters_per_piece=characters / pieces if pieces else 0.0,
         unused_pieces=[piece for piece in tokenizer.vocabulary if piece not in used],
     )
+
+
+def choose_words(
+    tokenizer: Tokenizer, counts: Mapping[str, int], number: int
+) -> list[tuple[str, int]]:
+    """The words whose own piece would save most pieces, each with how many it saves.
+
+    A word of p pieces that occurs n times saves n (p - 1). Ties go by text. Words that are one
+    piece already are left out, and so are those that are [UNK].
+
+    Args:
+        tokenizer: the vocabulary to be extended.
+        counts: the normalised words of domain text, as `count_words` gives them.
+        number: the most words to choose.
+
+    Raises:
+        BertkitError: `number` is below 1.
+    """
+    if number < 1:
+        raise BertkitError(f"--count must be at least 1, got {number}")
+    words = list(counts)
+    broken = [
+        (word, counts[word] * (len(ids) - 1))
+        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True)
+        if len(ids) > 1 and is_one_word(word, tokenizer)
+    ]
+    return sorted(broken, key=lambda item: (-item[1], item[0]))[:number]
+
+
+def is_one_word(text: str, tokenizer: Tokenizer) -> bool:
+    """Whether normalisation leaves a text as it is, and whole."""
+    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
+    return split_words(text, **rules) == [text] and len(text) <= tokenizer.max_word_characters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions, measure_pairs
+from bertkit.examples.pairs import PairOptions, PairStatistics, measure_pairs
 from bertkit.examples.stream import BatchBuilder, Examples, ExampleTable, PretrainingBatch
 from bertkit.training.recipe import PretrainRecipe, mixture_of
 
@@ -71,12 +71,15 @@ def held_out_batches(
         yield builder[rows[start : start + HELD_OUT_BATCH]]
 
 
-def baselines(store: TokenStore, random_share: float) -> dict[str, float]:
+def baselines(
+    store: TokenStore, random_share: float, specials: Sequence[float] = ()
+) -> dict[str, float]:
     """What a model that looks at nothing reaches.
 
     Args:
         store: gives the unigram counts.
         random_share: measured share of NSP examples with a random second sentence.
+        specials: shares of [CLS] and [SEP] among the targets, where they are targets.
 
     Returns:
         unigram_entropy in nats: MLM loss of predicting the frequency of each piece.
@@ -84,11 +87,21 @@ def baselines(store: TokenStore, random_share: float) -> dict[str, float]:
         nsp_majority: NSP accuracy of always the commoner label.
     """
     shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
+    shares = np.concatenate([shares * (1 - sum(specials)), specials])
     return {
         "unigram_entropy": float(-(shares * np.log(shares)).sum()),
         "most_frequent_accuracy": float(shares.max()),
         "nsp_majority": max(random_share, 1 - random_share),
     }
+
+
+def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]:
+    """Shares of special tokens among the targets of one-sided models, each its own piece."""
+    if recipe.objectives.direction == "bidirectional":
+        return []
+    seps = 1 if recipe.objectives.sentences == "single" else 2
+    counts = [seps] if recipe.objectives.direction == "left_to_right" else [1, seps - 1]
+    return [count / (pairs.mean_tokens - 1) for count in counts if count]
 
 
 def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
@@ -107,7 +120,7 @@ def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
     mixture = mixture_of(store)
     return {
         "kind": "start",
-        "baselines": baselines(store, pairs.random_share),
+        "baselines": baselines(store, pairs.random_share, special_shares(recipe, pairs)),
         "pairs": as_json(pairs),
         "tokens_total": store.tokens,
         "steps_total": phases.total_steps,

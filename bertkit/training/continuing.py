@@ -24,6 +24,8 @@ class Beginning(NamedTuple):
     start: Start
     new: list[str]
     """Parameters that the model lacks, drawn at random, such as heads."""
+    unused: list[str]
+    """Parameters of the model that these objectives have no use for."""
     network: nn.Module
 
 
@@ -61,6 +63,13 @@ def begin_with(path: Path, recipe: PretrainRecipe, tokenizer: Tokenizer) -> Begi
     config = replace(
         start.config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
-    given = replace(start, config=config)
+    tensors = dict(start.tensors)
+    before = ((start.details.get("recipe") or {}).get("objectives") or {}).get("sentences", "next")
+    if (before == "order") != (recipe.objectives.sentences == "order"):
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
+    given = replace(start, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)
-    return Beginning(recipe, config, start, loaded.new, loaded.model.train())
+    left = [name for name in start.tensors if name not in tensors]
+    return Beginning(
+        recipe, config, start, loaded.new, [*loaded.unused, *left], loaded.model.train()
+    )

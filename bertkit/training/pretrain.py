@@ -128,7 +128,8 @@ class PretrainingRun:
 
         found = begin_with(start, recipe, self.tokenizer)
         new = f"; new: {some(found.new)}" if found.new else ""
-        self.console.say(f"the weights are those of {start}{new}")
+        unused = f"; left behind: {some(found.unused)}" if found.unused else ""
+        self.console.say(f"the weights are those of {start}{new}{unused}")
         return found.recipe, found.config, found.network, found.start.digest
 
     def _resume(self) -> tuple[int, AnyPlace]:

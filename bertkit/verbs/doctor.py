@@ -49,7 +49,7 @@ def doctor(path: Path, *, json: Path | None = None) -> int:
 
 
 def examine(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
-    """(title, findings) of a store, or of a run and of its store where that is within reach.
+    """(title, findings) of a store, or of a run and of its stores where they are within reach.
 
     Raises:
         BertkitError: the path is neither.
@@ -59,11 +59,11 @@ def examine(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
     if not is_run(path):
         raise BertkitError(f"{path} {what_it_is(path)}; name a pre-training run or a token store")
     run = Run(path)
-    about_store = [] if run.store is None else check_store(run.store.folder, console)
-    parts = [(f"run {path}", check_run(run, about_store))]
-    if run.store is not None:
-        parts.append((f"its token store {run.store.folder}", about_store))
-    return parts
+    folders = dict.fromkeys(store.folder for store in run.stores)
+    about = [(folder, check_store(folder, console, run.sentences)) for folder in folders]
+    in_stores = [finding for _, findings in about for finding in findings]
+    parts = [(f"run {path}", check_run(run, in_stores))]
+    return [*parts, *((f"its token store {folder}", findings) for folder, findings in about)]
 
 
 def what_it_is(path: Path) -> str:

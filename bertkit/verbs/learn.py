@@ -73,6 +73,10 @@ def learn(
     size
         Pieces, the five special ones included.
     """
+    if (out / "config.json").is_file():
+        raise BertkitError(
+            f"--out {out} is a model, whose vocabulary would be lost; choose another folder"
+        )
     with Console() as console:
         tokenizer, made = learn_with(list(paths), size, console, options)
         tokenizer.save(out)
@@ -159,19 +163,30 @@ def learn_with(
 
 
 def count_sources(
-    paths: Sequence[str], console: Console, options: LearnOptions, skipped: Counter[str]
+    paths: Sequence[str],
+    console: Console,
+    options: LearnOptions,
+    skipped: Counter[str],
+    strip_accents: bool | None = None,
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
     """The words of all paths together, weighted where smoothing asks for it.
+
+    Args:
+        paths: where the text is.
+        console: shows progress, and what was not read.
+        options: how words are counted.
+        skipped: is brought up to date with words that were left out.
+        strip_accents: as in `count_words`.
 
     Returns:
         The counts, and of each path its words and its weight.
     """
     smoothing_weights([1, 1], options.smoothing)  # refuses an impossible one before any is read
     if options.smoothing == 1:
-        counts = count_paths(paths, console, options, skipped)
+        counts = count_paths(paths, console, options, skipped, strip_accents)
         return counts, [{"paths": list(paths), "words": counts.total(), "weight": 1.0}]
     smoothing_weights([1] * len(paths), options.smoothing)
-    tables = [count_paths([path], console, options, skipped) for path in paths]
+    tables = [count_paths([path], console, options, skipped, strip_accents) for path in paths]
     for path, table in zip(paths, tables, strict=True):
         if not table:
             raise BertkitError(f"{path} holds no words to weigh; leave it out")
@@ -191,7 +206,11 @@ def count_sources(
 
 
 def count_paths(
-    paths: Sequence[str], console: Console, options: LearnOptions, skipped: Counter[str]
+    paths: Sequence[str],
+    console: Console,
+    options: LearnOptions,
+    skipped: Counter[str],
+    strip_accents: bool | None = None,
 ) -> Counter[str]:
     """The words of some paths, with progress shown; then says what was not read."""
     counts = TextCounts()
@@ -203,6 +222,7 @@ def count_paths(
     words = count_words(
         documents(paths, options.format, options.column, counts),
         lowercase=not options.cased,
+        strip_accents=strip_accents,
         progress=show,
         processes=options.processes or cpu_count() or 1,
         word_limit=options.word_limit,

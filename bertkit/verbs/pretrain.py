@@ -69,8 +69,8 @@ def pretrain(
     Parameters
     ----------
     recipe
-        A shipped recipe (base, large, medium, mini, original, small, tiny, two-cores, whole-words)
-        or a .toml file; its fields are the flags in dotted form below.
+        A shipped recipe (such as base, large, small, two-cores, no-nsp, albert-base; a wrong name
+        lists all) or a .toml file; its fields are the flags in dotted form below.
     out
         The run directory.
     store

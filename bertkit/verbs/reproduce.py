@@ -8,13 +8,13 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.files import write_json, write_text
+from bertkit.files import read_json, write_json, write_text
 from bertkit.reproduce.cost import describe_cost
-from bertkit.reproduce.outcome import gather
+from bertkit.reproduce.outcome import gather, has_results
 from bertkit.reproduce.paper import find_table
 from bertkit.reproduce.render import as_markdown, as_page
 from bertkit.reproduce.scales import read_scale
-from bertkit.reproduce.tables import EXPERIMENTS
+from bertkit.reproduce.tables import EXPERIMENTS, Experiment
 from bertkit.reproduce.work import WAIT_SECONDS, Sources, Step, Work, hold, work_through
 from bertkit.training.journal import Console
 from bertkit.verbs.pretrain import Corpus, store_from_text
@@ -58,25 +58,50 @@ def reproduce(
     chosen = list(EXPERIMENTS) if tables == ("all",) else [find_table(name).key for name in tables]
     found = read_scale(scale)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
-    if sources.data is None and not render:
-        raise BertkitError("there is nothing to tune on: give --data FOLDER")
+    if render:
+        sources = recorded_sources(out)
+    elif sources.data is None or not sources.data.is_dir():
+        raise BertkitError(f"there is no folder {sources.data} to tune on: give --data FOLDER")
     with Console() as console:
         work = Work(out, found, sources, device, console)
         steps = work.steps(experiments)
-        for line in describe_cost(work, steps):
-            console.say(line)
-        if plan:
-            return 0
         stopped = False
         if not render:
+            for line in (*describe_cost(work, steps), *missing(work, experiments)):
+                console.say(line)
+            if plan:
+                return 0
+            work.begin()
             make_text(work, steps, console)
             stopped = not work_through(work, steps)
-        outcome = gather(work, experiments)
+        every = [build(found) for build in EXPERIMENTS.values()]
+        shown = [e for e in every if e.paper.key in chosen or has_results(work, e)]
+        outcome = gather(work, shown)
         write_json(out / "reproduction.json", outcome)
         write_text(out / "reproduction.md", as_markdown(outcome))
         write_text(out / "reproduction.html", as_page(outcome))
         console.say(f"tables: {out / 'reproduction.html'}")
     return 130 if stopped else 0
+
+
+def recorded_sources(out: Path) -> Sources:
+    """The sources of a reproduction that was begun.
+
+    Raises:
+        BertkitError: there is none in the folder.
+    """
+    path = out / "reproduce.json"
+    if not path.is_file():
+        raise BertkitError(f"{out} holds no reproduction to render; leave out --render")
+    values = read_json(path)["sources"]
+    paths = {name: values[name] and Path(values[name]) for name in ("data", "model")}
+    return Sources(text=tuple(values["text"]), **paths)
+
+
+def missing(work: Work, experiments: list[Experiment]) -> list[str]:
+    """What cannot be run and why, in sentences."""
+    reasons = {work.absence(job): None for experiment in experiments for job in experiment.jobs}
+    return [f"left out: {reason}" for reason in reasons if reason]
 
 
 def make_text(work: Work, steps: list[Step], console: Console) -> None:

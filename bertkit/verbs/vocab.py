@@ -15,12 +15,20 @@ from rich.table import Table
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.model.extend import Extension, choose_words, extend_model, extend_vocabulary
+from bertkit.model.extend import (
+    PLACES,
+    STARTS,
+    Extension,
+    check_choice,
+    check_out,
+    extend_model,
+    extend_vocabulary,
+)
 from bertkit.model.start import read_start
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, text_lines
 from bertkit.text.sources import DAMAGE, find_sources, one_line
-from bertkit.tokens.learn import measure_vocabulary
+from bertkit.tokens.learn import choose_words, measure_vocabulary
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
 from bertkit.verbs.learn import DEFAULTS, LearnOptions, count_sources, documents
@@ -71,6 +79,11 @@ def extend(
     """
     if (words is None) == (not text) or (count is None) == bool(text):
         raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
+    check_choice("--place", place, PLACES)
+    check_choice("--init", init, STARTS)
+    if count is not None and count < 1:
+        raise BertkitError(f"--count must be at least 1, got {count}")
+    check_out(model, out)  # before hours of counting
     counts = TextCounts()
     start = read_start(model)
     with Console() as console:
@@ -113,7 +126,8 @@ def words_from_text(
     console: Console,
 ) -> list[tuple[str, str]]:
     """The words of some text that the vocabulary breaks, by how many pieces each would save."""
-    counts, _ = count_sources(paths, console, options, skipped := TextCounts().skipped)
+    skipped = TextCounts().skipped
+    counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
     for line in describe_skipped(skipped, {}):
         console.say(line)
     frequent = {word: times for word, times in counts.items() if times >= FEWEST}

@@ -27,6 +27,7 @@ from bertkit.doctor.learning import copying_loss
 from bertkit.doctor.records import Run
 from bertkit.doctor.run import check_run
 from bertkit.errors import BertkitError
+from bertkit.examples.mixture import MixedStore, mix
 from bertkit.files import only_process, write_json
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import Console, json_line
@@ -128,7 +129,7 @@ def test_a_healthy_journal_has_no_problem(tmp_path: Path) -> None:
     found = findings(write(tmp_path, journal()))
     bad = {name for name, one in found.items() if one.severity != "ok"}
     assert bad == {"corpus"}, "the store is not there"
-    assert set(found) == set(RUN_LIMITS) - {"vocabulary"}
+    assert set(found) == set(RUN_LIMITS) - {"vocabulary", "replaced-chance"}
     assert found["plateau"].numbers["copying_loss"] == pytest.approx(COPYING)
     assert found["epochs"].numbers["planned"] == pytest.approx(120 * 640_000 / 20_000_000)
 
@@ -175,7 +176,9 @@ def test_causes_of_a_plateau_are_named(tmp_path: Path) -> None:
     run = Run(write(tmp_path, journal(lambda step: 6.4)))
     duplicates = Finding("duplicate-documents", "problem", {}, "half")
     fine = Finding("fertility", "ok", {}, "low")
-    (found,) = [one for one in check_run(run, [duplicates, fine]) if one.name == "plateau"]
+    (found,) = [
+        one for one in check_run(run, [duplicates, fine, duplicates]) if one.name == "plateau"
+    ]
     assert found.change.startswith("mend first: duplicate-documents; ")
 
 
@@ -187,6 +190,44 @@ def test_left_to_right_has_nothing_to_copy(tmp_path: Path) -> None:
     found = findings(write(tmp_path, records))["plateau"]
     assert found.severity == "ok"
     assert found.meaning.startswith("LM loss 6.4")
+    assert "repeating" not in found.meaning
+    assert found.numbers["copying_loss"] == pytest.approx((1 - 2 / 97) * ENTROPY)
+    for record in records:
+        if "lm_loss" in record:
+            record["lm_loss"] = ENTROPY
+    found = findings(write(tmp_path, records))["plateau"]
+    assert found.severity == "problem"
+    assert "kept pieces" not in found.change
+
+
+def test_sentence_order_is_named_so(tmp_path: Path) -> None:
+    records = journal(pairs=lambda step: 0.53)
+    records[0]["pairs"]["random_share"] = 0.85
+    for record in records:
+        for field in ("loss", "accuracy"):
+            if f"nsp_{field}" in record:
+                record[f"sop_{field}"] = record.pop(f"nsp_{field}")
+    found = findings(write(tmp_path, records))
+    assert found["next-sentence-chance"].severity == "problem"
+    assert "of sentence-order labels are right" in found["next-sentence-chance"].meaning
+    assert found["label-balance"].severity == "problem"
+    assert "have A and B swapped" in found["label-balance"].meaning
+
+
+@pytest.mark.parametrize(
+    ("rtd", "updates", "expected"),
+    [(0.30, 6000, "ok"), (0.42, 6000, "problem"), (0.42, 1000, "notice")],
+    ids=["learns", "blind at the end", "blind early"],
+)
+def test_replaced_pieces(tmp_path: Path, rtd: float, updates: int, expected: str) -> None:
+    # 15 % are replaced: whoever says so of every piece has a loss of 0.4227
+    records = journal(
+        updates=updates, reason="finished" if updates == 6000 else None, sequences=640,
+        rtd_loss=lambda step: rtd, rtd_accuracy=lambda step: 0.85, rtd_share=lambda step: 0.15,
+    )  # fmt: skip
+    found = findings(write(tmp_path, records))["replaced-chance"]
+    assert found.severity == expected
+    assert found.numbers["blind_loss"] == pytest.approx(0.4227, abs=1e-4)
 
 
 def test_runs_without_pairs_are_not_blamed_for_their_labels(tmp_path: Path) -> None:
@@ -315,6 +356,26 @@ def test_too_many_epochs(tmp_path: Path) -> None:
     assert severity(write(tmp_path, records), "epochs") == "problem"
 
 
+def test_epochs_of_longer_phases_and_of_small_stores(tmp_path: Path) -> None:
+    records = journal(updates=4500, total=6000, reason=None)
+    records[0]["phases"] = [
+        {"length": 128, "steps": 5400, "batch_size": 256},
+        {"length": 512, "steps": 600, "batch_size": 256},
+    ]
+    found = findings(write(tmp_path, records))["epochs"]
+    read = 90 * 640_000 / 20_000_000
+    made = 4500 * 128 / (5400 * 128 + 600 * 512)
+    assert found.numbers["planned"] == pytest.approx(read / made)
+    records[0]["mixture"] = [
+        {"store": "en", "share": 0.6, "token_share": 0.99},
+        {"store": "tr", "share": 0.4, "token_share": 0.01},
+    ]
+    found = findings(write(tmp_path, records))["epochs"]
+    assert found.severity == "notice"
+    assert found.numbers["most_read_store"] == pytest.approx(40 * read / made)
+    assert "of the stores tr most often, 199.7 times" in found.meaning
+
+
 def test_speed(tmp_path: Path) -> None:
     records = journal(tokens_per_second=lambda step: 9e3 if step < 4000 else 4e3)
     found = findings(write(tmp_path, records))["throughput"]
@@ -336,7 +397,9 @@ def test_missing_evaluation(tmp_path: Path) -> None:
     found = findings(write(tmp_path, records))
     assert found["evaluation"].severity == "notice"
     assert "overfitting" not in found
-    assert severity(write(tmp_path, journal(updates=500, reason=None)), "evaluation") == "ok"
+    for reason in (None, "interrupted"):
+        young = write(tmp_path, journal(updates=500, reason=reason))
+        assert severity(young, "evaluation") == "ok", "none was due"
 
 
 @pytest.mark.parametrize(
@@ -351,6 +414,19 @@ def test_state(tmp_path: Path, reason: str | None, expected: str, said: str) -> 
     found = findings(write(tmp_path, journal(updates=3000, reason=reason)))["state"]
     assert found.severity == expected
     assert said in found.meaning
+
+
+def test_a_run_that_diverged(tmp_path: Path) -> None:
+    records = journal(updates=3000, reason="diverged")
+    records[-1]["step"] = 3041
+    found = findings(write(tmp_path, records))
+    assert found["state"].severity == found["learning-rate-high"].severity == "problem"
+    assert "diverged after 3,041 of 6,000 updates" in found["state"].meaning
+    assert "the same command would diverge again" in found["state"].change
+    assert "now 0.001; try 0.0003" in found["state"].change
+    assert "between updates 3,000 and 3,041" in found["learning-rate-high"].meaning
+    at_once = write(tmp_path, [records[0], records[-1] | {"step": 7}])
+    assert severity(at_once, "state") == "problem", "before any line"
 
 
 def test_a_run_that_goes_on_is_recognised(tmp_path: Path) -> None:
@@ -533,6 +609,59 @@ def test_a_real_run_beside_another_corpus(
     shutil.copytree(chain.folder, run / "store")  # the right one is preferred where both are there
     found = findings(run)
     assert (found["vocabulary"].severity, found["corpus"].severity) == ("ok", "ok")
+
+
+def mixture_run(folder: Path, store: TokenStore) -> tuple[Path, Path, Path]:
+    """A run, by hand, on a mixture of two copies of a store."""
+    one, two = folder / "stores" / "one", folder / "stores" / "two"
+    for copy in (one, two):
+        shutil.copytree(store.folder, copy)
+    mixture = mix([TokenStore(one), TokenStore(two)], weights=[3.0, 1.0])
+    run = write(folder / "runs" / "mixed", journal())
+    claims = {"recipe": RECIPE, **mixture.origin(), "corpus": mixture.content_hash}
+    names = ["stores/one", "stores/two"]  # as they are named from the folder above
+    hashes = {"tokenizer_hash": store.tokenizer_hash, "stores": names}
+    write_json(run / "recipe.json", claims | hashes)
+    return run, one, two
+
+
+def test_the_stores_of_a_mixture_are_opened(tmp_path: Path, store: TokenStore) -> None:
+    run, one, two = mixture_run(tmp_path, store)
+    found = findings(run)
+    assert (found["corpus"].severity, found["vocabulary"].severity) == ("ok", "ok")
+    opened = Run(run).store
+    assert isinstance(opened, MixedStore)
+    assert opened.shares == pytest.approx([0.75, 0.25])
+    titles = [title for title, _ in examine(run, Console(stream=io.StringIO()))]
+    assert titles == [f"run {run}", f"its token store {one}", f"its token store {two}"]
+    shutil.rmtree(two)
+    found = findings(run)
+    assert found["corpus"].severity == "notice"
+    assert "of the mixture of 2 stores, 1 are within reach" in found["corpus"].meaning
+    titles = [title for title, _ in examine(run, Console(stream=io.StringIO()))]
+    assert titles == [f"run {run}", f"its token store {one}"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"stores": []}, {"stores": [7, None]}, {"shares": None}, {"shares": ["a", 1]},
+     {"shares": [1]}, {"corpora": 3}, {"corpus": [1]}, {"stores": ["x" * 300, "\0"]}],
+    ids=str,
+)  # fmt: skip
+def test_damaged_records_of_a_mixture(
+    tmp_path: Path, store: TokenStore, change: dict[str, object]
+) -> None:
+    run, *_ = mixture_run(tmp_path, store)
+    claims = json.loads((run / "recipe.json").read_text())
+    write_json(run / "recipe.json", claims | change)
+    assert "corpus" in findings(run)
+
+
+def test_a_store_in_a_folder_of_somebody_else_is_out_of_reach(tmp_path: Path) -> None:
+    run = write(tmp_path, journal())
+    named = "x" * 300  # no file can have this name: asking for it is an error of the system
+    write_json(run / "recipe.json", {"recipe": RECIPE, "store": named})
+    assert severity(run, "corpus") == "notice"
 
 
 def test_exit_status_and_output(

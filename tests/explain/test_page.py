@@ -57,6 +57,19 @@ def test_what_a_text_holds_is_no_markup(text: str) -> None:
     assert PAIR in page.prose()
 
 
+def test_bytes_that_are_no_text_are_written_out(directory: Path, tmp_path: Path) -> None:
+    """A command line with invalid UTF-8 comes as lone surrogates, which no file can hold."""
+    explain(directory, "river \udcff stone", html=tmp_path / "page.html")
+    assert r"river \udcff stone: bertkit explain" in (tmp_path / "page.html").read_text()
+
+
+def test_the_question_of_the_pairs_is_named(trace: Trace) -> None:
+    assert "next-sentence prediction" in Page(page_of(trace)).prose()
+    swapped = Page(page_of(replace(trace, pairs="order"))).prose()
+    assert "sentence order" in swapped
+    assert "next-sentence prediction" not in swapped
+
+
 def test_data_cannot_end_the_script(trace: Trace) -> None:
     """No vocabulary is trusted, either: a piece may be anything."""
     bad = trace.tokens[3]._replace(seen="</script><b>", piece="<i>&")

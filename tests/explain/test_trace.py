@@ -221,15 +221,21 @@ def test_a_model_without_pairs_has_no_trained_pooler(
     assert trace.mlm_loss is not None
 
 
-def test_a_left_to_right_model_masks_nothing(
-    tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path
+@pytest.mark.parametrize(
+    ("direction", "asked"), [("left_to_right", "next piece"), ("right_to_left", "piece before")]
+)
+def test_a_model_of_one_direction_masks_nothing(
+    tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path, direction: str, asked: str
 ) -> None:
-    model = PretrainingModel(replace(sizes, direction="left_to_right"))
+    model = PretrainingModel(replace(sizes, direction=direction))
     save_model(tmp_path / "model", model, tokenizer, {"task": "pretraining"})
     trace = follow(tmp_path / "model", TEXT, PAIR)
-    assert "left to right" in trace.left_out["mlm"]
+    assert direction.replace("_", " ") in trace.left_out["mlm"]
+    assert f"learns the {asked}" in trace.left_out["mlm"]
     assert not trace.masked
-    assert (np.triu(trace.inside.attention, 1) == 0).all()
+    unseen = np.triu if direction == "left_to_right" else np.tril
+    shift = 1 if unseen is np.triu else -1
+    assert (unseen(trace.inside.attention, shift) == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -241,6 +247,15 @@ def test_what_a_pair_was_trained_on(
     details = {"recipe": {"objectives": {"sentences": sentences}}}
     save_model(tmp_path / "model", PretrainingModel(sizes), tokenizer, details)
     assert follow(tmp_path / "model", TEXT, PAIR).pairs == expected
+
+
+@pytest.mark.parametrize("details", [{}, {"extended": [{"words": ["aspirin"]}]}], ids=str)
+def test_pairs_of_an_albert_of_unknown_recipe_are_ordered(
+    tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path, details: dict[str, object]
+) -> None:
+    shared = replace(sizes, share_layers=True)
+    save_model(tmp_path / "model", PretrainingModel(shared), tokenizer, details)
+    assert follow(tmp_path / "model", TEXT, PAIR).pairs == "order"
 
 
 def test_a_fine_tuned_model_says_its_answer(
@@ -275,8 +290,9 @@ def test_bad_requests(directory: Path, tmp_path: Path) -> None:
         follow(directory, "river", " ")
     with pytest.raises(BertkitError, match="fill-mask"):
         follow(directory, "river [MASK] stone")
-    with pytest.raises(BertkitError, match="--seed must be 0 or more"):
-        follow(directory, "river", seed=-1)
+    for seed in (-1, 1 << 63, 1 << 70):
+        with pytest.raises(BertkitError, match="--seed must be 0 or more, and below"):
+            follow(directory, "river", seed=seed)
     with pytest.raises(BertkitError, match="no model directory"):
         follow(tmp_path / "nothing", "river")
 

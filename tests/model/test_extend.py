@@ -17,7 +17,6 @@ from bertkit.model.directory import load_encoder, load_model, load_pretraining_m
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.extend import (
     Extension,
-    choose_words,
     extend_model,
     extend_tensors,
     extend_vocabulary,
@@ -27,6 +26,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.text.documents import TextCounts
+from bertkit.tokens.learn import choose_words
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertkit.verbs.vocab import application
 
@@ -187,7 +187,18 @@ def test_how_it_was_made_is_written_down(tmp_path: Path, small: Tokenizer) -> No
 
 def test_what_cannot_be_added_is_counted(small: Tokenizer) -> None:
     counts = TextCounts()
-    words = ["Lines", "the", "lines", "", "two words", "co-enzyme", "x" * 201, "[CLS]", "##s"]
+    words = [
+        "Lines",
+        "the",
+        "lines",
+        "",
+        "two words",
+        "co-enzyme",
+        "x" * 201,
+        "[CLS]",
+        "##s",
+        "##中",
+    ]
     found = extend_vocabulary(small, [(w, f"f:{n}") for n, w in enumerate(words, 1)], counts)
     assert found.words == ["lines"]
     assert counts.skipped == {
@@ -195,16 +206,47 @@ def test_what_cannot_be_added_is_counted(small: Tokenizer) -> None:
         "blank line": 1,
         "text that normalisation makes several words of": 3,
         "word of more than 200 characters": 1,
+        "piece for the inside of words that always stands alone": 1,
     }
     assert counts.examples["blank line"] == "f:4"
+
+
+def test_words_that_the_models_own_rules_change_are_counted() -> None:
+    # by transformers' rules, unlike Google's, private-use characters vanish from a text
+    tokenizer = Tokenizer.from_vocabulary(PIECES, lowercase=True, compat="hf")
+    counts = TextCounts()
+    words = [("enz\ue000yme", "f:1"), ("lines", "f:2"), ("##zymes", "f:3")]
+    found = extend_vocabulary(tokenizer, words, counts)
+    assert found.words == ["lines", "##zymes"]
+    assert counts.skipped == {"word that the model's own tokenizer reads otherwise": 1}
+    assert found.tokenizer.encode("lines").ids == [len(PIECES)]
+
+
+def test_accents_are_counted_as_the_model_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An uncased model that keeps accents gets words with accents, not ones it will never see."""
+    pieces = [*PIECES, "z", "##u", "##ü", "##g"]
+    keeps = Tokenizer.from_vocabulary(pieces, lowercase=True, strip_accents=False)
+    save(tmp_path / "old", keeps)
+    text = tmp_path / "text.txt"
+    text.write_text("Züge züge ZÜGE. " * 3)
+    run(
+        "extend", str(tmp_path / "old"), "--out", str(tmp_path / "new"), "--text", str(text),
+        "--count", "1", "--processes", "1",
+    )  # fmt: skip
+    assert "1 of them new: züge" in " ".join(capsys.readouterr().err.split())
+    assert Tokenizer.load(tmp_path / "new").encode("Züge").pieces == ["züge"]
 
 
 def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
     def vocabulary(*words: str, place: str = "append") -> Extension:
         return extend_vocabulary(small, [(w, "x") for w in words], TextCounts(), place=place)
 
-    with pytest.raises(BertkitError, match="no word is new"):
+    with pytest.raises(BertkitError, match=r"no word is new .*is one piece already.*: 1\)"):
         vocabulary("the")
+    with pytest.raises(BertkitError, match=r"\(text that .* makes several words of: 2\)"):
+        vocabulary("co-enzyme", "a b")
     with pytest.raises(BertkitError, match=r"3 \[unused\] entries for 4 new words"):
         vocabulary("aa", "bb", "cc", "dd", place="unused")
     with pytest.raises(BertkitError, match="unknown --place 'apend'; did you mean 'append'"):
@@ -299,6 +341,26 @@ def test_the_verb_wants_one_kind_of_words(tmp_path: Path) -> None:
     for given in ((), ("--words", "w", "--text", "t", "--count", "3"), ("--text", "t")):
         with pytest.raises(BertkitError, match="either --words FILE or --text PATHS with --count"):
             run("extend", str(tmp_path), *out, *given)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--count", "0"), "--count must be at least 1"),
+        (("--count", "1", "--place", "apend"), "unknown --place 'apend'; did you mean 'append'"),
+        (("--count", "1", "--init", "men"), "unknown --init 'men'; did you mean 'mean'"),
+        (("--count", "1", "--out", "old"), "is the model itself"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+def test_the_verb_refuses_before_it_reads_text(
+    tmp_path: Path, small: Tokenizer, flags: tuple[str, ...], said: str
+) -> None:
+    save(tmp_path / "old", small)
+    given = [str(tmp_path / flag) if flag == "old" else flag for flag in flags]
+    out = [] if "--out" in given else ["--out", str(tmp_path / "new")]
+    with pytest.raises(BertkitError, match=said):
+        run("extend", str(tmp_path / "old"), "--text", str(tmp_path / "absent.txt"), *given, *out)
 
 
 def test_weights_in_16_bits_come_out_as_fp32(tmp_path: Path, small: Tokenizer) -> None:

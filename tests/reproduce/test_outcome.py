@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,15 @@ CLAIM = Claim("a is better", "x", "A", "B")
 
 
 def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, Any]:
-    found = {"row": row, "column": column, "task": "mrpc", "metric": "accuracy", "paper": 80.0}
+    found = {
+        "row": row,
+        "column": column,
+        "task": "mrpc",
+        "metric": "accuracy",
+        "paper": 80.0,
+        "complete": True,
+        "stands_in": False,
+    }
     return {
         **found,
         "values": values,
@@ -31,7 +40,7 @@ def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, A
         ([60.0, 61.0, 62.0], [70.0, 71.0, 72.0], "reversed"),
         ([70.0, 71.0, 72.0], [69.9, 70.5, 74.0], "not clear"),
         ([71.0, 71.0], [71.0, 71.0], "not clear"),
-        ([71.0], [70.0], "holds"),
+        ([71.0], [70.0], "too few seeds"),
         ([], [70.0], "not run"),
     ],
 )
@@ -39,12 +48,22 @@ def test_verdicts(better: list[float], worse: list[float], verdict: str) -> None
     assert claim_facts(CLAIM, [cell("A", "x", better), cell("B", "x", worse)])["verdict"] == verdict
 
 
+def test_no_verdict_before_all_seeds_and_without_what_it_is_about() -> None:
+    better, worse = cell("A", "x", [70.0, 71.0]), cell("B", "x", [60.0, 61.0])
+    assert claim_facts(CLAIM, [{**better, "complete": False}, worse])["verdict"] == "too few seeds"
+    pairs = replace(CLAIM, needs_pairs=True)
+    assert claim_facts(pairs, [better, worse], pairs_learned=False)["verdict"] == "not learned"
+    assert claim_facts(pairs, [better, worse], pairs_learned=True)["verdict"] == "holds"
+    stood_in = claim_facts(CLAIM, [{**better, "stands_in": True}, worse])
+    assert stood_in["task"] == "mrpc"
+
+
 def test_first_and_last_column() -> None:
     cells = [
-        cell("A", "1", [1.0]),
-        cell("B", "1", [2.0]),
-        cell("A", "2", [4.0]),
-        cell("B", "2", [3.0]),
+        cell("A", "1", [1.0, 1.1]),
+        cell("B", "1", [2.0, 2.1]),
+        cell("A", "2", [4.0, 4.1]),
+        cell("B", "2", [3.0, 3.1]),
     ]
     verdicts = {
         column: claim_facts(Claim("", column, "A", "B"), cells)["verdict"]
@@ -79,10 +98,16 @@ def outcome() -> dict[str, Any]:
         "columns": ["500", "1,000"], "cells": curve, "claims": [],
     }  # fmt: skip
     facts = {
-        "flags": ["--x", "1"], "updates": 10, "finished": False, "held_out": {"mlm_loss": 2.5},
+        "model": "", "failure": "", "flags": ["--x", "1"], "updates": 10, "finished": False,
+        "held_out": {"mlm_loss": 2.5},
     }  # fmt: skip
     scale = {"name": "s", "title": "s: small", "seeds": 2}
-    return {"scale": scale, "tables": [table, figure], "networks": {"bert": facts}}
+    return {
+        "scale": scale,
+        "remarks": ["so it is"],
+        "tables": [table, figure],
+        "networks": {"bert": facts},
+    }
 
 
 def test_markdown_says_what_was_run_and_what_not() -> None:
@@ -90,8 +115,9 @@ def test_markdown_says_what_was_run_and_what_not() -> None:
     assert "1 of 2 cells were run." in text
     assert "| B | not run; paper 80 |" in text
     assert "| paper: C | 81.5 |" in text
-    assert "| a is better | x | not run | – | – |" in text
+    assert "| finds: a is better | x | not run | – | – |" in text
     assert "10, unfinished" in text
+    assert "so it is" in text
 
 
 def test_page_is_escaped_and_draws_the_figure() -> None:

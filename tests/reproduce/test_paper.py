@@ -21,6 +21,9 @@ def test_every_row_has_a_value_for_every_column(table: PaperTable) -> None:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.key)
 def test_claims_are_true_of_the_papers_own_numbers(table: PaperTable) -> None:
     for claim in table.claims:
+        if claim.argued:
+            assert {claim.better, claim.worse} - set(table.rows), "the table has both rows"
+            continue
         column = {"first": table.columns[0], "last": table.columns[-1]}.get(
             claim.column, claim.column
         )

@@ -105,3 +105,14 @@ def test_scales_of_ones_own(tmp_path: Path) -> None:
         read_scale("smal")
     with pytest.raises(BertkitError, match="does not exist"):
         read_scale("nowhere.toml")
+    whole = Path("bertkit/reproduce/tiny.toml").read_text()
+    for before, after, message in (
+        ("seeds = 2", 'seeds = "2"', "seeds must be a positive integer, not '2'"),
+        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "each of sizes is three numbers"),
+        ("steps = [50, 150]", "steps = [50, 151]", "updates up to the recipe's 150"),
+        ("[tasks.default]", "[tasks]\ndefault = 3\n[other]", "scale .*mine.toml: "),
+    ):
+        assert before in whole
+        path.write_text(whole.replace(before, after))
+        with pytest.raises(BertkitError, match=message):
+            read_scale(str(path))

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import only_process
-from bertkit.reproduce.data import absent_files, sentence_pairs
+from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
 from bertkit.reproduce.scales import Scale, TaskScale, read_scale
 from bertkit.reproduce.tables import EXPERIMENTS, Experiment
 from bertkit.reproduce.work import Sources, Work, hold, work_through
-from bertkit.tasks.inputs import Answer, QuestionInput
+from bertkit.tasks.inputs import Answer, QuestionInput, WordsInput
+from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Console
 from bertkit.verbs.reproduce import reproduce
 
@@ -112,13 +113,20 @@ def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     with pytest.raises(BertkitError, match="a reproduction"):
         reproduce("figure-5", out=out, scale="tiny", sources=sources)
+    page = (out / "reproduction.md").read_text()
+    assert reproduce("table-8", out=out, scale=scale, render=True) == 0  # needs no sources
+    both = (out / "reproduction.md").read_text()
+    assert "## Figure 5" in page
+    assert "## Figure 5" in both, "a table that was run stays on the page"
+    assert "## Table 8" in both
 
 
 def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
     reproduce("6", out=out, scale=str(toy_scale(tmp_path)), sources=sources)
-    [table] = json.loads((out / "reproduction.json").read_text())["tables"]
+    tables = json.loads((out / "reproduction.json").read_text())["tables"]
+    [table] = [table for table in tables if table["key"] == "table-6"]
     by_column = {cell["column"]: cell for cell in table["cells"] if cell["row"] == "1 x 16, 2"}
     assert by_column["sst-2"]["n"] == 2
     assert by_column["perplexity"]["n"] == 1
@@ -146,7 +154,12 @@ class Recorded(Work):
 
 
 def recorded(out: Path, scale: Scale, experiments: list[Experiment]) -> tuple[Recorded, list[str]]:
-    work = Recorded(out, scale, Sources(), "cpu", Console())
+    work = Recorded(out, scale, Sources(data=out / "data"), "cpu", Console())
+    (out / "data" / "glue").mkdir(parents=True)
+    for name in ("SST-2", "MRPC"):
+        (out / "data" / "glue" / name).mkdir()
+        for split in ("train", "dev"):
+            (out / "data" / "glue" / name / f"{split}.tsv").write_text("")
     work.done = []
     steps = work.steps(experiments)
     with only_process(work.out / "locks" / "pre-train-no-nsp"):
@@ -168,13 +181,57 @@ def test_every_step_is_done_once_in_an_order_that_works(tmp_path: Path) -> None:
 
 
 def test_own_model_takes_the_place_of_the_scales(tmp_path: Path) -> None:
+    (tmp_path / "squad").mkdir()
+    for name in ("train-v1.1.json", "dev-v1.1.json"):
+        (tmp_path / "squad" / name).write_text("{}")
     sources = Sources(model=tmp_path / "bert", data=tmp_path)
     work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
     steps = work.steps([EXPERIMENTS["table-2"](TINY)])
     assert [step.name for step in steps] == ["tune bert/squad-1.1"]
     assert work.network("bert") == tmp_path / "bert"
-    snapshots = work.steps([EXPERIMENTS["figure-5"](TINY)])
-    assert "pre-train bert" in [step.name for step in snapshots]
+    snapshots = {step.name: step for step in work.steps([EXPERIMENTS["figure-5"](TINY)])}
+    assert not work.is_done(snapshots["pre-train bert"]), "the scale's own is needed here"
+    assert not work.is_ready(snapshots["tune bert/at-50-squad-sentences"])
+
+
+def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> None:
+    work = Work(tmp_path / "out", TINY, Sources(data=tmp_path), "cpu", Console())
+    assert work.steps([EXPERIMENTS["table-5"](TINY)]) == []
+    [*networks] = work.steps([EXPERIMENTS["table-6"](TINY)])  # perplexity needs no data
+    assert [step.name for step in networks] == ["pre-train 4x32x2", "pre-train bert"]
+    for wrong in (None, tmp_path / "nowhere"):
+        with pytest.raises(BertkitError, match="to tune on: give --data FOLDER"):
+            reproduce("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
+    with pytest.raises(BertkitError, match="holds no reproduction to render"):
+        reproduce("5", out=tmp_path / "none", scale="tiny", render=True)
+
+
+def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelled: Path) -> None:
+    class Diverging(Recorded):
+        def is_done(self, step: object) -> bool:
+            return super().is_done(step) or bool(self.failure(step.name))  # type: ignore[attr-defined]
+
+        def run(self, step: object) -> bool:
+            if step.name == "pre-train no-nsp":  # type: ignore[attr-defined]
+                raise DivergedError("training has diverged")
+            return super().run(step)
+
+    work = Diverging(tmp_path, TINY, Sources(data=labelled), "cpu", Console())
+    work.done = []
+    experiment = EXPERIMENTS["table-5"](TINY)
+    steps = [step for step in work.steps([experiment]) if "no-nsp/" not in step.name]
+    assert work_through(work, steps)
+    assert "pre-train left-to-right" in work.done
+    [job] = [j for j in experiment.jobs if (j.variant, j.task) == ("no-nsp", "sst-2")]
+    assert work.absence(job) == "no-nsp: diverged (training has diverged)"
+
+
+def test_whole_documents_are_drawn() -> None:
+    inputs = [WordsInput(str(i), ("a",), None, i // 5, "f") for i in range(100)]
+    chosen = some_documents(inputs, 22, 0)
+    assert len(chosen) == 25
+    assert all(sum(c.document == d for c in chosen) == 5 for d in {c.document for c in chosen})
+    assert some_documents(inputs, 0, 0) is inputs
 
 
 def test_a_lock_is_free_again(tmp_path: Path) -> None:
@@ -193,20 +250,23 @@ def test_sentence_pairs() -> None:
         QuestionInput(str(i), "Where did her friend Ada live?", context, where, f"f:{i}")
         for i in range(200)
     ]
-    pairs = sentence_pairs(questions, 0)
+    pairs = sentence_pairs(questions, 0, TextCounts())
     assert len(pairs) == 200
     by_label = {pair.label: pair.pair for pair in pairs}
     assert by_label["entailment"] == "Ada lived in London."
     assert by_label["not_entailment"] == "Her cat lived in Rome."  # shares a word: the harder one
     assert 70 < sum(pair.label == "entailment" for pair in pairs) < 130
-    assert pairs == sentence_pairs(questions, 0)
+    assert pairs == sentence_pairs(questions, 0, TextCounts())
+    counts = TextCounts()
+    sentence_pairs([questions[0], questions[0]._replace(context="London.")], 0, counts)
+    assert counts.skipped == {"question without a sentence to ask about": 1}
     lonely = questions[0]._replace(context="Ada lived in London.")
     with pytest.raises(BertkitError, match="no paragraph of two sentences"):
-        sentence_pairs([lonely], 0)
+        sentence_pairs([lonely], 0, TextCounts())
 
 
 def test_absent_files(labelled: Path) -> None:
     assert absent_files("sst-2", labelled) == ""
     assert absent_files("squad-sentences", labelled) == ""
-    assert absent_files("squad-2.0", labelled).startswith("the data folder has no squad-2.0: ")
+    assert absent_files("squad-2.0", labelled).startswith("the data folder has no squad-2.0 (")
     assert "CoLA" in absent_files("cola", labelled)

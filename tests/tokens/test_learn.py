@@ -182,6 +182,24 @@ def test_too_long_words_are_counted() -> None:
     assert skipped == {"word of more than 200 characters": 2}
 
 
+def test_accents_are_kept_where_they_are_asked_for() -> None:
+    texts = ["Über ÜBER uber"]
+    assert count_words(texts, lowercase=True) == {"uber": 3}
+    assert count_words(texts, lowercase=True, strip_accents=False) == {"über": 2, "uber": 1}
+    assert count_words(texts, lowercase=False, strip_accents=True) == {
+        "Uber": 1, "UBER": 1, "uber": 1,
+    }  # fmt: skip
+
+
+def test_a_model_keeps_its_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the river and the stone\n" * 5)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "vocab.txt").write_text("mine")
+    with pytest.raises(BertkitError, match="is a model, whose vocabulary would be lost"):
+        learn(str(tmp_path / "text.txt"), out=tmp_path, size=40)
+    assert (tmp_path / "vocab.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("limit", [None, 40])
 def test_counting_is_the_same_in_any_number_of_processes(
     monkeypatch: pytest.MonkeyPatch, limit: int | None

@@ -1,0 +1,39 @@
+"""What a guesser reaches who looks at nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bertkit.corpus.store import TokenStore
+from bertkit.objectives import Objectives
+from bertkit.training.batches import start_record, training_examples
+from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
+
+RECIPE = PretrainRecipe(
+    model=ModelSize(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=32
+    ),
+    phases=Phases(lengths=(32,), steps=(1,), batch_sizes=(4,), max_predictions=(5,)),
+    training=Training(warmup_steps=0),
+)
+
+
+@pytest.mark.parametrize("words", ["left_to_right", "right_to_left"])
+@pytest.mark.parametrize("sentences", ["none", "single"])
+def test_special_tokens_are_targets_of_one_sided_models(
+    store: TokenStore, words: str, sentences: str
+) -> None:
+    recipe = replace(RECIPE, objectives=Objectives(words=words, sentences=sentences))
+    table, builder = training_examples(recipe, store, 0)
+    targets = builder[table.rows_of(0, 0)].target_ids.numpy()
+    shares = np.bincount(targets) / len(targets)
+    specials = {store.tokenizer.cls_id, store.tokenizer.sep_id}
+    found = start_record(recipe, store)["baselines"]
+    plain = start_record(RECIPE, store)["baselines"]
+    own = shares[sorted(specials)]
+    expected = max(*own, (1 - sum(own)) * plain["most_frequent_accuracy"])
+    assert found["most_frequent_accuracy"] == pytest.approx(expected, abs=1e-3)
+    assert found["unigram_entropy"] < plain["unigram_entropy"] + 0.3
