@@ -157,7 +157,6 @@ def score(
 
     from bertkit.corpus.store import TokenStore
     from bertkit.examples.masking import MaskingOptions
-    from bertkit.examples.stream import START
     from bertkit.model.directory import load_pretraining_model
     from bertkit.training.batches import HELD_OUT_BATCH, examples
 
@@ -167,7 +166,7 @@ def score(
         MaskingOptions(whole_words=whole_words),
     )
     table, builder = examples(recipe, held_out, 0, masking, seed=0)
-    rows, _ = table.take(START, min(recipe.watching.held_out_sequences, len(table.rows_of(0, 0))))
+    rows = table.first(recipe.watching.held_out_sequences)
     nats, characters, pieces = 0.0, 0, 0
     with torch.inference_mode():
         for first in range(0, len(rows), HELD_OUT_BATCH):
