@@ -7,7 +7,6 @@ sentence hold the answer? GLUE's QNLI is made from SQuAD in the same way (Wang e
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -143,13 +142,13 @@ def sentence_pairs(
 ) -> list[TextInput]:
     """A pair for each question: with the sentence of its answer, or, half the time, with another.
 
-    The other is the one of the paragraph that shares most words with the question. Questions whose
-    paragraph is one sentence are left out, and so are those whose answer crosses a border.
+    Which of the others is drawn at random. Questions whose paragraph is one sentence are left out,
+    and so are those whose answer crosses a border; they are counted.
     """
-    coins = generator(0, SPLIT, epoch=2, row=row).random(len(questions))
+    coins, places = generator(0, SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}
     pairs = []
-    for given, coin in zip(questions, coins, strict=True):
+    for given, coin, place in zip(questions, coins, places, strict=True):
         if given.context not in split:
             split[given.context] = split_sentences(given.context)
         sentences, answers = split[given.context], given.answers or ()
@@ -159,15 +158,9 @@ def sentence_pairs(
         if not holding or not others:
             counts.note("question without a sentence to ask about", given.place)
             continue
-        wanted = words_of(given.question)
         pool, label = (holding, LABELS[0]) if coin < 0.5 else (others, LABELS[1])
-        best = max(pool, key=lambda sentence: len(wanted & words_of(sentence)))
-        pairs.append(TextInput(given.id, given.question, best, label, given.place))
+        drawn = pool[int(place * len(pool))]
+        pairs.append(TextInput(given.id, given.question, drawn, label, given.place))
     if not pairs:
         raise BertkitError("SQuAD has no paragraph of two sentences; check the files")
     return pairs
-
-
-def words_of(text: str) -> set[str]:
-    """The words of a text, lower-cased."""
-    return set(re.findall(r"\w+", text.lower()))

@@ -128,7 +128,9 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
             settings = read_json(path)
             found["inputs"] = settings["inputs"]
     if not found["values"]:
-        found["missing"] = work.absence(cell.job) or "not run"
+        failure = work.failure(f"pre-train {cell.job.variant}")
+        reason = failure if cell.metric == PERPLEXITY else work.absence(cell.job)
+        found["missing"] = reason or "not run"
     return found | spread(found["values"])
 
 

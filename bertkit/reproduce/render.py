@@ -108,8 +108,9 @@ def column_name(found: dict[str, Any], column: str) -> str:
     metrics = {cell["metric"] for cell in found["cells"] if cell["column"] == column}
     if found["key"] == "figure-5":
         return f"{column} updates ({', '.join(sorted(tasks))})"
-    if "squad-sentences" in tasks and column != "squad-sentences":
-        return f"{column} (here: squad-sentences)"
+    own = [cell for cell in found["cells"] if cell["column"] == column]
+    if own and own[0]["stands_in"]:
+        return f"{column} (here: {own[0]['task']}, {own[0]['metric']})"
     metric = ", ".join(sorted(metrics)).replace("_", " ")
     return column if metric in column else f"{column}, {metric}"
 
@@ -203,7 +204,8 @@ def curves(found: dict[str, Any]) -> str:
             axes.plot(steps, medians, "o-", color=colour, label=row, markersize=4)
         axes.set_xscale("log")
         axes.set_xlabel("updates of pre-training")
-        axes.set_ylabel("accuracy, %")
+        first = found["cells"][0]
+        axes.set_ylabel(f"{first['task']}, {first['metric']}, %")
         axes.legend(frameon=False, fontsize=9)
 
     words = "; ".join(
