@@ -106,6 +106,7 @@ class Finetuning:
             "task": self.task.settings(),
             "tuning": as_json(self.tuning),
             "head": as_json(dataclasses.replace(self.head, beside="")),
+            "beside": self.head.beside,
             "precision": self.precision,
         }
 
@@ -138,7 +139,7 @@ class Finetuning:
         """
         with only_process(self.out):
             # Paths may change as long as the digests do not.
-            ignored = ("files", "start")
+            ignored = ("files", "start", "beside")
             claim_settings(
                 self.out / "finetune.json", self.shared(), "a fine-tuning", ignored=ignored
             )

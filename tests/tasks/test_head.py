@@ -193,7 +193,7 @@ def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> No
         "tag", left, write, tmp_path / "run", epochs=30, frozen=True, head="bilstm",
         beside=str(right),
     )  # fmt: skip
-    assert read_json(out / "finetune.json")["head"]["beside"] == str(right)
+    assert read_json(out / "finetune.json")["beside"] == str(right)
     model = load_task_model(out, CPU).model
     assert isinstance(model, FeatureModel)
     assert model.beside is not None
