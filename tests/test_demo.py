@@ -69,7 +69,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
     small = replace(
         recipe,
         model=replace(recipe.model, hidden_size=32, num_hidden_layers=1),
-        phases=replace(recipe.phases, steps=(20,), batch_sizes=(16,)),
+        phases=replace(recipe.phases, steps=(12, 8), batch_sizes=(16, 16)),
         training=Training(learning_rate=1e-3, warmup_steps=2),
         watching=Watching(log_every=5, evaluate_every=20, held_out_sequences=32),
     )
