@@ -38,20 +38,6 @@ class Block(NamedTuple):
     counts: Counter[str]
 
 
-def cut_blocks(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in lists of about BLOCK_CHARACTERS characters."""
-    block: list[str] = []
-    characters = 0
-    for document in documents:
-        block.append(document)
-        characters += len(document)
-        if characters >= BLOCK_CHARACTERS:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
-
-
 def is_held_out(document: str, share: float) -> bool:
     """Whether a document is held out: decided by a hash of its text, so copies go together."""
     digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()

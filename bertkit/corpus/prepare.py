@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertkit.corpus.blocks import Block, BlockPool, cut_blocks
+from bertkit.corpus.blocks import BLOCK_CHARACTERS, Block, BlockPool
 from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manifest, write_shard
 from bertkit.errors import BertkitError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import cut_blocks
 from bertkit.text.sentences import check_language
 from bertkit.text.sources import Source, find_sources
 from bertkit.tokens.tokenizer import Tokenizer
@@ -150,7 +151,7 @@ def prepare_part(
                 f"{part.sources[0].path} has fewer documents than when {folder} was begun; "
                 "remove the store and prepare it again"
             )
-    for texts, block in pool.run(cut_blocks(documents)):
+    for texts, block in pool.run(cut_blocks(documents, BLOCK_CHARACTERS)):
         writer.append(len(texts), block)
         progress(text_counts)
     writer.flush()

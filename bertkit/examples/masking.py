@@ -78,6 +78,37 @@ def choose_words(
     return np.sort(np.concatenate(chosen)) if chosen else candidates[:0]
 
 
+def draw_masks(
+    ids: np.ndarray,
+    candidates: np.ndarray,
+    continuation: np.ndarray,
+    most: int,
+    options: MaskingOptions,
+    mask_id: int,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The targets of an example, and what the network sees there.
+
+    Args:
+        ids: (tokens,) of the example, specials included.
+        candidates: (m,) ascending positions that may be masked.
+        continuation: (vocabulary,) whether a piece begins with ##.
+        most: targets that an example may have.
+        options: how to mask.
+        mask_id: id of [MASK].
+        rng: the example's generator.
+
+    Returns:
+        (targets,) ascending positions, and (targets,) the ids shown there.
+    """
+    count = count_targets(len(ids), options.probability, most)
+    if options.whole_words:
+        chosen = choose_words(candidates, continuation[ids[candidates]], count, rng)
+    else:
+        chosen = choose_pieces(candidates, count, rng)
+    return chosen, corrupt(ids[chosen], options, mask_id, len(continuation), rng)
+
+
 def corrupt(
     originals: np.ndarray,
     options: MaskingOptions,

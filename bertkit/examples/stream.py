@@ -26,13 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.generator import MASKS, SHARD_ORDER, generator
-from bertkit.examples.masking import (
-    MaskingOptions,
-    choose_pieces,
-    choose_words,
-    corrupt,
-    count_targets,
-)
+from bertkit.examples.masking import MaskingOptions, draw_masks
 from bertkit.examples.packed import Packed, from_arrays
 from bertkit.examples.pairs import PairOptions, example_lengths, plan_window
 from bertkit.shapes import SequenceLabels, TargetIndices
@@ -247,16 +241,13 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         """Mask an example in place; returns the target positions and their true ids."""
         epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
         rng = generator(self.seed, MASKS, epoch=epoch, window=window, row=number)
-        count = count_targets(len(example), self.masking.probability, self.max_predictions)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
-        if self.masking.whole_words:
-            continuation = self.continuation[example[candidates]]
-            chosen = choose_words(candidates, continuation, count, rng)
-        else:
-            chosen = choose_pieces(candidates, count, rng)
+        most, masking = self.max_predictions, self.masking
+        chosen, shown = draw_masks(
+            example, candidates, self.continuation, most, masking, self.mask_id, rng
+        )
         originals = example[chosen]
-        size = len(self.continuation)
-        example[chosen] = corrupt(originals, self.masking, self.mask_id, size, rng)
+        example[chosen] = shown
         return chosen, originals
 
 

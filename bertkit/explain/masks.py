@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertkit.examples.generator import MASKS, generator
-from bertkit.examples.masking import (
-    MaskingOptions,
-    choose_pieces,
-    choose_words,
-    corrupt,
-    count_targets,
-)
+from bertkit.examples.masking import MaskingOptions, draw_masks
 from bertkit.predict.predictor import MASK
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -79,13 +73,8 @@ def mask(
     ids, vocabulary = np.array(encoded.ids), tokenizer.vocabulary
     rng = generator(seed, MASKS)
     candidates = np.flatnonzero(np.array(encoded.text_index) >= 0)
-    count = count_targets(len(ids), options.probability, len(ids))
-    if options.whole_words:
-        continuation = tokenizer.continuation[ids[candidates]]
-        chosen = choose_words(candidates, continuation, count, rng)
-    else:
-        chosen = choose_pieces(candidates, count, rng)
-    shown = corrupt(ids[chosen], options, tokenizer.mask_id, tokenizer.size, rng)
+    continuation, mask_id = tokenizer.continuation, tokenizer.mask_id
+    chosen, shown = draw_masks(ids, candidates, continuation, len(ids), options, mask_id, rng)
     targets = []
     for position, new in zip(chosen.tolist(), shown.tolist(), strict=True):
         old = encoded.ids[position]

@@ -31,7 +31,7 @@ from bertkit.model.families import (
     OWN_FIELDS,
     choose_class,
     family_fields,
-    family_name,
+    family_names,
     has_pooler,
     read_family,
 )
@@ -110,10 +110,7 @@ def save_model(
     config = model.config
     assert isinstance(config, ModelConfig)
     check_vocabulary(config, tokenizer.size)
-    if directory.exists() and not (directory / "config.json").is_file():
-        empty = directory.is_dir() and not any(directory.iterdir())
-        if not empty:
-            raise BertkitError(f"{directory} exists and is no model directory; choose another")
+    check_free(directory)
     with new_folder(directory) as folder:
         described = describe(model, config, details)
         write_json(folder / "config.json", described)
@@ -123,6 +120,18 @@ def save_model(
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
         extra(folder)
+
+
+def check_free(directory: Path) -> None:
+    """Refuse a folder that a model directory must not replace.
+
+    Raises:
+        BertkitError: it holds something else than a model.
+    """
+    if directory.exists() and not (directory / "config.json").is_file():
+        empty = directory.is_dir() and not any(directory.iterdir())
+        if not empty:
+            raise BertkitError(f"{directory} exists and is no model directory; choose another")
 
 
 def save_generator(
@@ -194,11 +203,7 @@ def foreign_tensors(model: nn.Module, family: str, *, pooler: bool = True) -> di
     if family == "albert" and not config.embedding_size:  # ALBERT always has this matrix
         tensors["bert.embeddings_project.weight"] = torch.eye(config.hidden_size)
         tensors["bert.embeddings_project.bias"] = torch.zeros(config.hidden_size)
-    prefix = {"albert": "albert.", "electra": "electra."}.get(family, "bert.")
-    tensors = {family_name(name, family): tensor for name, tensor in tensors.items()}
-    if isinstance(model, Encoder):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+    return family_names(tensors, family, bare=isinstance(model, Encoder))
 
 
 def load_encoder(directory: Path) -> Encoder:

@@ -192,17 +192,12 @@ class Encoder(nn.Module):
         Raises:
             BertkitError: a sequence is longer than the model has positions.
         """
-        hidden = self.embed(packed)
-        *lower, last = self.stack
-        for layer in lower:
-            hidden = layer(hidden, packed)
-        return last(hidden, packed, rows)
+        return through(self.stack, self.embed(packed), packed, rows)
 
     @property
     def stack(self) -> list[nn.Module]:
         """The layers in the order of use; where they are shared, one again and again."""
-        depth = self.config.num_hidden_layers
-        return list(self.layers) if len(self.layers) == depth else [self.layers[0]] * depth
+        return in_use(self.layers, self.config)
 
     def summary_tokens(self, packed: Packed) -> TargetIndices:
         """(sequences,) tokens that have seen all of theirs: [CLS]; left to right the last [SEP]."""
@@ -236,6 +231,22 @@ class Encoder(nn.Module):
     def pool(self, summary: Pooled) -> Pooled:
         """One vector for each sequence: tanh of a linear map of its summary token's state."""
         return torch.tanh(self.pooler(summary))
+
+
+def in_use(layers: nn.ModuleList, config: ModelConfig) -> list[nn.Module]:
+    """Layers in the order of use: one again and again where they are shared."""
+    depth = config.num_hidden_layers
+    return list(layers) if len(layers) == depth else [layers[0]] * depth
+
+
+def through(
+    stack: list[nn.Module], hidden: Hidden, packed: Packed, rows: TargetIndices | None
+) -> Rows:
+    """Hidden states through some layers; of the last one, the wanted rows alone."""
+    *lower, last = stack
+    for layer in lower:
+        hidden = layer(hidden, packed)
+    return last(hidden, packed, rows)
 
 
 def activation(hidden: Tensor, config: ModelConfig) -> Tensor:

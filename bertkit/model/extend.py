@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
-from bertkit.model.directory import describe
+from bertkit.model.directory import check_free, describe
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.families import family_name
+from bertkit.model.families import family_names
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.start import Start, model_folder
@@ -254,7 +254,9 @@ def extend_model(
     details["extended"] = [*details.get("extended", ()), made]
     with new_folder(out) as folder:
         write_json(folder / "config.json", config)
-        named = foreign_names(tensors, str(config.get("model_type", "bert")))
+        only_encoder = all(name.startswith("bert.") for name in tensors)
+        family = str(config.get("model_type", "bert"))
+        named = family_names(tensors, family, bare=only_encoder)
         write_tensors(folder / "model.safetensors", named, format="pt")
         extension.tokenizer.save(folder)
         write_json(folder / "bertkit.json", details)
@@ -266,9 +268,7 @@ def check_out(model: Path, out: Path) -> None:
     """Refuse a folder that holds something else than a model, or the model itself."""
     if out.resolve() in (model_folder(model).resolve(), model.resolve()):
         raise BertkitError(f"--out {out} is the model itself; choose another folder")
-    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not empty and not (out / "config.json").is_file():
-        raise BertkitError(f"{out} exists and is no model directory; choose another")
+    check_free(out)
 
 
 def foreign_config(start: Start, source: Path) -> dict[str, Any]:
@@ -280,11 +280,3 @@ def foreign_config(start: Start, source: Path) -> dict[str, Any]:
     with torch.device("meta"):
         network = PretrainingModel if DECODER_BIAS in start.tensors else Encoder
         return describe(network(start.config), start.config, {})
-
-
-def foreign_names(tensors: Mapping[str, Tensor], family: str) -> dict[str, Tensor]:
-    """Tensors under the names of a family, without its prefix where there is only the encoder."""
-    prefix = {"albert": "albert.", "electra": "electra."}.get(family, "bert.")
-    bare = all(name.startswith("bert.") for name in tensors)
-    named = {family_name(name, family): tensor for name, tensor in tensors.items()}
-    return {name.removeprefix(prefix) if bare else name: tensor for name, tensor in named.items()}

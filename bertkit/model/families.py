@@ -18,6 +18,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 
@@ -157,6 +159,13 @@ def family_name(name: str, family: str) -> str:
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
     return name
+
+
+def family_names(tensors: Mapping[str, Tensor], family: str, *, bare: bool) -> dict[str, Tensor]:
+    """Tensors under a family's names; `bare` without the prefix, as those of encoders alone."""
+    prefix = {"albert": "albert.", "electra": "electra."}.get(family, "bert.") if bare else ""
+    named = {family_name(name, family): tensor for name, tensor in tensors.items()}
+    return {name.removeprefix(prefix): tensor for name, tensor in named.items()}
 
 
 def bert_name(name: str) -> str:

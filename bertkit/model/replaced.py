@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.examples.packed import Packed
-from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation, initialize
+from bertkit.model.encoder import (
+    Encoder,
+    Layer,
+    ModelConfig,
+    activation,
+    in_use,
+    initialize,
+    through,
+)
 from bertkit.model.heads import LanguageHead
 from bertkit.shapes import Hidden, TargetIndices, VocabularyLogits
 
@@ -52,12 +60,8 @@ class Generator(nn.Module):
         self, embeddings: Hidden, packed: Packed, targets: TargetIndices, words: nn.Embedding
     ) -> VocabularyLogits:
         """Logits (targets, vocabulary), from embeddings (tokens, embedding width)."""
-        hidden = self.projection(embeddings)
-        depth = self.config.num_hidden_layers
-        for number in range(depth):
-            rows = targets if number == depth - 1 else None
-            hidden = self.layers[number % len(self.layers)](hidden, packed, rows)
-        return self.mlm(hidden, words)
+        stack = in_use(self.layers, self.config)
+        return self.mlm(through(stack, self.projection(embeddings), packed, targets), words)
 
 
 class ReplacedTokenHead(nn.Module):

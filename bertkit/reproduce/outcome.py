@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bertkit.corpus.store import TokenStore
+from bertkit.examples.pairs import measure_pairs
 from bertkit.files import read_json
 from bertkit.reproduce.paper import Claim
 from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment
 from bertkit.reproduce.work import Work
-from bertkit.tasks.grid import RunResult
-from bertkit.training.batches import held_out_batches
+from bertkit.tasks.grid import RunResult, spread_of
+from bertkit.training.batches import held_out_rows
 
 LEARNED = 0.02
 """How far above the commoner label next-sentence accuracy has to be to say that it was learned."""
@@ -77,9 +75,10 @@ def commoner_label(work: Work, flags: Sequence[str]) -> float:
     """NSP accuracy of always the commoner label, on the held-out examples of the last phase."""
     recipe = work.recipe(flags)
     held_out = TokenStore(work.out / "text" / "store", "held_out")
-    batches = held_out_batches(recipe, held_out, len(recipe.phases.lengths) - 1)
-    labels = np.concatenate([batch.next_labels.numpy() for batch in batches])
-    return float(max(labels.mean(), 1 - labels.mean()))
+    phase = len(recipe.phases.lengths) - 1
+    rows = held_out_rows(recipe, held_out, phase)
+    share = measure_pairs(rows, recipe.phases.lengths[phase]).random_share
+    return max(share, 1 - share)
 
 
 def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,13 +152,9 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     """Number, median and range."""
     if not values:
         return {"n": 0}
-    return {
-        "n": len(values),
-        "median": round(statistics.median(values), 2),
-        "lowest": min(values),
-        "highest": max(values),
-        "deviation": round(statistics.stdev(values), 2) if len(values) > 1 else None,
-    }
+    found = spread_of(values)
+    rounded = {name: None if v is None else round(v, 2) for name, v in found.items()}
+    return {"n": len(values), **rounded, "lowest": found["lowest"], "highest": found["highest"]}
 
 
 def claim_facts(

@@ -104,14 +104,16 @@ def body_of(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def column_name(found: dict[str, Any], column: str) -> str:
     """The paper's column, and the task that stands in for its own."""
-    tasks = {cell["task"] for cell in found["cells"] if cell["column"] == column}
-    metrics = {cell["metric"] for cell in found["cells"] if cell["column"] == column}
+    task, metric, stands_in = next(
+        (cell["task"], cell["metric"], cell["stands_in"])
+        for cell in found["cells"]
+        if cell["column"] == column
+    )
     if found["key"] == "figure-5":
-        return f"{column} updates ({', '.join(sorted(tasks))})"
-    own = [cell for cell in found["cells"] if cell["column"] == column]
-    if own and own[0]["stands_in"]:
-        return f"{column} (here: {own[0]['task']}, {own[0]['metric']})"
-    metric = ", ".join(sorted(metrics)).replace("_", " ")
+        return f"{column} updates ({task})"
+    if stands_in:
+        return f"{column} (here: {task}, {metric})"
+    metric = metric.replace("_", " ")
     return column if metric in column else f"{column}, {metric}"
 
 

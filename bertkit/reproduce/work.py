@@ -56,7 +56,6 @@ class Work:
         sources: texts, data, model.
         device: "auto", "cpu", "cuda", ...
         console: where progress is shown.
-
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class Work:
 
         Raises:
             DivergedError: training diverged.
-        BertkitError: a file is damaged, or the disk is full.
+            BertkitError: a file is damaged, or the disk is full.
         """
         if step.job is None:
             return self.train(step)
@@ -259,7 +258,7 @@ def work_through(work: Work, steps: Sequence[Step]) -> bool:
     waiting = False
     while left := [step for step in steps if not work.is_done(step)]:
         for step in left:
-            if work.is_done(step) or not work.is_ready(step):
+            if not work.is_ready(step):
                 continue
             with hold(work.out / "locks" / folder_name(step.name)) as free:
                 if not free or work.is_done(step):

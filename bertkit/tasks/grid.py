@@ -163,14 +163,19 @@ def summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
                 if any(metric not in result.scores[split] for result in scored):
                     continue  # a type of entity that only some runs predict
                 values = [result.scores[split][metric] for result in scored]
-                row["scores"].setdefault(split, {})[metric] = {
-                    "median": statistics.median(values),
-                    "lowest": min(values),
-                    "highest": max(values),
-                    "deviation": statistics.stdev(values) if len(values) > 1 else None,
-                }
+                row["scores"].setdefault(split, {})[metric] = spread_of(values)
         rows.append(row)
     return rows
+
+
+def spread_of(values: Sequence[float]) -> dict[str, float | None]:
+    """Median, range and standard deviation; one value alone has no deviation."""
+    return {
+        "median": statistics.median(values),
+        "lowest": min(values),
+        "highest": max(values),
+        "deviation": statistics.stdev(values) if len(values) > 1 else None,
+    }
 
 
 def shown_scores(scores: dict[str, float]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Self
 
@@ -135,3 +135,17 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
         + (f" (first: {examples[reason]})" if reason in examples else "")
         for reason, count in sorted(skipped.items())
     ]
+
+
+def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Texts in lists of about so many characters, to be worked on at once."""
+    block: list[str] = []
+    there = 0
+    for text in texts:
+        block.append(text)
+        there += len(text)
+        if there >= characters:
+            yield block
+            block, there = [], 0
+    if block:
+        yield block

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from math import fsum
 
 from bertkit.errors import BertkitError
+from bertkit.text.lines import cut_blocks
 from bertkit.tokens.normalize import split_words
 from bertkit.tokens.vocabulary import MAX_WORD_CHARACTERS
 
@@ -65,7 +66,7 @@ def count_words(
         )
     lost: Counter[str] = Counter() if skipped is None else skipped
     counts: Counter[str] = Counter()
-    blocks = cut_blocks(watched(texts, progress))
+    blocks = cut_blocks(watched(texts, progress), BLOCK_CHARACTERS)
     accents_off = lowercase if strip_accents is None else strip_accents
     for found, long_words in counted_blocks(blocks, lowercase, accents_off, processes):
         counts.update(found)
@@ -85,20 +86,6 @@ def watched(texts: Iterable[str], progress: Callable[[int], None] | None) -> Ite
             progress(number)
     if progress is not None and number % PROGRESS_TEXTS:
         progress(number)
-
-
-def cut_blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in lists of about BLOCK_CHARACTERS characters."""
-    block: list[str] = []
-    characters = 0
-    for text in texts:
-        block.append(text)
-        characters += len(text)
-        if characters >= BLOCK_CHARACTERS:
-            yield block
-            block, characters = [], 0
-    if block:
-        yield block
 
 
 def count_block(

@@ -57,6 +57,12 @@ def held_out_of(store: TokenStore) -> TokenStore | None:
     return held_out if held_out.documents > 1 else None
 
 
+def held_out_rows(recipe: PretrainRecipe, held_out: TokenStore, phase: int) -> np.ndarray:
+    """Which held-out examples a phase is evaluated on."""
+    table, _ = examples(recipe, held_out, phase, MaskingOptions(), seed=0)
+    return table.first(recipe.watching.held_out_sequences)
+
+
 def held_out_batches(
     recipe: PretrainRecipe, held_out: TokenStore, phase: int
 ) -> Iterator[PretrainingBatch]:
@@ -65,8 +71,8 @@ def held_out_batches(
     Their seed is 0 and their masks are 15 %, 80/10/10, whatever the recipe says, so that runs with
     other seeds and masks can be compared.
     """
-    table, builder = examples(recipe, held_out, phase, MaskingOptions(), seed=0)
-    rows = table.first(recipe.watching.held_out_sequences)
+    rows = held_out_rows(recipe, held_out, phase)
+    _, builder = examples(recipe, held_out, phase, MaskingOptions(), seed=0)
     for start in range(0, len(rows), HELD_OUT_BATCH):
         yield builder[rows[start : start + HELD_OUT_BATCH]]
 
