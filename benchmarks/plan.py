@@ -51,6 +51,17 @@ def recipe_of(layers: int, width: int, batch: int, updates: int) -> PretrainReci
     )
 
 
+def wikipedia_store(data: Path, folder: Path) -> Path:
+    """A token store of the first TEXT_BYTES of Wikipedia, in a folder."""
+    with lzma.open(data / "wikipedia" / "wiki_AA.txt.xz") as file:
+        head = file.read(TEXT_BYTES)
+    text = folder / "text.txt"
+    text.write_bytes(head[: head.rfind(b"\n") + 1])
+    tokenizer = Tokenizer.load(data / "vocab" / "bert-base-uncased-vocab.txt")
+    prepare([str(text)], tokenizer, folder / "store", PrepareOptions(held_out=0.02))
+    return folder / "store"
+
+
 def forecast(recipe: PretrainRecipe, store: Path, seconds: float) -> dict[str, float]:
     """What `bertkit plan` says."""
     corpus = store_corpus(TokenStore(store), planned_lengths(recipe))
@@ -107,13 +118,7 @@ def main() -> None:
     updates, seconds = (WARM + 5, 4.0) if arguments.quick else (60 + WARM, 20.0)
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        with lzma.open(data / "wikipedia" / "wiki_AA.txt.xz") as file:
-            head = file.read(TEXT_BYTES)
-        text = Path(folder) / "text.txt"
-        text.write_bytes(head[: head.rfind(b"\n") + 1])
-        tokenizer = Tokenizer.load(data / "vocab" / "bert-base-uncased-vocab.txt")
-        store = Path(folder) / "store"
-        prepare([str(text)], tokenizer, store, PrepareOptions(held_out=0.02))
+        store = wikipedia_store(data, Path(folder))
         for layers, width, batch in ((4, 256, 32), (6, 384, 16)):
             recipe = recipe_of(layers, width, batch, updates)
             pairs = [

@@ -14,13 +14,17 @@ from bertkit.errors import BertkitError
 
 VERBS = {
     "learn": "Learn a WordPiece vocabulary from text.",
+    "clean": "Drop duplicates and poor documents from text.",
     "prepare": "Turn text into a token store.",
     "plan": "Say what a pre-training run takes: memory, speed, time, cost.",
     "pretrain": "Pre-train a BERT from text or a token store.",
+    "launch": "Pre-train in many processes, on one machine or on many.",
     "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
     "evaluate": "Score tuned models on a data set, or write its official file.",
     "submit": "Collect GLUE predictions into the zip file of its server.",
     "features": "Write a model's hidden states for the texts of a file.",
+    "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",
+    "serve": "Answer over HTTP with one model or several.",
     "report": "Write a run's report as one HTML page.",
     "doctor": "Say what is wrong with a pre-training run or a corpus, and what to change.",
     "explain": "Follow one example through a model, from characters to losses.",
@@ -54,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = parse(application(), arguments)
     except BertkitError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 - the command line prints
+        rank = os.environ.get("RANK", "0")
+        who = "error" if rank == "0" else f"error of rank {rank}"
+        print(f"{who}: {error}", file=sys.stderr)  # noqa: T201 - the command line prints
         sys.exit(2)
     except KeyboardInterrupt:
         print("stopped; run the same command to go on", file=sys.stderr)  # noqa: T201

@@ -4,10 +4,11 @@ What its targets are is the objective (paper sections 3.1 and 5.1).
 
 An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
 shuffled table of examples (`plan_window`). A place in the stream is (epoch, window, offset), so
-seeking costs one window's plan, whatever the size of the corpus. The rows of a batch are chosen in
-the main process and turned into tensors by any number of loader processes: both are pure functions,
-so the batches are the same for any number of workers, and ranks share out the rows of one global
-batch.
+seeking costs one window's plan, whatever the size of the corpus. While a window is used, another
+thread plans the next one, and fetches and verifies its shards, so that no step waits. The rows of a
+batch are chosen in the main process and turned into tensors by any number of loader processes: both
+are pure functions, so the batches are the same for any number of workers, and ranks share out the
+rows of one global batch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -61,6 +64,9 @@ class Examples(Protocol):
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
+
+    def close(self) -> None:
+        """Give up what is planned ahead."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ class ExampleTable:
     ) -> None:
         if not store.shards:
             raise BertkitError(
-                f"store {store.folder} has no {store.split} documents; prepare it with a larger "
+                f"store {store.place} has no {store.split} documents; prepare it with a larger "
                 "held_out share or more text"
             )
         self.store = store
@@ -120,17 +126,48 @@ class ExampleTable:
         self.first_window = first_window
         self.windows = max(1, len(store.shards) // WINDOW_SHARDS)
         self._current: tuple[tuple[int, int], np.ndarray] | None = None
+        self._order: tuple[int, np.ndarray] | None = None
+        self._ahead: Ahead | None = None
 
     def rows_of(self, epoch: int, window: int) -> np.ndarray:
         """The table of one window; the last one asked for is kept."""
-        if self._current is None or self._current[0] != (epoch, window):
-            first = self.first_window
-            rng = generator(self.seed, SHARD_ORDER, epoch=epoch, window=first)
-            order = rng.permutation(len(self.store.shards))
-            shards = np.array_split(order, self.windows)[window].tolist()
-            rows = plan_window(self.store, shards, self.options, self.seed, epoch, first + window)
-            self._current = ((epoch, window), rows)
+        wanted = (epoch, window)
+        if self._current is None or self._current[0] != wanted:
+            self._current = None  # its memory serves the new one
+            ahead, self._ahead = self._ahead, None
+            rows = ahead.result(wanted) if ahead else None
+            # What another thread failed in is tried here, where it can be told.
+            self._current = (wanted, self._plan(wanted) if rows is None else rows)
         return self._current[1]
+
+    def shards_of(self, epoch: int, window: int) -> list[int]:
+        """The shards of one window: its share of the epoch's random order."""
+        if self._order is None or self._order[0] != epoch:
+            rng = generator(self.seed, SHARD_ORDER, epoch=epoch, window=self.first_window)
+            self._order = (epoch, rng.permutation(len(self.store.shards)))
+        size, larger = divmod(len(self.store.shards), self.windows)  # the first have one more
+        start = window * size + min(window, larger)
+        return self._order[1][start : start + size + (window < larger)].tolist()
+
+    def _plan(self, name: tuple[int, int]) -> np.ndarray:
+        epoch, window = name
+        number = self.first_window + window
+        shards = self.shards_of(epoch, window)
+        return plan_window(self.store, shards, self.options, self.seed, epoch, number)
+
+    def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
+        """A window's table, made by another thread; None where nobody wants it any more."""
+        for shard in self.shards_of(*name):
+            if stop.is_set():
+                return None
+            self.store.arrays(shard)
+        return None if stop.is_set() else self._plan(name)
+
+    def close(self) -> None:
+        """Give up what is planned ahead."""
+        if self._ahead is not None:
+            self._ahead.give_up()
+            self._ahead = None
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows of the first window, in order, at most `limit`."""
@@ -142,15 +179,50 @@ class ExampleTable:
         taken: list[np.ndarray] = []
         missing = count
         while True:
-            rows = self.rows_of(epoch, window)[offset : offset + missing]
+            whole = self.rows_of(epoch, window)
+            rows = whole[offset : offset + missing]
             taken.append(rows)
             missing -= len(rows)
             offset += len(rows)
+            last = window + 1 == self.windows
+            following = (epoch + 1, 0) if last else (epoch, window + 1)
             if missing == 0:
+                if 2 * offset >= len(whole) and self._ahead is None:
+                    self._ahead = Ahead(self, following)
                 return np.concatenate(taken), Place(epoch, window, offset)
-            window, offset = window + 1, 0
-            if window == self.windows:
-                epoch, window = epoch + 1, 0
+            (epoch, window), offset = following, 0
+
+
+class Ahead:
+    """A window that another thread is planning, one for all tables of the process.
+
+    Args:
+        table: whose window it is.
+        name: its epoch and number.
+    """
+
+    def __init__(self, table: ExampleTable, name: tuple[int, int]) -> None:
+        self.name = name
+        self.stop = threading.Event()
+        self.rows: Future[np.ndarray | None] = planner().submit(table._plan_ahead, name, self.stop)
+
+    def result(self, name: tuple[int, int]) -> np.ndarray | None:
+        """The table, if it is the one that is wanted, was begun and was made without an error."""
+        if name != self.name or self.rows.cancel():
+            self.give_up()
+            return None
+        return None if self.rows.exception() else self.rows.result()
+
+    def give_up(self) -> None:
+        """Stop soon; what was made is not kept."""
+        self.stop.set()
+        self.rows.cancel()
+
+
+@cache
+def planner() -> ThreadPoolExecutor:
+    """The thread that plans ahead: one, whatever the number of tables."""
+    return ThreadPoolExecutor(1, thread_name_prefix="bertkit-plan")
 
 
 class BatchBuilder(Dataset[PretrainingBatch]):
@@ -259,18 +331,18 @@ class Step(NamedTuple):
 
 
 class _Steps(Dataset[Step]):
-    """Shares the rows of a global batch among ranks and micro-batches, and builds this rank's."""
+    """Shares the rows of a global batch among micro-batches, and builds this rank's."""
 
-    def __init__(self, builder: BatchBuilder, accumulate: int, rank: int, world: int) -> None:
+    def __init__(self, builder: BatchBuilder, micro_batches: int, rank: int, world: int) -> None:
         self.builder = builder
-        self.accumulate = accumulate
+        self.micro_batches = micro_batches
         self.rank = rank
         self.world = world
 
     def __getitem__(self, request: tuple[np.ndarray, AnyPlace]) -> Step:
         rows, after = request
-        shares = share_rows(rows, self.accumulate * self.world)
-        mine = shares[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
+        shares = share_rows(rows, self.micro_batches)
+        mine = shares[self.rank :: self.world]
         return Step([self.builder[share] for share in mine], after)
 
 
@@ -287,7 +359,7 @@ def stream_steps(
     batch_size: int,
     steps: int,
     place: AnyPlace = START,
-    accumulate: int = 1,
+    micro_batches: int = 1,
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
@@ -300,9 +372,10 @@ def stream_steps(
         batch_size: sequences in a global batch, over all ranks and micro-batches.
         steps: how many batches.
         place: where to begin; `Step.after` of the last batch used, to resume.
-        accumulate: micro-batches a rank works through per step.
-        rank: this process's number.
-        world: number of processes.
+        micro_batches: into how many the global batch is cut, over all ranks; the same cut for any
+            number of ranks.
+        rank: this process's number; it gets micro-batches rank, rank + world, ...
+        world: number of processes; a divisor of `micro_batches`.
         workers: loader processes; 0 builds the batches in this process.
 
     Raises:
@@ -310,19 +383,24 @@ def stream_steps(
     """
     if workers < 0:
         raise BertkitError(f"workers must be 0 or more, got {workers}")
-    if batch_size < accumulate * world:
+    if batch_size < micro_batches:
         raise BertkitError(
-            f"a batch of {batch_size} sequences cannot be shared by {world} process(es) x "
-            f"{accumulate} micro-batch(es); raise batch_size or lower accumulate"
+            f"a batch of {batch_size} sequences cannot be cut into {micro_batches} micro-batches "
+            f"for {world} process(es); raise phases.batch_sizes, lower training.accumulate, or "
+            "start fewer processes"
         )
+    assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
     def requests() -> Iterator[tuple[np.ndarray, AnyPlace]]:
         at = place
-        for _ in range(steps):
-            rows, at = table.take(at, batch_size)
-            yield rows, at
+        try:
+            for _ in range(steps):
+                rows, at = table.take(at, batch_size)
+                yield rows, at
+        finally:
+            table.close()
 
-    dataset = _Steps(builder, accumulate, rank, world)
+    dataset = _Steps(builder, micro_batches, rank, world)
     if workers == 0:
         return (dataset[request] for request in requests())
     loader = DataLoader(

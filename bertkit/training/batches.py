@@ -110,18 +110,21 @@ def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]
     return [count / (pairs.mean_tokens - 1) for count in counts if count]
 
 
-def start_record(recipe: PretrainRecipe, store: TokenStore) -> dict[str, Any]:
+def start_record(
+    recipe: PretrainRecipe, store: TokenStore, table: Examples | None = None
+) -> dict[str, Any]:
     """What the data say before the first update: baselines, and the real label balance.
 
     Args:
         recipe: what will be trained.
         store: the training split.
+        table: the examples of the first phase, where they are there already.
 
     Returns:
         The journal's record of kind "start", but for what only the run knows.
     """
     phases = recipe.phases
-    table, _ = training_examples(recipe, store, 0)
+    table = table or training_examples(recipe, store, 0)[0]
     pairs = measure_pairs(table.first(), phases.lengths[0])
     mixture = mixture_of(store)
     return {

@@ -45,9 +45,11 @@ class Checkpoint:
     path: Path
     step: int
     tensors: dict[str, dict[str, Tensor]]
-    """By file name without its ending ("model", "optimizer"), then by tensor name."""
+    """By file name without its ending ("model", "optimizer"), then by tensor name; {} of shards."""
     progress: dict[str, Any]
     """What the caller of `save_checkpoint` gave."""
+    is_sharded: bool = False
+    """Whether each process has written its part (`bertkit.training.parallel` reads those)."""
 
 
 def save_checkpoint(
@@ -77,15 +79,42 @@ def save_checkpoint(
         raise BertkitError(f"{keep} checkpoints cannot be kept; keep at least 1")
     path = folder / f"step-{step:08d}"
     with new_folder(path) as temporary:
-        files = {}
         for name, values in tensors.items():
-            file = temporary / f"{name}.safetensors"
-            write_tensors(file, values)
-            files[file.name] = {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
-        content = {"format": FORMAT_VERSION, "step": step, "files": files, "progress": progress}
-        write_json(temporary / PROGRESS, {**content, "sha256": digest(content)})
+            write_tensors(temporary / f"{name}.safetensors", values)
+        seal(temporary, step, progress)
     prune(folder, step, keep)
     return path
+
+
+def save_shards(
+    folder: Path, step: int, shards: Path, progress: dict[str, Any], keep: int = 2
+) -> Path:
+    """Make a checkpoint of files that several processes have written; see `save_checkpoint`.
+
+    Args:
+        folder: the run's `checkpoints` folder.
+        step: updates made so far.
+        shards: a folder on the same disk, with `shard-*.safetensors` of every process; it goes.
+        progress: anything JSON can hold.
+        keep: how many checkpoints stay.
+    """
+    path = folder / f"step-{step:08d}"
+    with new_folder(path) as temporary:
+        for file in sorted(shards.glob("shard-*.safetensors")):
+            file.replace(temporary / file.name)
+        seal(temporary, step, progress)
+    prune(folder, step, keep)
+    return path
+
+
+def seal(checkpoint: Path, step: int, progress: dict[str, Any]) -> None:
+    """Write size and checksum of every file of a new checkpoint beside the progress."""
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
+        for file in sorted(checkpoint.iterdir())
+    }
+    content = {"format": FORMAT_VERSION, "step": step, "files": files, "progress": progress}
+    write_json(checkpoint / PROGRESS, {**content, "sha256": digest(content)})
 
 
 def digest(content: dict[str, Any]) -> str:
@@ -110,7 +139,7 @@ def prune(folder: Path, step: int, keep: int) -> None:
         for _, path in known:
             if path not in kept:  # renamed first: a kill here must not leave half a checkpoint
                 path.rename(path.with_name(f".{path.name}.tmp-removed"))
-        for leftover in folder.glob(".step-*.tmp-*"):
+        for leftover in (*folder.glob(".step-*.tmp-*"), *folder.glob(".shards-*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -138,8 +167,13 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def load_checkpoint(path: Path, step: int) -> Checkpoint:
-    """Read and verify one checkpoint.
+def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint:
+    """Read and verify one checkpoint; the tensors of shards are not read yet.
+
+    Args:
+        path: its folder.
+        step: updates made, as its name says.
+        verify: compare checksums; one of several processes is enough.
 
     Raises:
         BertkitError: a file is missing, torn or changed; the message names it.
@@ -147,7 +181,7 @@ def load_checkpoint(path: Path, step: int) -> Checkpoint:
     content = read_json(path / PROGRESS)
     if not isinstance(content, dict):
         raise BertkitError(f"{PROGRESS} is damaged (it is not an object)")
-    if content.pop("sha256", None) != digest(content) or content["step"] != step:
+    if content.pop("sha256", None) != digest(content) or content.get("step") != step:
         raise BertkitError(f"{PROGRESS} is damaged (its checksum or its step is wrong)")
     if content["format"] != FORMAT_VERSION:
         raise BertkitError(
@@ -155,10 +189,15 @@ def load_checkpoint(path: Path, step: int) -> Checkpoint:
             "use the version that wrote it"
         )
     tensors = {}
+    sharded = any(name.startswith("shard-") for name in content["files"])
     for name, expected in content["files"].items():
-        verify_file(path / name, expected)
-        tensors[Path(name).stem] = load_file(path / name)
-    return Checkpoint(path, step, tensors, content["progress"])
+        if Path(name).name != name or name == "..":
+            raise BertkitError(f"{PROGRESS} names {name!r:.60}, which is no file beside it")
+        if verify:
+            verify_file(path / name, expected)
+        if not sharded:
+            tensors[Path(name).stem] = load_file(path / name)
+    return Checkpoint(path, step, tensors, content["progress"], sharded)
 
 
 def verify_file(path: Path, expected: dict[str, Any]) -> None:
@@ -197,7 +236,16 @@ def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     own = model_tensors(model)
     check_tensors("model", own, tensors)
     for name, value in own.items():
-        value.copy_(tensors[name])
+        put(value, tensors[name])
+
+
+def put(own: Tensor, saved: Tensor) -> None:
+    """Write a saved tensor into one of this process, which may hold only a part of it (FSDP2)."""
+    if hasattr(own, "device_mesh") and not hasattr(saved, "device_mesh"):
+        from bertkit.training.parallel import part_of
+
+        saved = part_of(saved, own)
+    own.copy_(saved)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -236,7 +284,7 @@ def restore_optimizer(
             "resume with the recipe this checkpoint was made with"
         )
     for name, value in expected.items():
-        value.copy_(tensors[name])
+        put(value, tensors[name])
     for name, parameter in trainable_parameters(model):
         optimizer.state[parameter] = fresh[name]
 

@@ -8,11 +8,13 @@ written as null.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import os
 import sys
 from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, time
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, write_text
+from bertkit.training.ranks import is_first
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,7 +91,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the files; calling it again does nothing."""
-        self.file.close()
+        with suppress(OSError):  # on a full disk write() has said so
+            self.file.close()
         if self.events is not None:
             self.events.close()
             self.events = None
@@ -185,12 +189,13 @@ class Console:
 
     Args:
         interval: seconds between two plain lines.
-        stream: where to; the standard error where not given, as results go to standard output.
+        stream: where to; the standard error where not given, as results go to standard output. Of
+            the processes of torchrun only the first one shows anything there.
     """
 
     def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
         self.interval = interval
-        self.stream = stream or sys.stderr
+        self.stream = stream or (sys.stderr if is_first() else io.StringIO())
         self.bar: Progress | None = None
         self.total: int | None = None
         self.title = self.unit = ""

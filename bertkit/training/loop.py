@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -18,6 +19,7 @@ from bertkit.examples.packed import Packed
 from bertkit.objectives import Sums, total_loss
 from bertkit.training.devices import autocast, step_seed
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
+from bertkit.training.ranks import ALONE, Ranks
 
 
 class Batch(Protocol):
@@ -52,13 +54,16 @@ class StepRecord(Generic[AnyPlace]):
     after: AnyPlace
     """Where the data stands after this step's batch."""
     sums: Sums
-    """Over this rank's batch, detached, still on the device."""
+    """Over this rank's micro-batches, detached, still on the device."""
     counts: dict[str, int]
     gradient_norm: Tensor
     """Before clipping."""
     learning_rate: float
     tokens: int
+    """In the sequences of all ranks, as are the counts above."""
     sum_squared_lengths: int
+    stop: bool = False
+    """Whether, before this update, any rank was asked to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,10 @@ class LoopSettings:
     max_gradient_norm: float
     learning_rate: Callable[[int], float]
     """Learning rate of the update that follows so many updates."""
-    rank: int = 0
+    ranks: Ranks = ALONE
+    """The processes that share each global batch."""
+    asked_to_stop: Callable[[], bool] = lambda: False
+    """Whether this rank was; all are told before the next update."""
 
 
 def run_objective(
@@ -101,45 +109,75 @@ def train_steps(
 ) -> Iterator[StepRecord[AnyPlace]]:
     """Make one update for each global batch.
 
-    The loss of a step is normalised by the counts of all its micro-batches together, so one
-    micro-batch of 64 and four of 16 give the same gradient. Dropout is seeded by (seed, step,
-    rank): it does not depend on what ran before, and a resumed run draws the same.
+    The loss of a step is normalised by the counts of all its micro-batches on all ranks together,
+    so one micro-batch of 64 and four of 16 give the same gradient. Dropout is seeded by (seed,
+    step, micro-batch): it does not depend on what ran before, nor on which rank has the
+    micro-batch, and a resumed run draws the same.
 
     Args:
-        model: in training mode.
+        model: in training mode; on several ranks as `bertkit.training.parallel` makes it.
         optimizer: of the model's parameters.
         objective: (model, batch) → sums.
-        steps: (micro-batches, place after them) for each update.
+        steps: (micro-batches of this rank, place after them) for each update.
         settings: see `LoopSettings`.
         done: updates already made.
     """
+    ranks = settings.ranks
     for step, (micro_batches, after) in enumerate(steps, start=done):
-        torch.manual_seed(step_seed(settings.seed, step, settings.rank))
         rate = settings.learning_rate(step)
         set_learning_rate(optimizer, rate)
-        counts: Counter[str] = Counter()
-        for batch in micro_batches:
-            counts.update(batch.counts)
+        exchanged = ranks.total(step_counts(micro_batches, settings.asked_to_stop()))
+        counts: dict[str, int] = {}
         kept: Sums | None = None
-        for batch in micro_batches:
-            sums = run_objective(objective, model, batch, settings)
-            total_loss(sums, counts).backward()  # type: ignore[no-untyped-call]
+        for number, batch in enumerate(micro_batches):
+            share = ranks.rank + number * ranks.world
+            torch.manual_seed(step_seed(settings.seed, step, share))
+            with synchronized(model, ranks, last=number == len(micro_batches) - 1):
+                sums = run_objective(objective, model, batch, settings)
+                counts = counts or exchanged()
+                total_loss(sums, counts).backward()  # type: ignore[no-untyped-call]
             kept = merge(kept, sums)
         assert kept is not None, "a step has at least one micro-batch"
         norm = clip_gradients(model, settings.max_gradient_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        lengths = [length for batch in micro_batches for length in batch.packed.lengths]
         yield StepRecord(
             step=step + 1,
             after=after,
             sums=kept,
-            counts=dict(counts),
+            tokens=counts.pop(TOKENS),
+            sum_squared_lengths=counts.pop(SQUARES),
+            stop=counts.pop(STOP) > 0,
+            counts=counts,
             gradient_norm=norm,
             learning_rate=rate,
-            tokens=sum(lengths),
-            sum_squared_lengths=sum(length * length for length in lengths),
         )
+
+
+TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
+"""What ranks tell each other besides the counts of the losses."""
+
+
+def step_counts(micro_batches: Sequence[Batch], asked_to_stop: bool) -> dict[str, int]:
+    """What this rank contributes to a step."""
+    counts: Counter[str] = Counter()
+    lengths: list[int] = []
+    for batch in micro_batches:
+        counts.update(batch.counts)
+        lengths += batch.packed.lengths
+    squares = sum(length * length for length in lengths)
+    return {**counts, TOKENS: sum(lengths), SQUARES: squares, STOP: int(asked_to_stop)}
+
+
+def synchronized(
+    model: nn.Module, ranks: Ranks, *, last: bool
+) -> AbstractContextManager[None, bool | None]:
+    """A micro-batch's pass; ranks exchange gradients only in the last one of a step."""
+    if ranks.world == 1:
+        return nullcontext()
+    from bertkit.training.parallel import gradient_sync
+
+    return gradient_sync(model, last)
 
 
 def averages(sums: Sums, counts: Mapping[str, int]) -> dict[str, float]:

@@ -178,4 +178,6 @@ def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
         The norm before clipping, a scalar on the gradients' device: reading it here would make the
         host wait for the device. It is not finite when a gradient is not.
     """
-    return nn.utils.clip_grad_norm_(model.parameters(), maximum)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), maximum)
+    # of weights that are shared out (FSDP2), each rank has its part of the norm
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -2,15 +2,18 @@
 
 A run directory holds `recipe.json` (the resolved recipe), `environment.json`, `journal.jsonl`,
 `checkpoints/`, `model/` and `report.html`. Running the same command again goes on from the last
-good checkpoint, and the weights at the end are byte for byte those of an undisturbed run.
+good checkpoint, and the weights at the end are byte for byte those of an undisturbed run. Where
+torchrun starts many processes (`bertkit launch`), they share every batch, and the first one writes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch import nn
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.examples.stream import START, AnyPlace, stream_steps
+from bertkit.examples.stream import START, AnyPlace, BatchBuilder, Examples, stream_steps
 from bertkit.files import only_process, read_json
 from bertkit.model.directory import save_generator, save_model
 from bertkit.model.encoder import ModelConfig
@@ -32,19 +35,14 @@ from bertkit.training.batches import (
     start_record,
     training_examples,
 )
-from bertkit.training.checkpoint import (
-    load_latest,
-    model_tensors,
-    optimizer_tensors,
-    restore_model,
-    restore_optimizer,
-    save_checkpoint,
-)
+from bertkit.training.checkpoint import model_tensors, restore_model
 from bertkit.training.devices import check_memory, check_precision, choose_device, matmul_peak
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
 from bertkit.training.optimizer import build_optimizer, trainable_parameters
+from bertkit.training.ranks import ALONE, Ranks, check_strategy, code_digest, joined, local_device
 from bertkit.training.recipe import PretrainRecipe, claim_folder, origin
+from bertkit.training.saving import Checkpoints
 from bertkit.training.watching import Interval, StopRequest
 
 
@@ -61,10 +59,13 @@ class PretrainingRun:
         compiled: compile the layers, for CUDA; the first update of a shape takes long.
         models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
         start: a model to go on from; its sizes take the place of the recipe's.
+        ranks: the processes that share the work.
+        strategy: of several ranks: "ddp", or "fsdp" for a network too large for one.
         console: where progress is shown.
 
     Raises:
-        BertkitError: the folder holds a run of another recipe or store, or something else.
+        BertkitError: the folder holds a run of another recipe or store, or something else; or the
+            ranks disagree.
     """
 
     def __init__(
@@ -79,9 +80,12 @@ class PretrainingRun:
         compiled: bool = False,
         models_at: Sequence[int] = (),
         start: Path | None = None,
+        ranks: Ranks = ALONE,
+        strategy: str = "ddp",
         console: Console,
     ) -> None:
         self.store, self.folder = store, folder
+        self.ranks, self.sharded = ranks, strategy == "fsdp" and ranks.world > 1
         self.recipe_name, self.workers, self.console = recipe_name, workers, console
         self.models_at = frozenset(models_at)
         self.tokenizer = store.tokenizer
@@ -94,10 +98,18 @@ class PretrainingRun:
             seed=training.seed,
             max_gradient_norm=training.max_gradient_norm,
             learning_rate=recipe.learning_rate,
+            ranks=ranks,
+            asked_to_stop=lambda: self.stop.asked,
         )
+        self.micro_batches = ranks.micro_batches(training.accumulate)
+        self.stop = StopRequest(patient=ranks.world > 1)
         self.model: Any
         self.recipe, self.config, self.model, digest = self._build(recipe, start)
         self.model.to(self.device)
+        if self.sharded:
+            from bertkit.training.parallel import share_out
+
+            share_out(self.model, self.device)
         self.written = self.objective = recipe.objectives.function()
         if compiled:
             from bertkit.training.compiled import compile_layers
@@ -111,8 +123,14 @@ class PretrainingRun:
             weight_decay=training.weight_decay,
             bias_correction=training.bias_correction,
         )
-        self.changes = claim_folder(folder, as_json(self.recipe), recipe_name, store, digest)
+        ranks.agree(self._facts(digest, strategy))
+        self.changes = ranks.together(self._claim(digest)) or []
+        self.checkpoints = Checkpoints(
+            folder / "checkpoints", self.model, self.optimizer, ranks, sharded=self.sharded
+        )
         self.done, self.place = self._resume()
+        self.trained = self._spread()
+        self.opened: tuple[int, Examples, BatchBuilder] | None = None
         self.matmul_peak = matmul_peak(self.device, training.precision, seconds=0.3)
 
     def _build(
@@ -122,7 +140,8 @@ class PretrainingRun:
         torch.manual_seed(recipe.training.seed)
         if start is None:
             config = recipe.config(self.tokenizer.size)
-            check_memory(count_parameters(config, heads=True), self.device)
+            parts = self.ranks.world if self.sharded else 1
+            check_memory(count_parameters(config, heads=True) // parts, self.device)
             return recipe, config, recipe.objectives.model(config), ""
         from bertkit.training.continuing import begin_with
 
@@ -132,14 +151,40 @@ class PretrainingRun:
         self.console.say(f"the weights are those of {start}{new}{unused}")
         return found.recipe, found.config, found.network, found.start.digest
 
+    def _facts(self, start: str, strategy: str) -> dict[str, str]:
+        """What must be the same for all ranks."""
+        if self.ranks.world == 1:
+            return {}
+        return {
+            "bertkit's code": code_digest(),
+            "the version of torch": torch.__version__,
+            "the recipe": json.dumps(as_json(self.recipe)),
+            "the corpus": self.store.content_hash,
+            "the tokenizer": self.store.tokenizer_hash,
+            "the weights to start from": start,
+            "the run directory": str(self.folder.resolve()),
+            "--strategy": strategy,
+            "--models-at": str(sorted(self.models_at)),
+        }
+
+    def _claim(self, start: str) -> Callable[[], list[str]]:
+        recipe = as_json(self.recipe)
+        return lambda: claim_folder(self.folder, recipe, self.recipe_name, self.store, start)
+
     def _resume(self) -> tuple[int, AnyPlace]:
-        checkpoint = load_latest(self.folder / "checkpoints", self.console.say)
+        checkpoint = self.checkpoints.resume(self.console.say)
         if checkpoint is None:
             return 0, START
-        restore_model(self.model, checkpoint.tensors["model"])
-        restore_optimizer(self.model, self.optimizer, checkpoint.tensors["optimizer"])
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
         return checkpoint.step, tuple(checkpoint.progress["place"])
+
+    def _spread(self) -> nn.Module:
+        """The model as the ranks train it together."""
+        if self.ranks.world == 1 or self.sharded:
+            return self.model
+        from bertkit.training.parallel import replicated
+
+        return replicated(self.model, self.device)
 
     def run(self) -> int | None:
         """Train to the end of the recipe, or until a signal.
@@ -151,28 +196,37 @@ class PretrainingRun:
             BertkitError: training diverged, a shard is damaged, the disk is full, or another
                 process works in the folder.
         """
-        with only_process(self.folder):
+        with ExitStack() as held:
+            self.ranks.together(lambda: held.enter_context(only_process(self.folder)))
             total = self.recipe.phases.total_steps
-            if self.done == total and self.model_is_current():
+            if self.ranks.first_says(lambda: self.done == total and self.model_is_current()):
                 message = f"{self.folder} is finished ({self.done:,} updates); nothing to do"
                 self.console.say(message)
                 return None
-            self.journal = Journal(self.folder, resume_step=self.done)
+            self.journal = self.ranks.together(lambda: Journal(self.folder, resume_step=self.done))
             started = time.perf_counter()
             try:
-                with StopRequest().listening() as stop:
+                with self.stop.listening():
                     self._announce()
                     self.console.start(total, self.done, title="training")
                     self.model.train()
-                    while self.done < total and stop.signal is None:
-                        self._run_phase(self.recipe.phases.locate(self.done)[0], stop)
-                    return self._finish(stop, time.perf_counter() - started)
+                    while self.done < total and not self.stop.decided(False, self.ranks):
+                        self._run_phase(self.recipe.phases.locate(self.done)[0])
+                    return self._finish(time.perf_counter() - started)
             except DivergedError:
-                self.journal.write({"kind": "end", "step": self.done, "reason": "diverged"})
+                self._write({"kind": "end", "step": self.done, "reason": "diverged"})
                 raise
             finally:
-                self.journal.close()
+                self._close_examples()
+                self.checkpoints.close()
+                if self.journal is not None:
+                    self.journal.close()
                 self.console.close()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Append to the journal, which the first rank has."""
+        if self.journal is not None:
+            self.journal.write(record)
 
     def model_is_current(self) -> bool:
         """Whether `model/` holds the weights after `done` updates."""
@@ -182,14 +236,15 @@ class PretrainingRun:
         return bool(read_json(details).get("steps") == self.done)
 
     def _announce(self) -> None:
-        start = start_record(self.recipe, self.store)
+        phase, _ = self.recipe.phases.locate(self.done)
+        start = start_record(self.recipe, self.store, None if phase else self._examples(0)[0])
         start |= {
             "step": self.done,
             "recipe_name": self.recipe_name,
             "matmul_peak": self.matmul_peak,
             "parameters": sum(weights.numel() for _, weights in trainable_parameters(self.model)),
         }
-        self.journal.write(start)
+        self._write(start)
         known, pairs = start["baselines"], start["pairs"]
         wanted = self.recipe.objectives
         label_1 = "A and B swapped" if wanted.sentences == "order" else "a random next sentence"
@@ -222,34 +277,48 @@ class PretrainingRun:
             self._note(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")
 
     def _note(self, message: str) -> None:
-        self.journal.write({"kind": "note", "step": self.done, "message": message})
+        self._write({"kind": "note", "step": self.done, "message": message})
         self.console.say(message)
 
-    def _run_phase(self, phase: int, stop: StopRequest) -> None:
+    def _examples(self, phase: int) -> tuple[Examples, BatchBuilder]:
+        """The examples of a phase; those of the phase before are given up."""
+        if self.opened is None or self.opened[0] != phase:
+            self._close_examples()
+            self.opened = (phase, *training_examples(self.recipe, self.store, phase))
+        return self.opened[1:]
+
+    def _close_examples(self) -> None:
+        if self.opened is not None:
+            self.opened[1].close()
+            self.opened = None
+
+    def _run_phase(self, phase: int) -> None:
         """Make the updates of a phase that are still to be made."""
-        phases, training = self.recipe.phases, self.recipe.training
+        phases = self.recipe.phases
         _, made = phases.locate(self.done)
         if made == 0:
             self.place = START
-        table, builder = training_examples(self.recipe, self.store, phase)
+        table, builder = self._examples(phase)
         steps = stream_steps(
             table,
             builder,
             batch_size=phases.batch_sizes[phase],
             steps=phases.steps[phase] - made,
             place=self.place,
-            accumulate=training.accumulate,
+            micro_batches=self.micro_batches,
+            rank=self.ranks.rank,
+            world=self.ranks.world,
             workers=self.workers,
         )
-        interval = Interval(self.model, self.matmul_peak, phase)
+        interval = Interval(self.model, self.matmul_peak, phase, self.ranks)
         records = train_steps(
-            self.model, self.optimizer, self.objective, steps, self.settings, done=self.done
+            self.trained, self.optimizer, self.objective, steps, self.settings, done=self.done
         )
         for record in records:
             self.done, self.place = record.step, record.after
             interval.add(record)
             saved = self._watch(interval, phase)
-            if stop.signal is not None:
+            if self.stop.decided(record.stop, self.ranks):
                 if not saved:
                     self._log(interval)
                     self.save()
@@ -276,9 +345,10 @@ class PretrainingRun:
 
     def _log(self, interval: Interval) -> None:
         """Write the interval down, which refuses a loss that is not a number."""
+        self._note_saved(wait=False)
         if interval.updates:
             record = interval.close()
-            self.journal.write(record)
+            self._write(record)
             self.console.update(record)
 
     def _evaluate(self, phase: int) -> None:
@@ -292,29 +362,35 @@ class PretrainingRun:
         perplexity = math.exp(min(means[f"{words}_loss"], 700.0))
         record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
         record |= {f"{words}_perplexity": perplexity, **counts}
-        self.journal.write(record)
+        self._write(record)
         self.console.update(record)
 
-    def save(self) -> Path:
-        """Write a checkpoint of the current state."""
-        started = time.perf_counter()
-        path = save_checkpoint(
-            self.folder / "checkpoints",
-            self.done,
-            {
-                "model": model_tensors(self.model),
-                "optimizer": optimizer_tensors(self.model, self.optimizer),
-            },
-            {"place": list(self.place)},
-        )
-        seconds = time.perf_counter() - started
-        name = str(path.relative_to(self.folder))
-        record = {"kind": "checkpoint", "step": self.done, "path": name, "seconds": seconds}
-        self.journal.write(record)
-        return path
+    def save(self) -> None:
+        """Begin a checkpoint of the current state; the one before is finished first."""
+        self._note_saved(wait=True)
+        self.checkpoints.begin(self.done, {"place": list(self.place)})
+        self._note_saved(wait=False)
+
+    def _note_saved(self, *, wait: bool) -> None:
+        """Write down a checkpoint that has been finished, or refuse to go on without it."""
+        if record := self.checkpoints.take(wait=wait):
+            self._write(record)
 
     def write_model(self, folder: Path) -> None:
-        """Write the current weights as a model directory; before it, ELECTRA's generator."""
+        """Write the current weights as a model directory; before it, ELECTRA's generator.
+
+        All ranks have to call this; the first one writes.
+        """
+        model = self.model
+        if self.sharded:
+            from bertkit.training.parallel import whole
+
+            tensors = whole(model_tensors(self.model))
+            model = self.recipe.objectives.model(self.config)
+            restore_model(model, tensors)
+        self.ranks.together(lambda: self._write_whole(model, folder))
+
+    def _write_whole(self, model: Any, folder: Path) -> None:
         details = {
             "task": "pretraining",
             "made_by": "bertkit pretrain",
@@ -324,26 +400,26 @@ class PretrainingRun:
         }
         if self.recipe.objectives.words == "replaced":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
-            save_generator(folder.with_name(beside), self.model, self.tokenizer, details)
+            save_generator(folder.with_name(beside), model, self.tokenizer, details)
         # last, because a run with a model is a finished one
-        save_model(folder, self.model, self.tokenizer, details)
+        save_model(folder, model, self.tokenizer, details)
 
-    def _finish(self, stop: StopRequest, seconds: float) -> int | None:
+    def _finish(self, seconds: float) -> int | None:
         """Write the model and the end of the journal; returns the signal, if one ended the run."""
         finished = self.done == self.recipe.phases.total_steps
+        self._note_saved(wait=True)
         if self.done:
             self.write_model(self.folder / "model")
         reason = "finished" if finished else "interrupted"
-        self.journal.write({"kind": "end", "step": self.done, "reason": reason, "seconds": seconds})
+        self._write({"kind": "end", "step": self.done, "reason": reason, "seconds": seconds})
         if finished:
             self.console.say(f"finished: the model is in {self.folder / 'model'}")
             return None
-        assert stop.signal is not None
+        assert self.stop.signal is not None
         what = f"saved after {self.done:,} updates" if self.done else "before the first update"
-        self.console.say(
-            f"stopped by {signal.Signals(stop.signal).name}, {what}; run the same command to go on"
-        )
-        return stop.signal
+        name = signal.Signals(self.stop.signal).name
+        self.console.say(f"stopped by {name}, {what}; run the same command to go on")
+        return self.stop.signal
 
 
 def pretrain(
@@ -357,6 +433,8 @@ def pretrain(
     compiled: bool = False,
     models_at: Sequence[int] = (),
     start: Path | None = None,
+    strategy: str = "ddp",
+    timeout: float = 600.0,
     console: Console | None = None,
 ) -> int | None:
     """Pre-train a model and write its run directory; `bertkit report` draws it.
@@ -371,6 +449,8 @@ def pretrain(
         compiled: compile the layers, for long runs on CUDA.
         models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
         start: a model to go on from, such as one with domain words added (`bertkit vocab extend`).
+        strategy: of several processes: "ddp" or "fsdp"; see `bertkit.training.parallel`.
+        timeout: seconds to wait for another process before giving it up.
         console: shows progress; a new one where absent.
 
     Returns:
@@ -382,16 +462,20 @@ def pretrain(
     name = recipe if isinstance(recipe, str) else recipe_name
     resolved = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     opened = store if isinstance(store, TokenStore) else TokenStore(store)
-    run = PretrainingRun(
-        resolved,
-        opened,
-        Path(out),
-        recipe_name=Path(name).stem,
-        workers=workers,
-        device=device,
-        compiled=compiled,
-        models_at=models_at,
-        start=start,
-        console=console or Console(),
-    )
-    return run.run()
+    device = local_device(device)
+    check_strategy(strategy)
+    with joined(choose_device(device), timeout) as ranks:
+        return PretrainingRun(
+            resolved,
+            opened,
+            Path(out),
+            recipe_name=Path(name).stem,
+            workers=workers,
+            device=device,
+            compiled=compiled,
+            models_at=models_at,
+            start=start,
+            ranks=ranks,
+            strategy=strategy,
+            console=console or Console(),
+        ).run()

@@ -217,7 +217,7 @@ def mixture_of(store: TokenStore) -> MixedStore | None:
 def origin(store: TokenStore) -> dict[str, Any]:
     """What a run writes down of its corpus: the folder, and of a mixture the stores and shares."""
     mixture = mixture_of(store)
-    return mixture.origin() if mixture else {"store": str(store.folder)}
+    return mixture.origin() if mixture else {"store": store.place}
 
 
 def claim_folder(

@@ -14,12 +14,18 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Sums
 from bertkit.training.devices import training_flops
 from bertkit.training.loop import StepRecord, averages, check_finite, merge
+from bertkit.training.ranks import ALONE, Ranks
 
 
 class Stretch:
-    """The updates since the last journal line, averaged."""
+    """The updates since the last journal line, averaged over all ranks.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: the processes that made them; all have to close the stretch together.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.restart()
 
     def restart(self) -> None:
@@ -48,7 +54,9 @@ class Stretch:
         """
         assert self.sums is not None
         assert self.last is not None
-        means = averages(self.sums, self.counts)
+        values = self.ranks.add({name: kept.value for name, kept in self.sums.items()})
+        sums = {name: kept._replace(value=values[name]) for name, kept in self.sums.items()}
+        means = averages(sums, self.counts)
         norm = float(self.last.gradient_norm)
         seconds = time.perf_counter() - self.began
         check_finite(means["loss"], norm, self.last.step, self.last.learning_rate)
@@ -70,8 +78,10 @@ class Stretch:
 class Interval(Stretch):
     """A stretch of pre-training, whose record also says the phase and the MFU."""
 
-    def __init__(self, model: nn.Module, matmul_peak: float, phase: int) -> None:
-        super().__init__()
+    def __init__(
+        self, model: nn.Module, matmul_peak: float, phase: int, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(ranks)
         self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
 
     def close(self) -> dict[str, Any]:
@@ -87,7 +97,7 @@ class Interval(Stretch):
             )
             for config, has_words in networks_of(self.model)
         )
-        mfu = work / record["seconds"] / self.matmul_peak
+        mfu = work / record["seconds"] / (self.matmul_peak * self.ranks.world)
         return {**record, "phase": self.phase, "mfu": mfu}
 
 
@@ -101,10 +111,34 @@ def networks_of(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
 
 
 class StopRequest:
-    """Set by Ctrl-C or SIGTERM: the run saves after the current update and ends."""
+    """Set by Ctrl-C or SIGTERM: the run saves after the current update and ends.
 
-    def __init__(self) -> None:
+    Args:
+        patient: a second signal does nothing. torchrun sends on a signal that a terminal has sent
+            to every process already, and kills processes that take too long.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.patient = patient
+        self.received: int | None = None
         self.signal: int | None = None
+        """What the run has decided to end by."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether this process has received a signal."""
+        return self.received is not None
+
+    def decided(self, all_ranks: bool, ranks: Ranks) -> bool:
+        """Whether the run ends now; several ranks end after the same update.
+
+        Args:
+            all_ranks: whether any rank was asked, as all know.
+            ranks: of the run; one alone need not wait for the next update.
+        """
+        if all_ranks or (ranks.world == 1 and self.asked):
+            self.signal = self.received or signal.SIGTERM
+        return self.signal is not None
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
@@ -112,8 +146,9 @@ class StopRequest:
         before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: Any) -> None:
-            self.signal = number
-            signal.signal(number, before[signal.Signals(number)])
+            self.received = number
+            if not self.patient:
+                signal.signal(number, before[signal.Signals(number)])
 
         try:
             for name in before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import check_precision, choose_device
 from bertkit.training.journal import Console
 from bertkit.training.pretrain import pretrain as pretrain_store
+from bertkit.training.ranks import is_first
 from bertkit.training.recipe import PretrainRecipe
 from bertkit.verbs.learn import learn_tokenizer
 from bertkit.verbs.prepare import make_store
@@ -52,7 +54,9 @@ def pretrain(
     recipe: str,
     *,
     out: Path,
-    store: tuple[Path, ...] = (),
+    store: tuple[str, ...] = (),
+    cache: Path | None = None,
+    cache_gigabytes: float | None = None,
     smoothing: float | None = None,
     weights: tuple[float, ...] = (),
     corpus: Annotated[Corpus, FLATTEN] = NO_TEXT,
@@ -60,6 +64,8 @@ def pretrain(
     workers: int = 0,
     device: str = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
+    strategy: str = "ddp",
+    timeout: float = 600.0,
     settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
@@ -74,7 +80,12 @@ def pretrain(
     out
         The run directory.
     store
-        A token store made by `bertkit prepare`, or several of one tokenizer.
+        A token store made by `bertkit prepare`, or several of one tokenizer; folders or addresses
+        (https, s3, ...).
+    cache
+        Where the shards of a store with an address are kept while they are needed.
+    cache_gigabytes
+        The most that the cache holds.
     smoothing
         Of several stores: one with the share p of all tokens gets a share of the examples
         proportional to p**S, from 1 (as they are, the default) to 0 (all alike).
@@ -88,7 +99,16 @@ def pretrain(
         auto, cpu or cuda.
     compile
         Compile the layers, on CUDA only: each shape waits for the compiler once.
+    strategy
+        Of several processes (bertkit launch): ddp, or fsdp for a network too large for one.
+    timeout
+        Of several processes: seconds to wait for another one before giving it up.
     """
+    if corpus.text and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise BertkitError(
+            "several processes cannot begin with --text; make a store with `bertkit prepare` once "
+            "and give --store"
+        )
     if bool(store) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
     if store and corpus != NO_TEXT:
@@ -99,7 +119,7 @@ def pretrain(
     with Console() as console:
         stopped_by = pretrain_store(
             settings,
-            open_stores(store, smoothing, weights)
+            open_stores(store, smoothing, weights, cache, cache_gigabytes)
             if store
             else store_from_text(corpus, out, console),
             out,
@@ -108,26 +128,32 @@ def pretrain(
             workers=workers,
             device=device,
             compiled=compile,
+            strategy=strategy,
+            timeout=timeout,
             console=console,
         )
-        if (out / "journal.jsonl").is_file():
+        if is_first() and (out / "journal.jsonl").is_file():
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
 
 
 def open_stores(
-    folders: Sequence[Path], smoothing: float | None, weights: Sequence[float]
+    places: Sequence[str],
+    smoothing: float | None,
+    weights: Sequence[float],
+    cache: Path | None,
+    cache_gigabytes: float | None,
 ) -> TokenStore:
     """A token store, or several as one.
 
     Raises:
         BertkitError: see `mixture.mix`.
     """
-    if len(folders) == 1:
-        return TokenStore(folders[0])
+    stores = [TokenStore(place, cache=cache, cache_gigabytes=cache_gigabytes) for place in places]
+    if len(stores) == 1:
+        return stores[0]
     from bertkit.examples.mixture import mix
 
-    stores = [TokenStore(folder) for folder in folders]
     return mix(stores, smoothing=smoothing, weights=weights)
 
 

@@ -54,7 +54,7 @@ def model(store: TokenStore) -> PretrainingModel:
 def steps(store: TokenStore, accumulate: int = 1) -> Iterator[object]:
     table = ExampleTable(store, PairOptions(max_length=48), 0)
     builder = BatchBuilder(store, MaskingOptions(), 7, 0)
-    return stream_steps(table, builder, batch_size=24, steps=30, accumulate=accumulate)
+    return stream_steps(table, builder, batch_size=24, steps=30, micro_batches=accumulate)
 
 
 def train(model: PretrainingModel, store: TokenStore, updates: int, accumulate: int = 1):

@@ -1,0 +1,333 @@
+"""Several processes that train one model, started as users start them: `bertkit launch`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.training.journal import read_journal
+from bertkit.training.ranks import ALONE, Ranks, check_equal, joined, local_device
+
+RECIPE = """
+[model]
+hidden_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+max_position_embeddings = 64
+[phases]
+lengths = [32, 64]
+steps = [{first}, 10]
+batch_sizes = [8, 8]
+max_predictions = [5, 9]
+[training]
+learning_rate = 1e-3
+warmup_steps = 5
+accumulate = 4
+[watching]
+log_every = 5
+evaluate_every = 20
+held_out_sequences = 16
+checkpoint_every = {every}
+"""
+
+
+def write_recipe(folder: Path, *, first: int = 10, every: int = 8) -> Path:
+    path = folder / f"toy-{first}-{every}.toml"
+    path.write_text(RECIPE.format(first=first, every=every))
+    return path
+
+
+def command(
+    recipe: Path, store: TokenStore, out: Path, *options: str, processes: int = 2
+) -> list[str]:
+    start = [sys.executable, "-m", "bertkit"]
+    if processes > 1:
+        start += ["launch", "--nproc-per-node", str(processes)]
+        while options and options[0].startswith("--max-restarts"):
+            start.append(options[0])
+            options = options[1:]
+    return [
+        *start, "pretrain", str(recipe), "--store", str(store.folder), "--out", str(out), *options
+    ]  # fmt: skip
+
+
+def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments, **options),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    """Equal to rounding; but the gradient of a key's bias is 0, and Adam scales up its rounding."""
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    for name in mine.keys() - {name for name in mine if name.endswith("key.bias")}:
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-4, msg=name)
+
+
+def losses(folder: Path, kind: str = "step") -> list[float]:
+    return [r["loss"] for r in read_journal(folder / "journal.jsonl") if r["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def alone(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process with which the others are compared."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = run(write_recipe(folder), store, folder / "run", processes=1)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def shared_out(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by two processes, each with a part of the weights."""
+    folder = tmp_path_factory.mktemp("shared")
+    done = run(write_recipe(folder), store, folder / "run", "--strategy", "fsdp")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_processes_with_the_whole_model_train_as_one(
+    alone: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    done = run(write_recipe(tmp_path), store, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert_same_run(alone, tmp_path / "run")
+    assert done.stderr.count("finished: the model is in") == 1, "only one process speaks"
+
+
+@pytest.mark.slow
+def test_processes_with_parts_of_the_model_train_as_one(alone: Path, shared_out: Path) -> None:
+    assert_same_run(alone, shared_out)
+
+
+def assert_same_run(alone: Path, several: Path) -> None:
+    assert_same_model(alone, several)
+    assert losses(several) == pytest.approx(losses(alone), abs=1e-4)
+    evaluated = losses(several, "evaluation")
+    assert evaluated == pytest.approx(losses(alone, "evaluation"), abs=1e-4)
+    mine, theirs = (read_journal(folder / "journal.jsonl") for folder in (several, alone))
+    for name in ("tokens", "targets", "sequences"):
+        counts = [[r[name] for r in records if r["kind"] == "step"] for records in (mine, theirs)]
+        assert counts[0] == counts[1], f"{name} of all ranks are counted"
+    saved = [r for r in mine if r["kind"] == "checkpoint"]
+    assert [r["step"] for r in saved] == [8, 16, 20]
+    assert all("background_seconds" in r for r in saved)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("made", "processes"), [("shared_out", 1), ("alone", 4)], ids=["parts to one", "one to parts"]
+)
+def test_a_run_goes_on_with_other_processes(
+    request: pytest.FixtureRequest, store: TokenStore, tmp_path: Path, made: str, processes: int
+) -> None:
+    whole = request.getfixturevalue(made)
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    # as if it had been killed after its second checkpoint
+    shutil.rmtree(out / "model")
+    shutil.rmtree(out / "checkpoints" / "step-00000020")
+    files = {path.name for path in (out / "checkpoints" / "step-00000016").iterdir()}
+    assert any(name.startswith("shard-") for name in files) == (made == "shared_out")
+    done = run(write_recipe(tmp_path), store, out, "--strategy", "fsdp", processes=processes)
+    assert done.returncode == 0, done.stderr
+    assert "(16 updates made)" in done.stderr
+    assert_same_model(whole, out)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_started_again(store: TokenStore, tmp_path: Path) -> None:
+    """torchrun starts all processes of the run again, and they go on from the last checkpoint."""
+    recipe = write_recipe(tmp_path, first=60, every=10)
+    whole = run(recipe, store, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    running = subprocess.Popen(
+        command(recipe, store, tmp_path / "killed", "--max-restarts=2"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_checkpoint(tmp_path / "killed", running)
+    victim = workers_of(running.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    assert "going on from" in errors
+    digests = [
+        hashlib.sha256((tmp_path / name / "model" / "model.safetensors").read_bytes()).hexdigest()
+        for name in ("whole", "killed")
+    ]
+    assert digests[0] == digests[1], "byte for byte, with as many processes"
+
+
+@pytest.mark.slow
+def test_a_signal_saves_and_all_stop_after_the_same_update(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, first=3000, every=1000)
+    out = tmp_path / "run"
+    running = subprocess.Popen(
+        command(recipe, store, out),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: losses_written(out), running)
+    running.send_signal(signal.SIGTERM)  # to torchrun, which sends it on
+    _, errors = running.communicate(timeout=120)
+    assert "stopped by SIGTERM, saved after" in errors
+    records = read_journal(out / "journal.jsonl")
+    assert records[-1]["reason"] == "interrupted"
+    step = records[-1]["step"]
+    assert (out / "checkpoints" / f"step-{step:08d}" / "progress.json").is_file()
+
+
+@pytest.mark.slow
+def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: Path) -> None:
+    """A host with another recipe would train something that nobody asked for."""
+    recipe = write_recipe(tmp_path)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(recipe.read_text().replace("1e-3", "2e-3"))
+    starter = tmp_path / "starter.py"
+    starter.write_text(
+        "import os, sys\n"
+        "from bertkit.cli import main\n"
+        f"recipe = {str(recipe)!r} if os.environ['RANK'] == '0' else {str(wrong)!r}\n"
+        f"main(['pretrain', recipe, '--store', {str(store.folder)!r}, '--out', sys.argv[1]])\n"
+    )
+    started = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(starter),
+         str(tmp_path / "run")],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert started.returncode != 0
+    message = "error: the processes disagree about the recipe: rank 1 has another than rank 0"
+    assert started.stderr.count(message) == 1
+    assert "Traceback" not in started.stderr.split("elastic/multiprocessing")[0]
+    assert not (tmp_path / "run" / "recipe.json").exists(), "nothing was begun"
+
+
+def losses_written(folder: Path) -> bool:
+    journal = folder / "journal.jsonl"
+    return journal.is_file() and '"kind": "step"' in journal.read_text()
+
+
+def wait_for(condition: Any, running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert running.poll() is None, running.communicate()[1]
+        assert time.monotonic() < deadline, "it never began"
+        time.sleep(0.02)
+
+
+def wait_for_checkpoint(folder: Path, running: subprocess.Popen[str]) -> None:
+    wait_for(lambda: list(folder.glob("checkpoints/step-*/progress.json")), running)
+
+
+def workers_of(agent: int) -> list[int]:
+    """Process numbers of torchrun's workers, by rank."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            values = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        ranks = [value for value in values if value.startswith(b"RANK=")]
+        if parent == agent and ranks:
+            found[int(ranks[0].removeprefix(b"RANK="))] = int(folder.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_micro_batches_are_shared_evenly() -> None:
+    assert ALONE.micro_batches(3) == 3
+    assert Ranks(1, 4).micro_batches(1) == 4
+    assert Ranks(1, 4).micro_batches(8) == 8
+    with pytest.raises(BertkitError, match=r"accumulate = 6 .* 4 processes; choose 8"):
+        Ranks(0, 4).micro_batches(6)
+
+
+def test_one_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with joined(torch.device("cpu")) as ranks:
+        assert ranks == ALONE
+        assert ranks.total({"a": 3})() == {"a": 3}
+        assert ranks.together(lambda: 5) == 5
+        assert ranks.first_says(lambda: True)
+        ranks.agree({"anything": "at all"})
+        assert not torch.distributed.is_initialized()
+
+
+def test_half_a_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    message = "MASTER_ADDR, MASTER_PORT is not set; start with `bertkit launch`"
+    with pytest.raises(BertkitError, match=message), joined(torch.device("cpu")):
+        pass
+
+
+def test_what_differs_is_named() -> None:
+    same = torch.zeros(2, 32, dtype=torch.uint8)
+    other = same.clone()
+    other[1, 5] = 1
+    check_equal(["the recipe", "the corpus"], [same, same])
+    with pytest.raises(BertkitError, match="disagree about the corpus: rank 1, 2 has another"):
+        check_equal(["the recipe", "the corpus"], [same, other, other])
+
+
+def test_each_process_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert local_device("cuda") == "cuda:1"
+    assert local_device("cuda:0") == "cuda:0"
+    assert local_device("cpu") == "cpu"
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert local_device("cuda") == "cuda"
+
+
+def test_launch_says_what_it_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bertkit", "launch", "--nproc-per-node", "2", "finetune"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "only pretrain shares its work out" in done.stderr
+
+
+@pytest.mark.slow
+def test_checkpoints_of_parts_hold_no_pickle(shared_out: Path) -> None:
+    """torch.distributed.checkpoint writes one by default."""
+    files = [path.name for path in shared_out.glob("checkpoints/step-*/*")]
+    assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
+    assert len(files) == 2 * 3
