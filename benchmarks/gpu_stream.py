@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks.record import summary
-from bertkit.corpus.store import DocumentArrays, TokenStore, write_manifest, write_shard
+from bertkit.corpus.store import TokenStore
+from bertkit.corpus.writing import DocumentArrays, write_manifest, write_shard
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
 from bertkit.examples.stream import BatchBuilder, ExampleTable, Step, stream_steps

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.cli import VERBS, main
-from bertkit.corpus.store import SPLITS, TokenStore
+from bertkit.corpus.shards import SPLITS
+from bertkit.corpus.store import TokenStore
 from bertkit.tokens.tokenizer import Tokenizer
 
 TOY = """

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bertkit.corpus.store import DocumentArrays, token_type
+from bertkit.corpus.shards import token_type
+from bertkit.corpus.writing import DocumentArrays
 from bertkit.errors import BertkitError
+from bertkit.processes import begin_worker, run_in_order
 from bertkit.text.sentences import split_sentences
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -28,6 +29,9 @@ LONGEST_SENTENCE = 512
 """Tokens; a longer sentence is cut in pieces, counted, and no token is lost."""
 LONGEST_STRING = 50_000
 """Characters given to the tokenizer at once, which bounds its memory."""
+
+
+Result = TypeVar("Result")
 
 
 class Block(NamedTuple):
@@ -144,20 +148,17 @@ class BlockPool:
 
     def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], Block]]:
         """Yield (documents, block) in the order of `blocks`; few are in flight at a time."""
-        if self.executor is None:
+        pool = self.executor
+        if pool is None:
             for documents in blocks:
                 yield documents, tokenize_block(documents, self.tokenizer, *self.arguments)
             return
-        waiting: deque[tuple[list[str], Future[Block]]] = deque()
         try:
-            for documents in blocks:
-                future = self.executor.submit(_tokenize_in_worker, documents, *self.arguments)
-                waiting.append((documents, future))
-                if len(waiting) > 2 * self.processes:
-                    first, future = waiting.popleft()
-                    yield first, future.result()
-            for first, future in waiting:
-                yield first, future.result()
+            yield from run_in_order(
+                blocks,
+                lambda documents: pool.submit(_tokenize_in_worker, documents, *self.arguments),
+                2 * self.processes,
+            )
         except BrokenProcessPool:
             raise BertkitError(
                 "a worker process of `prepare` died (killed, or out of memory); run the same "
@@ -169,7 +170,7 @@ _worker_tokenizer: list[Tokenizer] = []
 
 
 def _start_worker(folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
+    begin_worker()
     _worker_tokenizer.append(Tokenizer.load(folder))
 
 

@@ -1,27 +1,29 @@
 """Text → token store, as a stream: memory does not grow with the corpus.
 
-The work is cut into parts (one large file, or several small ones), a part into shards, the text of
-a shard into blocks of documents. Blocks go to worker processes and come back in order; the bytes
-written do not depend on the number of processes. Every finished shard has a small JSON file beside
-it; a run that was stopped skips those shards.
+The work is cut into parts, a part into shards (`parts.py`), the text of a shard into blocks of
+documents. Blocks go to worker processes and come back in order; the bytes written do not depend on
+the number of processes. `cluster.py` makes the same store with many machines: it begins, makes the
+parts and finishes by the functions that are used here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from bertkit.corpus.blocks import BLOCK_CHARACTERS, Block, BlockPool
-from bertkit.corpus.store import ShardInfo, TokenStore, check_shard, write_manifest, write_shard
+from bertkit.corpus.blocks import BlockPool
+from bertkit.corpus.parts import PartResult, plan_parts, prepare_part
+from bertkit.corpus.shards import ShardInfo
+from bertkit.corpus.store import TokenStore
+from bertkit.corpus.writing import write_manifest
 from bertkit.errors import BertkitError
 from bertkit.files import only_process, read_json, write_json
-from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.lines import cut_blocks
+from bertkit.text.documents import TextCounts
 from bertkit.text.sentences import check_language
-from bertkit.text.sources import Source, find_sources
+from bertkit.text.sources import Source, find_sources, is_remote
 from bertkit.tokens.tokenizer import Tokenizer
 
 
@@ -40,122 +42,10 @@ class PrepareOptions:
     shard_megabytes: int = 64
     """Text per shard, in units of 1,000,000 bytes."""
 
-
-class Part(NamedTuple):
-    """Sources that are read one after another into shards of their own."""
-
-    number: int
-    sources: tuple[Source, ...]
-
-
-def plan_parts(sources: Sequence[Source], shard_bytes: int) -> list[Part]:
-    """Group neighbouring sources until a group holds about one shard of bytes."""
-    groups: list[list[Source]] = []
-    filled = shard_bytes
-    for source in sources:
-        if filled >= shard_bytes:
-            groups.append([])
-            filled = 0
-        groups[-1].append(source)
-        filled += source.bytes
-    return [Part(index, tuple(group)) for index, group in enumerate(groups)]
-
-
-class PartWriter:
-    """Collects the blocks of one part and writes a shard of each split whenever enough came."""
-
-    def __init__(self, folder: Path, part: Part, shard_bytes: int) -> None:
-        self.folder = folder
-        self.part = part
-        self.shard_bytes = shard_bytes
-        self.shards: list[ShardInfo] = []
-        self.counts: Counter[str] = Counter()
-        self.written = 0
-        self.documents_done = 0
-        self._blocks: list[Block] = []
-        self._documents = 0
-        self._bytes = 0
-
-    def record_path(self, index: int) -> Path:
-        """The file that says that shard `index` of this part is whole."""
-        return self.folder / "parts" / f"{self.part.number:05d}-{index:03d}.json"
-
-    def resume(self) -> None:
-        """Take over the whole shards of an earlier run; a damaged one is remade from there on."""
-        while (path := self.record_path(self.written)).is_file():
-            try:
-                record = read_json(path)
-                shards = [ShardInfo(**entry) for entry in record["shards"]]
-                counts, documents = Counter(record["counts"]), int(record["documents_read"])
-                for shard in shards:
-                    check_shard(self.folder, shard)
-            except (BertkitError, KeyError, TypeError, ValueError):
-                return
-            self.shards += shards
-            self.counts += counts
-            self.documents_done = documents
-            self.written += 1
-
-    def append(self, documents: int, block: Block) -> None:
-        """Add one block made of `documents` documents; may write a shard."""
-        self._blocks.append(block)
-        self._documents += documents
-        self._bytes += block.text_bytes
-        if self._bytes >= self.shard_bytes:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was collected as the next shard."""
-        if not self._blocks:
-            return
-        shards = []
-        for split in ("train", "held_out"):
-            arrays = [block.splits[split] for block in self._blocks if split in block.splits]
-            if arrays:
-                name = f"{split}-{self.part.number:05d}-{self.written:03d}"
-                shards.append(write_shard(self.folder, name, split, arrays))
-        counts: Counter[str] = sum((block.counts for block in self._blocks), Counter())
-        self.shards += shards
-        self.counts += counts
-        self.documents_done += self._documents
-        record = {
-            "documents_read": self.documents_done,
-            "counts": counts,
-            "shards": [asdict(shard) for shard in shards],
-        }
-        write_json(self.record_path(self.written), record)
-        self.written += 1
-        self._blocks, self._documents, self._bytes = [], 0, 0
-
-
-def _documents_of(part: Part, counts: TextCounts, column: str) -> Iterator[str]:
-    for source in part.sources:
-        yield from read_documents(source, counts, column=column)
-
-
-def prepare_part(
-    part: Part,
-    folder: Path,
-    pool: BlockPool,
-    options: PrepareOptions,
-    text_counts: TextCounts,
-    progress: Callable[[TextCounts], None],
-) -> tuple[list[ShardInfo], Counter[str]]:
-    """Write the shards of one part; whole shards of an earlier run are skipped."""
-    writer = PartWriter(folder, part, options.shard_megabytes * 1_000_000)
-    writer.resume()
-    documents = _documents_of(part, text_counts, options.column)
-    for _ in range(writer.documents_done):
-        if next(documents, None) is None:
-            raise BertkitError(
-                f"{part.sources[0].path} has fewer documents than when {folder} was begun; "
-                "remove the store and prepare it again"
-            )
-    for texts, block in pool.run(cut_blocks(documents, BLOCK_CHARACTERS)):
-        writer.append(len(texts), block)
-        progress(text_counts)
-    writer.flush()
-    return writer.shards, writer.counts
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of text after which a shard ends."""
+        return self.shard_megabytes * 1_000_000
 
 
 def prepare(
@@ -182,65 +72,108 @@ def prepare(
             a second one to draw from), a store begun with other settings, a full disk.
     """
     options = options or PrepareOptions()
+    if processes < 1:
+        raise BertkitError(f"processes must be at least 1, got {processes}")
+    sources = check_inputs(paths, folder, options)
+    claim_folder(folder, tokenizer, options, sources)
+    with only_process(folder):
+        (folder / "manifest.json").unlink(missing_ok=True)
+        tokenizer.save(folder / "tokenizer")
+        done = TextCounts()
+
+        def show(counts: TextCounts) -> None:
+            running = TextCounts()
+            running += done
+            running += counts
+            progress(running)
+
+        results = []
+        with BlockPool(tokenizer, folder, processes, options.language, options.held_out) as pool:
+            for part in plan_parts(sources, options.shard_bytes):
+                results.append(
+                    prepare_part(
+                        part,
+                        folder,
+                        pool,
+                        column=options.column,
+                        shard_bytes=options.shard_bytes,
+                        progress=show,
+                    )
+                )
+                done += results[-1].text
+        return finish_store(folder, tokenizer, options, sources, results)
+
+
+def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) -> list[Source]:
+    """Check the options and find the sources.
+
+    Raises:
+        BertkitError: impossible options, nothing to read, or a folder that is remote.
+    """
     check_language(options.language)
     if not 0 <= options.held_out < 1:
         raise BertkitError(f"held_out must be at least 0 and below 1, got {options.held_out}")
     if not 1 <= options.shard_megabytes <= 1000:
         raise BertkitError(f"shard_megabytes must be 1 to 1000, got {options.shard_megabytes}")
-    if processes < 1:
-        raise BertkitError(f"processes must be at least 1, got {processes}")
-    sources = find_sources(paths, format=options.format)
-    _check_settings(folder, tokenizer, options, sources)
-    with only_process(folder):
-        return _prepare(paths, tokenizer, folder, options, sources, processes, progress)
+    if is_remote(folder):
+        raise BertkitError(
+            f"{folder} is remote, but shards are renamed into place and mapped into memory; "
+            "prepare into a local or mounted folder, then copy it"
+        )
+    return find_sources(paths, format=options.format)
 
 
-def _prepare(
-    paths: Sequence[str],
-    tokenizer: Tokenizer,
+def finish_store(
     folder: Path,
+    tokenizer: Tokenizer,
     options: PrepareOptions,
     sources: Sequence[Source],
-    processes: int,
-    progress: Callable[[TextCounts], None],
+    results: Iterable[PartResult],
 ) -> TokenStore:
-    """The work of `prepare` once everything was checked."""
-    (folder / "manifest.json").unlink(missing_ok=True)
-    tokenizer.save(folder / "tokenizer")
-    text_counts = TextCounts()
-    skipped: Counter[str] = Counter()
+    """Write the manifest from the results of all parts, in their order.
+
+    Raises:
+        BertkitError: there are fewer than two training documents.
+    """
+    text = TextCounts()
+    tokenization: Counter[str] = Counter()
     shards: list[ShardInfo] = []
-    with BlockPool(tokenizer, folder, processes, options.language, options.held_out) as pool:
-        for part in plan_parts(sources, options.shard_megabytes * 1_000_000):
-            written, counts = prepare_part(part, folder, pool, options, text_counts, progress)
-            shards += written
-            skipped += counts
+    for result in results:
+        shards += result.shards
+        tokenization += result.tokenization
+        text += result.text
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
+        others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         raise BertkitError(
-            f"{', '.join(paths)}: {documents} training document(s) found, at least 2 are needed. "
-            "In plain text a blank line ends a document; is there one?"
+            f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
+            "needed. In plain text a blank line ends a document; is there one?"
         )
     details = {
         "settings": asdict(options),
         "sources": [asdict(source) for source in sources],
-        "text": text_counts.as_dict(),
-        "tokenization": dict(skipped),
+        "text": text.as_dict(),
+        "tokenization": dict(tokenization),
     }
     write_manifest(folder, tokenizer, shards, details)
     return TokenStore(folder)
 
 
-def _check_settings(
+def claim_folder(
     folder: Path, tokenizer: Tokenizer, options: PrepareOptions, sources: Sequence[Source]
 ) -> None:
-    """Refuse to go on with a store that was begun with other settings, text or tokenizer."""
+    """Note in a folder what its store is made of.
+
+    Raises:
+        BertkitError: it holds a store of other settings, text or tokenizer, or something else.
+    """
     settings: dict[str, Any] = {
         **asdict(options),
         "tokenizer_hash": tokenizer.content_hash,
         "sources": [{**asdict(source), "modified": modified(source)} for source in sources],
     }
-    path = folder / "settings.json"
+    path = folder / "settings.json"  # looked for last: another host may write it just now
+    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
     if path.is_file():
         begun = read_json(path)
         if not isinstance(begun, dict):
@@ -251,7 +184,7 @@ def _check_settings(
                 f"store {folder} was begun with other {', '.join(changed)}; choose another folder, "
                 "or remove this one"
             )
-    elif folder.is_dir() and any(path.name[0] != "." for path in folder.iterdir()):
+    elif used:
         raise BertkitError(f"{folder} is not empty and holds no token store; choose another folder")
     write_json(path, settings)
 

@@ -3,6 +3,7 @@
 A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
+    shards.npy                       those entries, where they are many (`bertkit.corpus.index`)
     tokenizer/                       the tokenizer whose ids these are
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
@@ -17,184 +18,131 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bertkit.corpus.shards import ARRAYS, SPLITS, ShardArrays, ShardInfo, check_shard, open_shard
 from bertkit.errors import BertkitError
-from bertkit.files import read_json, sha256_file, write_array, write_json
+from bertkit.files import map_array, read_json, sha256_file
 from bertkit.tokens.tokenizer import Tokenizer
 
-FORMAT = 1
-SPLITS = ("train", "held_out")
-ARRAYS = ("tokens", "sentences", "documents")
+if TYPE_CHECKING:
+    from bertkit.corpus.index import ShardIndex
+    from bertkit.corpus.remote import RemoteStore
 
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """A shard's entry in the manifest."""
-
-    name: str
-    split: str
-    documents: int
-    sentences: int
-    tokens: int
-    bytes: dict[str, int]
-    """Size of each array's file."""
-    sha256: dict[str, str]
-    """Checksum of each array's file."""
-
-
-class ShardArrays(NamedTuple):
-    """A shard's memory-mapped arrays (shapes in the module's docstring)."""
-
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
-
-
-class DocumentArrays(NamedTuple):
-    """Documents in memory on their way into a shard."""
-
-    tokens: np.ndarray
-    """(tokens,) ids."""
-    sentence_lengths: np.ndarray
-    """(sentences,) tokens in each sentence, at least 1."""
-    document_lengths: np.ndarray
-    """(documents,) sentences in each document, at least 1."""
-
-
-def offsets(lengths: np.ndarray) -> np.ndarray:
-    """(n,) lengths → (n + 1,) uint32 offsets that begin with 0; the sum must be below 2^32."""
-    if int(lengths.sum()) >= 1 << 32:
-        raise BertkitError("a shard would hold 2^32 tokens or more; lower shard_megabytes")
-    result = np.zeros(len(lengths) + 1, dtype=np.uint32)
-    np.cumsum(lengths, out=result[1:])
-    return result
-
-
-def token_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest of uint16 and uint32 that holds every id."""
-    return np.uint16 if vocabulary_size <= 1 << 16 else np.uint32
-
-
-def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArrays]) -> ShardInfo:
-    """Write one shard's three arrays, each atomically, and return its manifest entry."""
-    joined = DocumentArrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    arrays = {
-        "tokens": joined.tokens,
-        "sentences": offsets(joined.sentence_lengths),
-        "documents": offsets(joined.document_lengths),
-    }
-    paths = {kind: folder / f"{name}.{kind}.npy" for kind in ARRAYS}
-    for kind, path in paths.items():
-        write_array(path, arrays[kind])
-    return ShardInfo(
-        name=name,
-        split=split,
-        documents=len(joined.document_lengths),
-        sentences=len(joined.sentence_lengths),
-        tokens=len(joined.tokens),
-        bytes={kind: path.stat().st_size for kind, path in paths.items()},
-        sha256={kind: sha256_file(path) for kind, path in paths.items()},
-    )
-
-
-def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> None:
-    """Compare a shard's files with the manifest.
-
-    Raises:
-        BertkitError: a file is missing, of another size (torn), or of another checksum (corrupt).
-    """
-    repair = "run the same `bertkit prepare` again: it remakes what is damaged"
-    for kind in ARRAYS:
-        path = folder / f"{shard.name}.{kind}.npy"
-        if not path.is_file():
-            raise BertkitError(f"shard {path} is missing; {repair}")
-        size = path.stat().st_size
-        if size != shard.bytes[kind]:
-            raise BertkitError(
-                f"shard {path} is torn: {size:,} bytes instead of {shard.bytes[kind]:,}; {repair}"
-            )
-        if checksums and sha256_file(path) != shard.sha256[kind]:
-            raise BertkitError(f"shard {path} is corrupt (its checksum is wrong); {repair}")
+FORMAT, INDEXED_FORMAT = 1, 2
+"""The manifest lists the shards itself; a table beside it does (`bertkit.corpus.index`)."""
+KEPT_MAPS = 256
+"""Shards that a store keeps mapped; a process may have about 65,000 maps, three of them a shard."""
+KEPT_REMOTE = 32
+"""Shards of a remote store that it keeps in the cache: two windows of the stream of examples."""
 
 
 class TokenStore:
     """One split of a prepared corpus.
 
     Args:
-        folder: the store's folder.
+        folder: the store's folder; or its address (`https://...`, `s3://...`), and its shards come
+            to a cache when they are needed.
         split: "train" or "held_out".
+        cache: folder of caches, for a store at an address; the user's cache folder where absent.
+        cache_gigabytes: the most that all stores of the cache take together; 100 where absent.
 
     Raises:
-        BertkitError: no store there, an unfinished one, an unknown split or a newer format.
+        BertkitError: no store there, an unfinished one, an unknown split or a newer format; or the
+            address cannot be reached.
     """
 
-    def __init__(self, folder: Path | str, split: str = "train") -> None:
-        self.folder = Path(folder)
-        self.split = split
-        manifest = self.folder / "manifest.json"
-        if not manifest.is_file():
-            unfinished = (self.folder / "settings.json").is_file()
-            raise BertkitError(
-                f"{self.folder} holds an unfinished token store; run `bertkit prepare` again"
-                if unfinished
-                else f"{self.folder} is no token store (no manifest.json); see `bertkit prepare`"
-            )
-        self.manifest: dict[str, Any] = read_json(manifest)
-        if not isinstance(self.manifest, dict) or "format" not in self.manifest:
-            raise BertkitError(f"{manifest} is damaged; run the same `bertkit prepare` again")
-        if self.manifest["format"] != FORMAT:
-            raise BertkitError(
-                f"{manifest} has format {self.manifest['format']}, this version reads "
-                f"{FORMAT}; prepare the store again"
-            )
+    def __init__(
+        self,
+        folder: Path | str,
+        split: str = "train",
+        *,
+        cache: Path | str | None = None,
+        cache_gigabytes: float | None = None,
+    ) -> None:
         if split not in SPLITS:
             raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")
+        self.remote = remote_of(folder, cache, cache_gigabytes)
+        self.folder = self.remote.folder if self.remote else Path(folder)
+        """Where its files are; of a store at an address, the cache."""
+        self.split = split
+        self.manifest = read_manifest(self.folder)
         try:
-            everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
-            self.vocabulary_size = int(self.manifest["vocabulary_size"])
+            self.vocabulary_size: int = self.manifest["vocabulary_size"]
             """Number of pieces of the tokenizer that made the store."""
             self.tokenizer_hash = str(self.manifest["tokenizer_hash"])
             """`Tokenizer.content_hash` of the tokenizer that made the store."""
+            if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
+                raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
+            self.shards: Sequence[ShardInfo] = self._read_shards()
         except (KeyError, TypeError, ValueError) as error:
             raise BertkitError(
-                f"{manifest} is damaged ({type(error).__name__}: {error}); "
+                f"{self.folder / 'manifest.json'} is damaged ({type(error).__name__}: {error}); "
                 "run the same `bertkit prepare` again"
             ) from None
-        self.shards = [shard for shard in everything if shard.split == split]
-        self._arrays: dict[int, ShardArrays] = {}
+        self._nothing_open(trusting=False)
+
+    def _read_shards(self) -> Sequence[ShardInfo]:
+        """The shards of this split, in reading order."""
+        self._index: ShardIndex | None = None
+        if self.manifest["format"] == INDEXED_FORMAT:
+            from bertkit.corpus.index import read_index
+
+            checksum = str(self.manifest["shards_sha256"])
+            self._index = read_index(self.folder / "shards.npy", checksum, self.split)
+            return self._index
+        if not isinstance(self.manifest["shards"], list):
+            raise TypeError("its shards are no list")
+        everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
+        return [shard for shard in everything if shard.split == self.split]
+
+    @property
+    def place(self) -> str:
+        """The store's address or folder, as its user knows it."""
+        return self.remote.url if self.remote else str(self.folder)
 
     @property
     def documents(self) -> int:
         """Documents of this split."""
-        return sum(shard.documents for shard in self.shards)
+        return self._total("documents")
 
     @property
     def sentences(self) -> int:
         """Sentences of this split."""
-        return sum(shard.sentences for shard in self.shards)
+        return self._total("sentences")
 
     @property
     def tokens(self) -> int:
         """Tokens of this split."""
-        return sum(shard.tokens for shard in self.shards)
+        return self._total("tokens")
+
+    def _total(self, field: str) -> int:
+        if self._index is not None:
+            return self._index.total(field)
+        return sum(getattr(shard, field) for shard in self.shards)
+
+    def checksums(self) -> str:
+        """The checksums of all files of the split, in order, as hex."""
+        if self._index is not None:
+            return self._index.checksums()
+        return "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
 
     @property
     def content_hash(self) -> str:
         """Names the content of the split by its shards' checksums."""
-        sums = "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
-        return hashlib.sha256(sums.encode()).hexdigest()
+        return hashlib.sha256(self.checksums().encode()).hexdigest()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the store, checked against the manifest's hash."""
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
-        if tokenizer.content_hash != self.tokenizer_hash:
+        same_size = tokenizer.size == self.vocabulary_size
+        if tokenizer.content_hash != self.tokenizer_hash or not same_size:
             raise BertkitError(
                 f"{self.folder / 'tokenizer'} is not the tokenizer that made this store (its hash "
                 "differs); restore it, or prepare the store again"
@@ -209,7 +157,10 @@ class TokenStore:
             raise BertkitError(
                 f"{path} is missing or corrupt; run the same `bertkit prepare` again"
             )
-        return np.load(path, allow_pickle=False)
+        counts = map_array(path)
+        if counts.shape != (self.vocabulary_size,) or counts.dtype != np.int64:
+            raise BertkitError(f"{path} has not one count for each piece; prepare the store again")
+        return np.array(counts)
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
         """Refuse a tokenizer other than the one whose ids the store holds.
@@ -225,58 +176,97 @@ class TokenStore:
         else:
             difference = "same vocabulary, other settings (lower-casing or compatibility)"
         raise BertkitError(
-            f"store {self.folder} was made with another tokenizer than {whose} ({difference}); "
+            f"store {self.place} was made with another tokenizer than {whose} ({difference}); "
             "prepare the text again with that tokenizer"
         )
+
+    def fetch(self, indices: Sequence[int]) -> None:
+        """Bring shards of a store at an address here, several at a time; see `arrays`."""
+        if self.remote and (missing := [i for i in indices if i not in self._arrays]):
+            holds = self._hold(missing, verify=False)
+            for index in missing:
+                self.arrays(index)
+            del holds  # each has one of its own now
 
     def arrays(self, index: int) -> ShardArrays:
         """The memory-mapped arrays of one shard; its checksums are verified at the first call.
 
         Raises:
-            BertkitError: the shard is missing, torn or corrupt.
+            BertkitError: the shard is missing, torn or corrupt, or cannot be fetched.
         """
-        if index not in self._arrays:
-            shard = self.shards[index]
-            check_shard(self.folder, shard)
-            self._arrays[index] = ShardArrays(
-                *(
-                    np.load(self.folder / f"{shard.name}.{kind}.npy", mmap_mode="r")
-                    for kind in ARRAYS
-                )
-            )
-        return self._arrays[index]
+        if found := self._arrays.get(index):
+            return found[0]
+        with self._opening:  # the next window is planned by another thread
+            if index not in self._arrays:
+                opened = self._open(index)
+                while len(self._arrays) >= (KEPT_REMOTE if self.remote else KEPT_MAPS):
+                    del self._arrays[next(iter(self._arrays))]
+                self._arrays[index] = opened
+            return self._arrays[index][0]
+
+    def _open(self, index: int) -> tuple[ShardArrays, Any]:
+        """The arrays of a shard, and what keeps it in the cache."""
+        shard, new = self.shards[index], not self._trusting and index not in self._checked
+        hold = self._hold([index], verify=new)
+        check_shard(self.folder, shard, checksums=new and not self.remote)
+        arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+        self._checked.add(index)
+        return arrays, hold
+
+    def _hold(self, indices: Sequence[int], *, verify: bool) -> Any:
+        shards = [self.shards[index] for index in indices]
+        return self.remote and self.remote.hold_all(shards, self._arrays.clear, verify=verify)
+
+    def _nothing_open(self, *, trusting: bool) -> None:
+        self._arrays: dict[int, tuple[ShardArrays, Any]] = {}
+        self._checked: set[int] = set()
+        self._trusting = trusting
+        self._opening = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled for loader processes, which open the maps themselves."""
-        state = {key: value for key, value in self.__dict__.items() if key != "tokenizer"}
-        return {**state, "_arrays": {}}
+        """Pickled for loader processes, which open the maps themselves.
+
+        They trust the checksums: rows come from a plan, for which their shards were verified.
+        """
+        left = {"tokenizer", "_arrays", "_checked", "_trusting", "_opening"}
+        return {key: value for key, value in self.__dict__.items() if key not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._nothing_open(trusting=True)
 
 
-def write_manifest(
-    folder: Path, tokenizer: Tokenizer, shards: Sequence[ShardInfo], details: dict[str, Any]
-) -> None:
-    """Finish a store: count the training unigrams, then write the manifest, which makes it valid.
+def remote_of(
+    folder: Path | str, cache: Path | str | None, gigabytes: float | None
+) -> RemoteStore | None:
+    """What fetches the shards of a store at an address or in a cache; None for a local one."""
+    if ":/" not in str(folder) and not (Path(folder) / "remote.json").is_file():
+        return None
+    from bertkit.corpus.remote import open_remote
 
-    Args:
-        folder: the store's folder, all shards in place.
-        tokenizer: made the ids; already saved under `tokenizer/`.
-        shards: every shard in reading order.
-        details: settings, sources and counts to keep beside them.
+    return open_remote(folder, cache, gigabytes)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a store, of a known format.
+
+    Raises:
+        BertkitError: no store there, an unfinished or damaged one, or a newer format.
     """
-    unigrams = np.zeros(tokenizer.size, dtype=np.int64)
-    for shard in shards:
-        if shard.split == "train":
-            tokens = np.load(folder / f"{shard.name}.tokens.npy", mmap_mode="r")
-            unigrams += np.bincount(tokens, minlength=tokenizer.size)
-    write_array(folder / "unigrams.npy", unigrams)
-    write_json(
-        folder / "manifest.json",
-        {
-            "format": FORMAT,
-            "vocabulary_size": tokenizer.size,
-            "tokenizer_hash": tokenizer.content_hash,
-            "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
-            **details,
-            "shards": [asdict(shard) for shard in shards],
-        },
-    )
+    path = folder / "manifest.json"
+    if not path.is_file():
+        unfinished = (folder / "settings.json").is_file()
+        raise BertkitError(
+            f"{folder} holds an unfinished token store; run `bertkit prepare` again"
+            if unfinished
+            else f"{folder} is no token store (no manifest.json); see `bertkit prepare`"
+        )
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise BertkitError(f"{path} is damaged; run the same `bertkit prepare` again")
+    if manifest["format"] not in (FORMAT, INDEXED_FORMAT):
+        raise BertkitError(
+            f"{path} has format {manifest['format']}, this version reads {FORMAT} and "
+            f"{INDEXED_FORMAT}; prepare the store again"
+        )
+    return manifest

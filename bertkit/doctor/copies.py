@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.store import ShardArrays
+from bertkit.corpus.shards import ShardArrays
 
 CHUNK_TOKENS = 1 << 20
 """Tokens that are hashed at a time."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bertkit.corpus.store import ShardArrays, TokenStore
+from bertkit.corpus.shards import ShardArrays
+from bertkit.corpus.store import TokenStore
 from bertkit.doctor.copies import Tally, Texts, hash_documents, hash_sentences, piece_keys
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Console
@@ -92,23 +93,6 @@ def open_shard(store: TokenStore, index: int) -> ShardArrays:
     """
     shard = store.shards[index]
     try:
-        arrays = store.arrays(index)
+        return store.arrays(index)
     except (ValueError, OSError) as error:
         raise BertkitError(f"shard {shard.name} cannot be read ({error})") from None
-    check_offsets(arrays.sentences, len(arrays.tokens), shard.name)
-    check_offsets(arrays.documents, len(arrays.sentences) - 1, shard.name)
-    largest = int(arrays.tokens.max())
-    if largest >= store.vocabulary_size:
-        raise BertkitError(
-            f"shard {shard.name} has id {largest:,}, outside of the {store.vocabulary_size:,} "
-            "pieces of the manifest"
-        )
-    return arrays
-
-
-def check_offsets(offsets: np.ndarray, end: int, shard: str) -> None:
-    """Refuse offsets that do not rise from 0 to `end`."""
-    if offsets.ndim != 1 or len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != end:
-        raise BertkitError(f"shard {shard} has offsets that do not fit its tokens")
-    if int(np.diff(offsets.astype(np.int64)).min()) < 1:
-        raise BertkitError(f"shard {shard} has an empty sentence or document")

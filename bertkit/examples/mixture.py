@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.store import ShardArrays, TokenStore
+from bertkit.corpus.shards import ShardArrays, ShardInfo
+from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.pairs import ROW, PairOptions
 from bertkit.examples.stream import START, AnyPlace, ExampleTable, Place
@@ -54,20 +55,24 @@ class MixedStore(TokenStore):
         first = stores[0]
         for store in stores[1:]:
             if store.tokenizer_hash != first.tokenizer_hash:
-                store.check_tokenizer(first.tokenizer, f"store {first.folder}")
+                store.check_tokenizer(first.tokenizer, f"store {first.place}")
         self.stores = tuple(stores)
         self.parts = whole_parts(shares)
         self.shares: list[float] = (self.parts / self.parts.sum()).tolist()
         """Of the examples, one for each store; their sum is 1."""
+        self.remote = None
         self.folder = Path(f"mixture of {len(stores)} stores")  # a name for messages, no place
         self.split = first.split
         self.manifest = {}
         self.vocabulary_size = first.vocabulary_size
         self.tokenizer_hash = first.tokenizer_hash
-        self.shards = [shard for store in stores for shard in store.shards]
         self.first_shards = [0, *accumulate(len(store.shards) for store in stores)]
         """(stores + 1,) the number that each store's first shard has here."""
-        self._arrays = {}
+
+    @cached_property
+    def shards(self) -> Sequence[ShardInfo]:  # type: ignore[override]
+        """The shards of all stores."""
+        return [shard for store in self.stores for shard in store.shards]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -91,6 +96,13 @@ class MixedStore(TokenStore):
         found = [(store, share) for store, share in pairs if store.documents > 1]
         return MixedStore(*zip(*found, strict=True)) if found else None
 
+    def _total(self, field: str) -> int:
+        return sum(store._total(field) for store in self.stores)
+
+    def checksums(self) -> str:
+        """The checksums of all files of all stores, in order, as hex."""
+        return "".join(store.checksums() for store in self.stores)
+
     def arrays(self, index: int) -> ShardArrays:
         """The memory-mapped arrays of one shard.
 
@@ -104,7 +116,7 @@ class MixedStore(TokenStore):
         """What a run writes down to know the mixture again."""
         return {
             "store": str(self.folder),
-            "stores": [str(store.folder) for store in self.stores],
+            "stores": [store.place for store in self.stores],
             "shares": self.shares,
             "corpora": [store.content_hash for store in self.stores],
         }
@@ -113,7 +125,7 @@ class MixedStore(TokenStore):
         """Of each store: folder, tokens, share of all tokens, share of examples, held out."""
         return [
             {
-                "store": str(store.folder),
+                "store": store.place,
                 "tokens": store.tokens,
                 "token_share": store.tokens / max(1, self.tokens),
                 "share": share,
@@ -150,7 +162,7 @@ def mix(
     """
     for store in stores:
         if not store.tokens:
-            raise BertkitError(f"store {store.folder} has no {store.split} documents; leave it out")
+            raise BertkitError(f"store {store.place} has no {store.split} documents; leave it out")
     if weights:
         if smoothing is not None:
             raise BertkitError("give either smoothing or weights: both say what the shares are")
@@ -183,7 +195,7 @@ def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> S
     for weight, store in zip(weights, stores, strict=True):
         if not (isfinite(weight) and weight > 0):
             raise BertkitError(
-                f"the weight of store {store.folder} is {weight:g}; it must be above 0, and a "
+                f"the weight of store {store.place} is {weight:g}; it must be above 0, and a "
                 "store without a share is left out"
             )
     return weights
@@ -201,8 +213,8 @@ class MixedPlace(NamedTuple):
 class MixtureTable:
     """Walks the examples of a mixture in their order of use: an `ExampleTable` for each store.
 
-    Memory holds one window of each store. A store that comes to its end begins a new epoch,
-    whatever the others do.
+    Memory holds one window of each store, and the next one once half of it is used. A store that
+    comes to its end begins a new epoch, whatever the others do.
 
     Args:
         store: the mixture.
@@ -226,6 +238,11 @@ class MixtureTable:
         """
         there = sum(len(table.rows_of(0, 0)) for table in self.tables)
         return self.take(START, min(there, MEASURED if limit is None else limit))[0]
+
+    def close(self) -> None:
+        """Give up what is planned ahead."""
+        for table in self.tables:
+            table.close()
 
     def take(self, place: AnyPlace, count: int) -> tuple[np.ndarray, MixedPlace]:
         """The next `count` rows from a place, and the place after them; epochs run on.

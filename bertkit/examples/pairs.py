@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -110,6 +110,7 @@ def open_window(store: TokenStore, shards: Sequence[int]) -> Window:
     """Join the sentence and document tables of some shards."""
     sentences, documents, bases = [], [], [0]
     sentence_base = 0
+    store.fetch(shards)
     for shard in shards:
         arrays = store.arrays(shard)
         sentences.append(arrays.sentences[:-1].astype(np.int64) + bases[-1])
@@ -148,7 +149,7 @@ def plan_window(
     window = open_window(store, shards)
     if len(window.documents) < 3 and options.sentences in ("next", "none"):
         raise BertkitError(
-            f"store {store.folder} ({store.split}) has fewer than two documents in shards "
+            f"store {store.place} ({store.split}) has fewer than two documents in shards "
             f"{list(shards)}; next-sentence pairs need a second one to draw from"
         )
     rng = generator(seed, PAIRS, epoch=epoch, window=number)
@@ -226,10 +227,20 @@ def draw_random_next(window: Window, spans: Spans, rng: np.random.Generator) -> 
     start = first + np.floor(rng.random(len(chosen)) * (stop - first)).astype(np.int64)
     wanted = spans.target[chosen] - (spans.a_end - spans.a_start)[chosen]
     starts = window.sentences
-    end = np.clip(np.searchsorted(starts, starts[start] + wanted), start + 1, stop)
+    end = np.clip(search(starts, starts[start] + wanted), start + 1, stop)
     b_start, b_end = spans.b_start.copy(), spans.b_end.copy()
     b_start[chosen], b_end[chosen] = starts[start], starts[end]
     return spans._replace(b_start=b_start, b_end=b_end)
+
+
+def search(
+    table: np.ndarray, values: np.ndarray, side: Literal["left", "right"] = "left"
+) -> np.ndarray:
+    """`np.searchsorted` for values in any order, sorted first: neighbours share cached memory."""
+    order = np.argsort(values)
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = np.searchsorted(table, values[order], side=side)
+    return found
 
 
 def truncation(a: np.ndarray, b: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -266,10 +277,8 @@ def to_rows(
     rows["cut"] = from_a + from_b
     rows["is_random"] = spans.is_random
     rows["a_document"] = spans.document
-    rows["b_document"] = (
-        np.searchsorted(window.sentences[window.documents], b_start, side="right") - 1
-    )
-    rows = rows[rng.permutation(len(rows))]
+    rows["b_document"] = search(window.sentences[window.documents], b_start, side="right") - 1
+    rows = np.take(rows, rng.permutation(len(rows)))
     rows["epoch"], rows["window"] = epoch, number
     rows["row"] = np.arange(len(rows))
     return rows

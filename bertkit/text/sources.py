@@ -12,12 +12,13 @@ import gzip
 import io
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import fsspec
 import zstandard
@@ -38,6 +39,8 @@ EXTENSIONS = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
+REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""How a URL begins, also once `Path` took one of its slashes; a drive has a single letter."""
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
 """What reading a missing, truncated or corrupt file raises."""
 
@@ -137,6 +140,11 @@ def folder_files(folder: str) -> list[str]:
     return sorted(files)
 
 
+def is_remote(path: Path) -> bool:
+    """Whether a path was meant as a URL, such as `s3://bucket/folder`."""
+    return REMOTE.match(str(path)) is not None
+
+
 def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
     """`local_files` for an fsspec URL."""
     try:
@@ -147,6 +155,11 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         hidden = {name for name in found if "/." in name.removeprefix(root)}
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
+    except ImportError as error:
+        raise BertkitError(
+            f"{url} needs a package that is not installed ({one_line(error)}); "
+            f"run: pip install 'fsspec[{url.partition('://')[0].split('::')[-1]}]'"
+        ) from error
     except Exception as error:  # every file system raises errors of its own
         raise BertkitError(f"cannot reach {url}: {one_line(error)}") from error
     if not files:
@@ -181,10 +194,50 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     with ExitStack() as stack:
         raw: Any = (fsspec.open if "://" in path else open)(path, "rb")
         stream: BinaryIO = stack.enter_context(raw)
+        if "://" in path:
+            stream = cast("BinaryIO", io.BufferedReader(RemoteStream(stream), COMPRESSED_BYTES))
         opener = DECOMPRESSORS.get(PurePosixPath(path).suffix.lower())
         if decompress and opener:
             stream = stack.enter_context(opener(stream))
         yield stream
+
+
+class RemoteStream(io.RawIOBase):
+    """A file of fsspec whose failures are OSErrors, whatever its library raises."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+
+    def readable(self) -> bool:
+        """True: the stream can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether parts can be skipped, as Parquet needs."""
+        return self.file.seekable()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place."""
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place."""
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes; 0 at the end.
+
+        Raises:
+            OSError: the connection failed.
+        """
+        try:
+            block = self.file.read(len(buffer))
+        except (OSError, EOFError):
+            raise
+        except Exception as error:  # every file system raises errors of its own
+            raise OSError(one_line(error)) from error
+        buffer[: len(block)] = block
+        return len(block)
 
 
 class ZstandardStream(io.RawIOBase):

@@ -7,15 +7,15 @@ order, so that any number of processes gives the same table, words dropped from 
 from __future__ import annotations
 
 import multiprocessing
-import signal
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from math import fsum
 
 from bertkit.errors import BertkitError
+from bertkit.processes import begin_worker, run_in_order
 from bertkit.text.lines import cut_blocks
 from bertkit.tokens.normalize import split_words
 from bertkit.tokens.vocabulary import MAX_WORD_CHARACTERS
@@ -113,16 +113,16 @@ def counted_blocks(
     executor = ProcessPoolExecutor(
         processes,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_leave_interrupts,
+        initializer=begin_worker,
     )
-    waiting: deque[Future[tuple[Counter[str], int]]] = deque()
     try:
-        for block in every:
-            waiting.append(executor.submit(count_block, block, lowercase, strip_accents))
-            if len(waiting) > 2 * processes:
-                yield waiting.popleft().result()
-        for future in waiting:
-            yield future.result()
+        submitted = run_in_order(
+            every,
+            lambda block: executor.submit(count_block, block, lowercase, strip_accents),
+            2 * processes,
+        )
+        for _, found in submitted:
+            yield found
     except BrokenProcessPool:
         raise BertkitError(
             "a process that counted words died (killed, or out of memory); run the command again "
@@ -130,10 +130,6 @@ def counted_blocks(
         ) from None
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
-
-
-def _leave_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that collects
 
 
 def drop_rarest(counts: Counter[str], keep: int, skipped: Counter[str]) -> None:

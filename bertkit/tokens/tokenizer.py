@@ -144,8 +144,10 @@ class Tokenizer:
         check_compat(compat, "tokenizer")
         if max_word_characters is None:
             max_word_characters = MAX_WORD_CHARACTERS[compat]
-        if max_word_characters < 1:
-            raise BertkitError(f"max_word_characters is {max_word_characters}; it must be above 0")
+        if type(max_word_characters) is not int or not 1 <= max_word_characters < 1 << 32:
+            raise BertkitError(
+                f"max_word_characters is {max_word_characters!r}; it must be a number above 0"
+            )
         return cls(
             vocabulary,
             lowercase=lowercase,

@@ -12,12 +12,15 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import read_json
+from bertkit.files import check_file_size, read_json
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
 MAX_WORD_CHARACTERS = {"google": 200, "hf": 100}
 """The known compats, and the longest word that each cuts into pieces."""
+
+MOST_BYTES = 1 << 26
+"""Of vocab.txt or tokenizer.json: many times the largest published ones."""
 
 WORDPIECE_CLASSES = frozenset(
     name + ending
@@ -82,12 +85,15 @@ def read_vocabulary(path: Path) -> list[str]:
     Raises:
         BertkitError: the file is missing, not UTF-8 or fails `check_vocabulary`.
     """
+    check_file_size(path, MOST_BYTES)
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
     except (FileNotFoundError, NotADirectoryError):
         raise BertkitError(
             f"{path} does not exist; give a vocab.txt or a folder that holds one"
         ) from None
+    except OSError as error:
+        raise BertkitError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BertkitError(
             f"{path} is not UTF-8 at byte {error.start}; is it a vocab.txt?"
@@ -139,7 +145,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_json(path)
     if not isinstance(config, dict):
         raise BertkitError(f"{path} is not a JSON object; restore or remake it")
-    kind = config.get("tokenizer_class") or "BertTokenizer"
+    kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind not in WORDPIECE_CLASSES:
         raise BertkitError(f"{path}: tokenizer_class {kind!r} is not a BERT WordPiece tokenizer")
     if config.get("tokenize_chinese_chars") is False:
@@ -187,6 +193,7 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
     Raises:
         BertkitError: the file does not describe BERT's pipeline, or adds tokens to it.
     """
+    check_file_size(path, MOST_BYTES)
     content = read_json(path)
     try:
         model, normalizer = content["model"], content["normalizer"] or {}
@@ -215,9 +222,12 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
         if [model["vocab"][piece] for piece in vocabulary] != list(range(len(vocabulary))):
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")
         check_vocabulary(vocabulary, f"{path} (model.vocab by id)")
+        lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
+        if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):
+            raise TypeError("lowercase and strip_accents are true or false")
         return vocabulary, {
-            "lowercase": normalizer["lowercase"],
-            "strip_accents": normalizer.get("strip_accents"),
+            "lowercase": lowercase,
+            "strip_accents": strip_accents,
             "max_word_characters": model.get("max_input_chars_per_word"),
         }
     except (KeyError, TypeError, AttributeError) as error:

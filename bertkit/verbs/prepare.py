@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
+from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.prepare import prepare as prepare_store
 from bertkit.corpus.store import TokenStore
@@ -17,6 +19,7 @@ from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
 
 DEFAULTS = PrepareOptions()
+HERE = ClusterOptions()
 
 
 def prepare(
@@ -25,6 +28,7 @@ def prepare(
     out: Path,
     processes: int = 0,
     options: Annotated[PrepareOptions, FLATTEN] = DEFAULTS,
+    cluster: Annotated[ClusterOptions, FLATTEN] = HERE,
 ) -> None:
     """Turn text into a token store.
 
@@ -38,12 +42,56 @@ def prepare(
     out
         The store's folder. A stopped run goes on where it was.
     processes
-        Worker processes; 0 takes one for each core. The store is the same for any number.
+        Worker processes; 0 takes one for each core (with Slurm and Ray: as many tasks at a time as
+        the cluster runs). The store is the same for any number.
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
     with Console() as console:
-        make_store(list(paths), Tokenizer.load(tokenizer), out, options, processes, console)
+        loaded = Tokenizer.load(tokenizer)
+        if cluster.executor == "local":
+            refuse_cluster_flags(cluster)
+            make_store(list(paths), loaded, out, options, processes, console)
+        else:
+            make_share(list(paths), loaded, out, options, cluster, processes, console)
+
+
+def refuse_cluster_flags(cluster: ClusterOptions) -> None:
+    """Flags of another executor would do nothing here.
+
+    Raises:
+        BertkitError: one was given.
+    """
+    for field in fields(cluster):
+        if getattr(cluster, field.name) != getattr(HERE, field.name):
+            flag = field.name.replace("_", "-")
+            raise BertkitError(f"--{flag} needs --executor datatrove, slurm or ray")
+
+
+def make_share(
+    paths: list[str],
+    tokenizer: Tokenizer,
+    out: Path,
+    options: PrepareOptions,
+    cluster: ClusterOptions,
+    processes: int,
+    console: Console,
+) -> None:
+    """Prepare what belongs to this machine, and say what is there now."""
+
+    def show(done: int, tasks: int) -> None:
+        if console.total is None:
+            console.start(tasks, done, title="preparing", unit="tasks")
+        console.update({"done": done})
+
+    if cluster.executor == "datatrove":
+        processes = processes or os.cpu_count() or 1
+    made = prepare_on_cluster(
+        paths, tokenizer, out, options, cluster, processes=processes, progress=show
+    )
+    console.close()
+    for line in [f"{out}: {made}"] if isinstance(made, str) else describe(made):
+        console.say(line)
 
 
 def make_store(

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.corpus.prepare import PrepareOptions, prepare
-from bertkit.corpus.store import ShardArrays, TokenStore
+from bertkit.corpus.shards import ShardArrays
+from bertkit.corpus.store import TokenStore
 from bertkit.doctor import copies, scan
 from bertkit.doctor.copies import Tally, Texts, hash_documents, hash_sentences, piece_keys
 from bertkit.doctor.corpus import check_store, is_store

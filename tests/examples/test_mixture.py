@@ -263,7 +263,7 @@ def plain(place: Sequence[Any]) -> Any:
 
 def test_ranks_share_the_same_global_batch(mixture: MixedStore) -> None:
     alone = made(mixture, 5)
-    ranks = [made(mixture, 5, rank=rank, world=2) for rank in range(2)]
+    ranks = [made(mixture, 5, rank=rank, world=2, micro_batches=2) for rank in range(2)]
     for index, step in enumerate(alone):
         together = [batch for rank in ranks for batch in rank[index].micro_batches]
         assert contents(together) == contents(step.micro_batches)

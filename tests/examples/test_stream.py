@@ -79,13 +79,16 @@ def test_epochs_use_every_example_once(store: TokenStore) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_share_the_same_global_batch(store: TokenStore, world: int, accumulate: int) -> None:
     alone = steps(store, 6)
-    ranks = [
-        steps(store, 6, rank=rank, world=world, accumulate=accumulate) for rank in range(world)
-    ]
+    count = world * accumulate
+    ranks = [steps(store, 6, rank=rank, world=world, micro_batches=count) for rank in range(world)]
+    cut = steps(store, 6, micro_batches=count)
     for index, step in enumerate(alone):
         together = [batch for rank in ranks for batch in rank[index].micro_batches]
         assert len(together) == world * accumulate
         assert contents(together) == contents(step.micro_batches)
+        for number, batch in enumerate(cut[index].micro_batches):
+            own = ranks[number % world][index].micro_batches[number // world]
+            assert torch.equal(own.packed.ids, batch.packed.ids), "one process cuts it alike"
         assert {rank[index].after for rank in ranks} == {step.after}
         sizes = [len(batch.packed.ids) for batch in together]
         assert max(sizes) <= 2 * min(sizes) + LENGTH
@@ -173,8 +176,8 @@ def test_many_shards_make_windows(tokenizer, tmp_path) -> None:
 
 
 def test_batch_too_small_for_the_ranks(store: TokenStore) -> None:
-    with pytest.raises(BertkitError, match="cannot be shared by 8 process"):
-        steps(store, 1, world=8, accumulate=2)
+    with pytest.raises(BertkitError, match="cannot be cut into 16 micro-batches for 8 process"):
+        steps(store, 1, world=8, micro_batches=16)
 
 
 def test_pack_refuses_empty_sequences() -> None:
@@ -260,7 +263,7 @@ def test_other_targets_resume_and_share_alike(store: TokenStore, words: str) -> 
     rest = made(whole[6].after, 5)
     for first, second in zip(whole[7:], rest, strict=True):
         assert contents(first.micro_batches) == contents(second.micro_batches)
-    ranks = [made(START, 3, rank=rank, world=2, accumulate=2) for rank in range(2)]
+    ranks = [made(START, 3, rank=rank, world=2, micro_batches=4) for rank in range(2)]
     for index in range(3):
         together = [batch for rank in ranks for batch in rank[index].micro_batches]
         assert contents(together) == contents(whole[index].micro_batches)

@@ -1,0 +1,226 @@
+"""Preparation of a corpus and of one ten times as large: peak memory stays flat, time is linear.
+
+The larger corpus is the Wikipedia parts over and over, each time with other words changed (one in
+fifty, by a seeded generator), so that no two documents are equal. Each size is prepared by the
+local path and by the executor of datatrove, each in a process of its own, and then cleaned of
+nearly equal documents. Peak memory is the largest sum, seen every tenth of a second, of what a
+process and its workers held; the stores of the two paths are compared byte for byte.
+
+    python -m benchmarks.preparation_scale --data FOLDER
+    python -m benchmarks.preparation_scale --data FOLDER --quick  # an excerpt, no result file
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.prepare import PARTS, resident_megabytes
+from benchmarks.record import data_folder, installed, summary, write_result
+
+CHANGED = 0.02
+"""Share of words that are replaced in each repetition."""
+SIZES = (1, 10)
+WORKS = ("prepare, local", "prepare, datatrove", "clean, near-duplicates")
+QUICK_DOCUMENTS = 60
+
+
+def main() -> None:
+    """Make the corpora, then measure every work on every size."""
+    if sys.argv[1:2] == ["--child"]:
+        work(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    data = data_folder(arguments.data)
+    documents = QUICK_DOCUMENTS if arguments.quick else None
+    with tempfile.TemporaryDirectory() as folder:
+        corpora = make_corpora(data, Path(folder), documents)
+        rows = measure_all(corpora, data, Path(folder), arguments.processes, arguments.repeats)
+    for name, row in rows.items():
+        if name.startswith("equal") or name.endswith("growth"):
+            print(name, row)
+    if not arguments.quick:
+        details = {"datatrove": installed("datatrove"), "changed_words": CHANGED}
+        print(write_result("preparation_scale", rows, details))
+
+
+def make_corpora(data: Path, folder: Path, documents: int | None) -> dict[int, Path]:
+    """A folder of text for each size; a file for each Wikipedia part and repetition."""
+    corpora = {}
+    for size in SIZES:
+        corpora[size] = folder / f"corpus-{size}"
+        corpora[size].mkdir()
+        for repetition in range(size):
+            for number, part in enumerate(PARTS):
+                name = corpora[size] / f"{repetition:02d}-{number}.txt.xz"
+                with lzma.open(name, "wt", encoding="utf-8", preset=0) as out:
+                    texts = islice(blocks(data / "wikipedia" / part), documents)
+                    rng = np.random.default_rng([repetition, number])
+                    for text in texts:
+                        out.write((changed(text, rng) if repetition else text) + "\n\n")
+    return corpora
+
+
+def blocks(path: Path) -> Iterator[str]:
+    """The documents of a Wikipedia part."""
+    from bertkit.text.documents import TextCounts, find_sources, read_documents
+
+    [source] = find_sources([str(path)])
+    yield from read_documents(source, TextCounts())
+
+
+def changed(text: str, rng: np.random.Generator) -> str:
+    """The document with one word in fifty replaced by another of its words; line ends stay."""
+    words = text.split(" ")
+    count = int(rng.binomial(len(words), CHANGED)) + 1
+    for place, source in rng.integers(0, len(words), (count, 2)):
+        if "\n" not in words[place] + words[source]:
+            words[place] = words[source]
+    return " ".join(words)
+
+
+def measure_all(
+    corpora: dict[int, Path], data: Path, folder: Path, processes: int, repeats: int
+) -> dict[str, Any]:
+    """A row for each work and size, and for each work how it grows."""
+    vocabulary = data / "vocab" / "bert-base-uncased-vocab.txt"
+    rows: dict[str, Any] = {}
+    for name in WORKS:
+        for size, corpus in corpora.items():
+            found = [
+                child(name, corpus, vocabulary, folder / f"out-{size}-{name[-5:]}", processes)
+                for _ in range(repeats)
+            ]
+            rows[f"{name}, x{size}"] = {
+                "processes": processes,
+                "repeats": repeats,
+                "text_megabytes": round(found[0]["bytes"] / 1e6, 1),
+                "documents": found[0]["documents"],
+                "seconds": summary([run["seconds"] for run in found]),
+                "megabytes_per_second": summary([r["bytes"] / 1e6 / r["seconds"] for r in found]),
+                "peak_megabytes_of_all_processes": summary([r["peak_megabytes"] for r in found]),
+                **{key: found[0][key] for key in ("store_sha256", "kept", "key_megabytes")},
+            }
+            print(f"{name}, x{size}", rows[f"{name}, x{size}"], flush=True)
+        small, large = (rows[f"{name}, x{size}"] for size in SIZES)
+        peak = "peak_megabytes_of_all_processes"
+        rows[f"{name}, growth"] = {
+            "times_the_text": round(large["text_megabytes"] / small["text_megabytes"], 2),
+            "times_the_seconds": round(large["seconds"]["median"] / small["seconds"]["median"], 2),
+            "times_the_peak": round(large[peak]["median"] / small[peak]["median"], 2),
+        }
+    for size in SIZES:
+        sums = {rows[f"{name}, x{size}"]["store_sha256"] for name in WORKS[:2]}
+        rows[f"equal stores, x{size}"] = len(sums) == 1
+    return rows
+
+
+def child(name: str, corpus: Path, vocabulary: Path, out: Path, processes: int) -> dict[str, Any]:
+    """One measurement in a process of its own; what it made is removed."""
+    command = [sys.executable, "-m", "benchmarks.preparation_scale", "--child", name]
+    command += [str(corpus), str(vocabulary), str(out), str(processes)]
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    shutil.rmtree(out)
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> None:
+    """The child: do the work, then print what it took as one JSON line."""
+    finished, peaks = threading.Event(), [0.0]
+
+    def watch() -> None:
+        while not finished.wait(0.1):
+            peaks[0] = max(peaks[0], resident_megabytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    started = time.perf_counter()
+    try:
+        done = WORK[name](corpus, vocabulary, Path(out), int(processes))
+        taken = time.perf_counter() - started
+    finally:
+        finished.set()
+        watcher.join()
+    if "clean" not in name:
+        done["store_sha256"] = store_digest(Path(out))
+    print(json.dumps({"seconds": taken, "peak_megabytes": peaks[0], **NOTHING, **done}))
+
+
+NOTHING = {"store_sha256": None, "kept": None, "key_megabytes": None}
+
+
+def prepare_local(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
+    """The default path."""
+    from bertkit.corpus.prepare import prepare
+    from bertkit.tokens.tokenizer import Tokenizer
+
+    store = prepare([corpus], Tokenizer.load(vocabulary), out, processes=processes)
+    text = store.manifest["text"]
+    return {"bytes": text["bytes"], "documents": text["documents"]}
+
+
+def prepare_datatrove(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
+    """A task for each part."""
+    from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
+    from bertkit.corpus.prepare import PrepareOptions
+    from bertkit.corpus.store import TokenStore
+    from bertkit.tokens.tokenizer import Tokenizer
+
+    tokenizer, cluster = Tokenizer.load(vocabulary), ClusterOptions(executor="datatrove")
+    options = PrepareOptions()
+    store = prepare_on_cluster([corpus], tokenizer, out, options, cluster, processes=processes)
+    assert isinstance(store, TokenStore)
+    text = store.manifest["text"]
+    return {"bytes": text["bytes"], "documents": text["documents"]}
+
+
+def clean_near(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
+    """Exact and nearly equal documents; of each repetition most are nearly equal to the first."""
+    from bertkit.corpus.cleaning import CleanOptions, clean
+
+    cleaned = clean([corpus], out, CleanOptions(near=True, quality=True), processes=processes)
+    return {
+        "bytes": cleaned.read.bytes,
+        "documents": cleaned.read.documents,
+        "kept": cleaned.kept.documents,
+        "key_megabytes": round(cleaned.key_bytes / 1e6, 2),
+    }
+
+
+WORK = dict(zip(WORKS, (prepare_local, prepare_datatrove, clean_near), strict=True))
+
+
+def store_digest(folder: Path) -> str:
+    """One SHA-256 over the names and bytes of a store, without datatrove's marks and logs."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] != "tasks":
+            digest.update(f"{name}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""A bounded folder of shards that several processes of a host share.
+
+A shard in use is held by a shared lock on its tokens file (`flock`, freed even by a kill), a shard
+on its way by an exclusive one on its unfinished file. Files are renamed and removed under the lock
+of the whole cache. A shard whose tokens file is there is whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bertkit.corpus.shards import ARRAYS
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors
+
+try:
+    import fcntl
+except ImportError:  # Windows: no locks, one process at a time
+    fcntl = None  # type: ignore[assignment]
+
+
+class CacheFullError(BertkitError):
+    """Everything in a cache is in use."""
+
+
+class Hold:
+    """Keeps a shard in the cache while it lives."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def close(self) -> None:
+        """Let the shard go."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def make_room(root: Path, gigabytes: float, needed: int, mine: Path) -> None:
+    """Remove the shards used longest ago until a new one fits; the caller has the cache's lock.
+
+    Args:
+        root: of the caches of all stores.
+        gigabytes: the most that they take together.
+        needed: bytes of the new shard.
+        mine: its unfinished tokens file.
+
+    Raises:
+        CacheFullError: what is left is in use.
+    """
+    limit = int(gigabytes * 1e9)
+    used, shards = contents(root, mine)
+    for _, path, size in sorted(shards):
+        if used + needed <= limit:
+            return
+        if remove_unused(path):
+            used -= size
+    if used + needed > limit:
+        raise CacheFullError(
+            f"the cache {root} may hold {limit:,} bytes, {used:,} of them are in use, and "
+            f"{needed:,} more are needed; allow more gigabytes, or use fewer processes"
+        )
+
+
+def contents(root: Path, but: Path) -> tuple[int, list[tuple[float, Path, int]]]:
+    """Bytes in a cache, and of each whole shard (last use, tokens file, bytes).
+
+    Unfinished files that nobody is at work on, of a killed process, are removed; `but` is ours.
+    """
+    used, shards = 0, []
+    for folder in root.iterdir():
+        if not (folder / "remote.json").is_file():
+            continue
+        for path in folder.iterdir():
+            if path.name.endswith(".tokens.part") and path != but:
+                remove_unused(path)
+        sizes = {path: path.stat() for path in folder.glob("*.npy")}
+        sizes |= {path: path.stat() for path in folder.glob(".*.part")}
+        used += sum(found.st_size for found in sizes.values())
+        for path, found in sizes.items():
+            if path.name.endswith(".tokens.npy"):
+                size = sum(sizes[file].st_size for file in siblings(path) if file in sizes)
+                shards.append((found.st_mtime, path, size))
+    return used, shards
+
+
+def siblings(tokens: Path) -> list[Path]:
+    """The files of the shard whose tokens file this is, finished or not; that one first."""
+    return [tokens.with_name(tokens.name.replace(".tokens.", f".{kind}.")) for kind in ARRAYS]
+
+
+def remove(tokens: Path) -> None:
+    """Remove a shard's files; the caller has the lock of the cache."""
+    for path in siblings(tokens):
+        path.unlink(missing_ok=True)
+
+
+def remove_unused(tokens: Path) -> bool:
+    """Remove a shard's files if no process holds it; whether it was so."""
+    claim = claimed(tokens, create=False)
+    if claim is None:
+        return False
+    with suppress(PermissionError):  # Windows: mapped by somebody
+        remove(tokens)
+    claim.close()
+    return not tokens.exists()
+
+
+def claimed(path: Path, *, create: bool = True) -> Hold | None:
+    """Take a file for this process alone; None where another one has it or removed it."""
+    try:
+        with disk_errors(path):
+            hold = Hold(os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666))
+        lock(hold, "alone")
+    except BlockingIOError:
+        return None
+    except BertkitError:
+        if create:
+            raise
+        return None
+    return hold if os.fstat(hold.descriptor).st_nlink else None
+
+
+def lock(hold: Hold, how: str) -> None:
+    """Lock an open file, "shared" or "alone".
+
+    Raises:
+        BlockingIOError: another one has it, who wanted it alone or is in the way of that.
+    """
+    if fcntl is not None:
+        ways = {"shared": fcntl.LOCK_SH, "alone": fcntl.LOCK_EX | fcntl.LOCK_NB}
+        fcntl.flock(hold.descriptor, ways[how])
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for a lock file, and have it for the length of a block."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

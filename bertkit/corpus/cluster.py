@@ -1,0 +1,271 @@
+"""Text → token store on many processes and many machines, by datatrove's executors.
+
+The store is the one that `prepare` writes, byte for byte, whatever the number of tasks, processes
+and machines. What survives a failure:
+
+- datatrove marks each finished task with a file; the same command skips it;
+- a finished part and a finished shard have a record of their own, so an unfinished task goes on
+  where its last whole shard ends;
+- a mark whose part is missing or damaged is taken away, and its task runs again.
+
+Everything that knows datatrove (its interface is not yet stable) is in this module.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from bertkit.corpus.job import Job, MakeParts, Merge, merge, only_process_soon, unmark_damaged
+from bertkit.corpus.parts import finished_part, plan_parts
+from bertkit.corpus.prepare import PrepareOptions, check_inputs, claim_folder
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError, HeldError
+from bertkit.processes import begin_worker
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Where preparation runs; the store does not depend on any of it."""
+
+    executor: Literal["local", "datatrove", "slurm", "ray"] = "local"
+    """local: here, without datatrove; datatrove: tasks on this machine, or on several that share
+    the folder; slurm: submit an array of jobs; ray: tasks on a Ray cluster."""
+    tasks: int = 0
+    """In how many tasks the parts are dealt; 0 makes a task of each part."""
+    first_task: int = 0
+    """With datatrove: the first task of this machine."""
+    local_tasks: int = 0
+    """With datatrove: how many tasks this machine takes; 0 takes all that follow."""
+    memory_gigabytes: int = 4
+    """With Slurm and Ray: memory of a task."""
+    partition: str = ""
+    """With Slurm: the partition."""
+    time: str = "24:00:00"
+    """With Slurm: the longest time of a task."""
+    sbatch: tuple[str, ...] = ()
+    """With Slurm: more options of sbatch, such as account=NAME."""
+
+
+def prepare_on_cluster(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: PrepareOptions,
+    cluster: ClusterOptions,
+    *,
+    processes: int = 1,
+    progress: Callable[[int, int], None] = lambda done, tasks: None,
+) -> TokenStore | str:
+    """Make this machine's share of a store, and the manifest if that was the last share.
+
+    Args:
+        paths: as for `prepare`; every machine must see the same files under the same names.
+        tokenizer: text → ids; kept in the store.
+        folder: the store, on a file system that all machines share.
+        options: what decides the content.
+        cluster: where it runs.
+        processes: tasks at a time; on Slurm and Ray in the whole cluster, 0 for no limit.
+        progress: called with finished and all tasks of this machine.
+
+    Returns:
+        The store, or, while parts are missing, a sentence that says what is.
+
+    Raises:
+        BertkitError: as `prepare` does; datatrove or Ray are absent; a task failed.
+    """
+    if cluster.executor == "slurm" and not cluster.partition:
+        raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
+    quiet()
+    sources = check_inputs(paths, folder, options)
+    with only_process_soon(folder):
+        claim_folder(folder, tokenizer, options, sources)
+        tokenizer.save(folder / "tokenizer")
+    parts = len(plan_parts(sources, options.shard_bytes))
+    job = Job(folder.resolve(), options, tuple(sources), cluster.tasks or parts)
+    unmark_damaged(job)
+    if cluster.executor == "slurm":
+        submit_to_slurm(job, cluster, processes)
+        return f"{job.tasks} tasks and a last one that writes the manifest wait in Slurm's queue"
+    if cluster.executor == "ray":
+        run_on_ray(job, cluster, processes)
+    else:
+        _run_here(job, cluster, max(1, processes), progress)
+    missing = sum(finished_part(part, job.folder, checksums=False) is None for part in job.parts)
+    if missing:
+        return (
+            f"{parts - missing} of {parts} parts are whole; the command that finishes the last "
+            "one writes the manifest"
+        )
+    try:
+        return merge(job)
+    except HeldError:
+        return "every part is whole; another process writes the manifest"
+
+
+def _run_here(
+    job: Job, cluster: ClusterOptions, processes: int, progress: Callable[[int, int], None]
+) -> None:
+    """Run this machine's tasks on worker processes; a killed one is replaced.
+
+    (datatrove's own loop over a `multiprocessing.Pool` would wait for a killed worker forever.)
+    """
+    local = cluster.local_tasks or job.tasks - cluster.first_task
+    if cluster.first_task < 0 or local < 1 or cluster.first_task + local > job.tasks:
+        raise BertkitError(
+            f"--first-task {cluster.first_task} and --local-tasks {cluster.local_tasks} do not fit "
+            f"{job.tasks} tasks, which are numbered from 0"
+        )
+    mine = range(cluster.first_task, cluster.first_task + local)
+    executor = local_executor(job, mine)
+    todo = executor.get_incomplete_ranks(mine)
+    while todo:
+        progress(len(mine) - len(todo), len(mine))
+        try:
+            _run_tasks(job, todo, processes, lambda done: progress(done, len(mine)), len(mine))
+        except BrokenProcessPool:
+            left = executor.get_incomplete_ranks(mine)
+            if len(left) == len(todo):
+                raise BertkitError(
+                    "worker processes of `prepare` die (killed, or out of memory) before any task "
+                    "ends; run the same command again with fewer --processes"
+                ) from None
+        todo = executor.get_incomplete_ranks(mine)
+    progress(len(mine), len(mine))
+
+
+def _run_tasks(
+    job: Job, todo: Sequence[int], processes: int, progress: Callable[[int], None], mine: int
+) -> None:
+    """One round over unfinished tasks; the first error ends it."""
+    if processes == 1:
+        for count, task in enumerate(todo, start=1):
+            run_task(job, task)
+            progress(mine - len(todo) + count)
+        return
+    with ProcessPoolExecutor(
+        min(processes, len(todo)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=partial(begin_worker, interrupted=True),  # whole shards are kept
+    ) as pool:
+        futures = [pool.submit(run_task, job, task) for task in todo]
+        try:
+            for count, future in enumerate(as_completed(futures), start=1):
+                future.result()
+                progress(mine - len(todo) + count)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def run_task(job: Job, task: int) -> None:
+    """Run one task in this process, unless it is marked as finished."""
+    quiet()
+    local_executor(job, range(task, task + 1))._run_for_rank(task, local_rank=1)
+
+
+def local_executor(job: Job, tasks: range) -> Any:
+    """The executor of datatrove, for some tasks of this machine."""
+    from datatrove.executor.local import LocalPipelineExecutor
+
+    return LocalPipelineExecutor(
+        pipeline=[MakeParts(job)],
+        tasks=job.tasks,
+        logging_dir=str(job.marks),
+        local_tasks=len(tasks),
+        local_rank_offset=tasks.start,
+    )
+
+
+def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
+    """Submit an array of tasks, and a job after it that writes the manifest.
+
+    Raises:
+        BertkitError: there is no sbatch here, or it refuses.
+    """
+    from subprocess import CalledProcessError
+
+    from datatrove.executor.slurm import SlurmPipelineExecutor
+
+    extra = dict(option.split("=", 1) for option in cluster.sbatch if "=" in option)
+    if len(extra) < len(cluster.sbatch):
+        raise BertkitError("--sbatch takes KEY=VALUE, such as account=NAME")
+    same: dict[str, Any] = {
+        "time": cluster.time,
+        "partition": cluster.partition,
+        "mem_per_cpu_gb": cluster.memory_gigabytes,
+        "sbatch_args": extra,
+        "qos": "",  # where the account has one, sbatch takes it by itself
+        "env_command": f'export PATH="{Path(sys.executable).parent}:$PATH"',
+    }
+    making = SlurmPipelineExecutor(
+        pipeline=[MakeParts(job)],
+        tasks=job.tasks,
+        workers=processes or -1,
+        job_name="bertkit-prepare",
+        logging_dir=str(job.marks),
+        **same,
+    )
+    last = SlurmPipelineExecutor(
+        pipeline=[Merge(job)],
+        tasks=1,
+        job_name="bertkit-merge",
+        logging_dir=str(job.marks / "merge"),
+        skip_completed=False,
+        depends=making,
+        **same,
+    )
+    try:
+        last.run()
+    except FileNotFoundError as error:
+        raise BertkitError(f"no program {error.filename} here; submit from a login node") from None
+    except CalledProcessError as error:
+        raise BertkitError(f"sbatch refused the job (status {error.returncode})") from None
+
+
+def run_on_ray(job: Job, cluster: ClusterOptions, processes: int) -> None:
+    """Run all tasks on the Ray cluster that RAY_ADDRESS names, or on a new one here.
+
+    Raises:
+        BertkitError: Ray is absent.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise BertkitError("--executor ray needs ray; run: pip install ray") from None
+    from datatrove.executor.ray import RayPipelineExecutor
+
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    RayPipelineExecutor(
+        pipeline=[MakeParts(job)],
+        tasks=job.tasks,
+        workers=processes or -1,
+        mem_per_cpu_gb=cluster.memory_gigabytes,
+        logging_dir=str(job.marks),
+    ).run()
+
+
+def quiet() -> None:
+    """Load datatrove and keep its many messages from the terminal.
+
+    Raises:
+        BertkitError: datatrove is absent.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        import datatrove.executor.local  # noqa: F401
+        from loguru import logger
+    except ImportError:
+        raise BertkitError(
+            "this executor needs datatrove; run: pip install 'bertkit[prepare]'"
+        ) from None
+    logger.disable("datatrove")

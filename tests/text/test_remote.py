@@ -1,0 +1,127 @@
+"""Text behind addresses: a web server, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.sources import RemoteStream, find_sources, is_remote, open_binary
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves a folder and lists it, without a word."""
+
+    def log_message(self, *_: object) -> None: ...  # type: ignore[override]
+
+
+@pytest.fixture
+def server(tmp_path: Path, corpus_text: str) -> Iterator[str]:
+    """The address of a folder with two files, behind a web server of this machine."""
+    pytest.importorskip("aiohttp", reason="needs aiohttp: pip install 'bertkit[remote]'")
+    folder = tmp_path / "served"
+    folder.mkdir()
+    (folder / "a.txt").write_text(corpus_text)
+    (folder / "b.txt.gz").write_bytes(gzip.compress(corpus_text.upper().encode(), mtime=0))
+    web = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{web.server_port}"
+    web.shutdown()
+    thread.join()
+    web.server_close()
+    fsspec.filesystem("http").clear_instance_cache()
+
+
+def test_a_store_from_a_web_server_holds_what_one_from_files_does(
+    server: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    options = PrepareOptions(held_out=0.1)
+    addresses = [f"{server}/a.txt", f"{server}/b.txt.gz"]
+    remote = prepare(addresses, tokenizer, tmp_path / "remote", options)
+    files = [str(tmp_path / "served" / name) for name in ("a.txt", "b.txt.gz")]
+    local = prepare(files, tokenizer, tmp_path / "local", options)
+    assert remote.documents > 100
+    for split in ("train", "held_out"):
+        stores = [TokenStore(store.folder, split) for store in (remote, local)]
+        assert stores[0].content_hash == stores[1].content_hash
+    found = find_sources([f"{server}/*.txt"])
+    assert [(source.path, source.bytes) for source in found] == [
+        (addresses[0], (tmp_path / "served" / "a.txt").stat().st_size)
+    ]
+    with pytest.raises(BertkitError, match="begun with other sources"):
+        prepare(addresses[:1], tokenizer, tmp_path / "remote", options)
+
+
+def test_addresses_that_answer_no_text_are_named(server: str) -> None:
+    with pytest.raises(BertkitError, match=rf"{server}/missing\.txt") as caught:
+        find_sources([f"{server}/missing.txt"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("aiohttp", "fsspec.implementations.http"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for protocol in ("http", "s3"):
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
+    message = r"http://h/a\.txt needs a package .*aiohttp.*; run: pip install 'fsspec\[http\]'"
+    with pytest.raises(BertkitError, match=message):
+        find_sources(["http://h/a.txt"])
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(BertkitError, match=r"pip install 'fsspec\[s3\]'"):
+        find_sources(["s3://bucket/a.txt"])
+
+
+class Breaking:
+    """A remote file whose connection fails after some bytes."""
+
+    def __init__(self) -> None:
+        self.blocks = [b"One.\n\n"]
+
+    def read(self, size: int) -> bytes:
+        if self.blocks:
+            return self.blocks.pop()
+        raise RuntimeError("Response payload is not completed\nand more")
+
+
+def test_a_broken_connection_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    system = fsspec.filesystem("memory")
+    system.pipe("/broken/a.txt", b"One.\n\nTwo.\n")
+    [source] = find_sources(["memory://broken/a.txt"])
+    assert list(read_documents(source, TextCounts())) == ["One.", "Two."]
+    monkeypatch.setattr(
+        "bertkit.text.sources.RemoteStream",
+        lambda file: RemoteStream(Breaking()),  # type: ignore[arg-type]
+    )
+    with pytest.raises(BertkitError, match=r"cannot be read .*payload is not completed\);"):
+        list(read_documents(source, TextCounts()))
+
+
+def test_remote_streams_can_be_searched() -> None:
+    fsspec.filesystem("memory").pipe("/searched/a.bin", bytes(range(256)))
+    with open_binary("memory://searched/a.bin") as stream:
+        assert stream.seek(-6, 2) == 250
+        assert stream.read() == bytes(range(250, 256))
+        stream.seek(3)
+        assert stream.tell() == 3
+        assert stream.read(2) == b"\x03\x04"
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [("s3://bucket/a", True), ("memory://a", True), ("C:/data", False), ("a/b:/c", False)],
+)
+def test_what_is_remote(path: str, answer: bool) -> None:
+    assert is_remote(Path(path)) == answer
