@@ -41,7 +41,9 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
         }
-        reason = reasons.get(error.errno or 0, f"{error.strerror}; choose another folder")
+        # NumPy says how many bytes it could not write, and gives no number of an error.
+        number = errno.ENOSPC if error.errno is None else error.errno
+        reason = reasons.get(number, f"{error.strerror}; choose another folder")
         raise BertkitError(f"cannot write {path}: {reason}") from error
 
 
@@ -130,6 +132,31 @@ def write_array(path: Path, array: np.ndarray) -> None:
     write_atomic(path, save)
 
 
+def map_array(path: Path) -> np.ndarray:
+    """Map a `.npy` file into memory; one of objects, which would be a pickle, is refused.
+
+    Raises:
+        BertkitError: it is no such file, or shorter than it says.
+    """
+    import numpy as np
+
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OverflowError) as error:
+        reason = (str(error).splitlines() or ["cut short"])[0]
+        raise BertkitError(f"{path} is no array of numbers ({reason}); remake it") from None
+
+
+def check_file_size(path: Path, most: int) -> None:
+    """Refuse a file that is larger than any of its kind, before it is read into memory.
+
+    Raises:
+        BertkitError: says both sizes in bytes.
+    """
+    if path.is_file() and (size := path.stat().st_size) > most:
+        raise BertkitError(f"{path} has {size:,} bytes; at most {most:,} are read; is it the file?")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
@@ -142,7 +169,7 @@ def read_json(path: Path) -> Any:
         raise BertkitError(f"{path} does not exist") from None
     except OSError as error:
         raise BertkitError(f"cannot read {path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import (
+    check_file_size,
     new_folder,
     new_text,
     only_process,
@@ -142,3 +143,25 @@ def test_text_on_a_full_disk(tmp_path: Path) -> None:
     with full, new_text(path) as write:
         write(["x" * 10**6])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_short_write_of_an_array_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NumPy's error has no number: "8 requested and 0 written"."""
+
+    def short(*_: object, **__: object) -> None:
+        raise OSError("8 requested and 0 written")
+
+    monkeypatch.setattr(np, "save", short)
+    with pytest.raises(BertkitError, match=r"cannot write .*a\.npy: the disk is full"):
+        write_array(tmp_path / "a.npy", np.zeros(8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_beyond_a_limit_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    check_file_size(tmp_path / "a", 5)
+    check_file_size(tmp_path / "absent", 5)
+    with pytest.raises(BertkitError, match="has 5 bytes; at most 4 are read"):
+        check_file_size(tmp_path / "a", 4)

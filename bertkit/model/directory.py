@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import new_folder, read_json, write_json
+from bertkit.files import check_file_size, new_folder, read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, weights_to_come
 from bertkit.model.families import (
     OWN_FIELDS,
@@ -37,7 +37,7 @@ from bertkit.model.families import (
 )
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import optional, parameter_names
-from bertkit.model.weights import load_state, some, write_tensors
+from bertkit.model.weights import load_state, some, weight_files, write_tensors
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -54,6 +54,7 @@ HEADS = {
 }
 """Task -> head (a key of `families.CLASSES`) and transformers' `problem_type`."""
 
+MOST_CONFIG_BYTES = 1 << 24
 SUPPORTED = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
@@ -223,7 +224,7 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
     Raises:
         BertkitError: the directory or a file is missing, damaged, no BERT, or lacks a head.
     """
-    config, tensors = load_config(directory), load_state(directory)
+    config, tensors = load_parts(directory)
     pairs = "cls.seq_relationship.weight" in tensors
     build = partial(PretrainingModel, pairs=pairs)
     loaded = assemble(config, tensors, build, directory)
@@ -243,7 +244,20 @@ def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> Loaded
         BertkitError: a file is missing or damaged, the network is no BERT, or tensors of the
             encoder are missing, unknown or of another shape; the message names them.
     """
-    return assemble(load_config(directory), load_state(directory), build, directory)
+    return assemble(*load_parts(directory), build, directory)
+
+
+def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A directory's sizes and weights, compared in bytes before the weights are read.
+
+    Raises:
+        BertkitError: see `load_model`.
+    """
+    from bertkit.model.checks import check_parameters
+
+    config = load_config(directory)
+    check_parameters(config, weight_files(directory), directory)
+    return config, load_state(directory)
 
 
 def complete(loaded: Loaded[Model], source: Path) -> Model:
@@ -364,6 +378,7 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         BertkitError: see `load_config`.
     """
+    check_file_size(path, MOST_CONFIG_BYTES)
     values = read_json(path)
     if not isinstance(values, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")

@@ -88,6 +88,8 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, float | int) or isinstance(value, bool) or not 0 <= value < 1:
                 raise BertkitError(f"model config: {name} must be in [0, 1), not {value!r}")
+        if not self.initializer_range:
+            raise BertkitError("model config: initializer_range must be above 0")
         if self.hidden_act not in ACTIVATIONS:
             hint = nearest(str(self.hidden_act), ACTIVATIONS)
             raise BertkitError(f"model config: unknown hidden_act {self.hidden_act!r}{hint}")

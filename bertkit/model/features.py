@@ -241,7 +241,8 @@ def load_feature_model(directory: Path) -> FeatureModel:
     second = directory / "beside"
     beside = load_model(second, Encoder).model if second.is_dir() else None
     tensors = read_tensors(directory / HEAD_FILE)
-    classes = len(tensors["classifier.bias"]) if "classifier.bias" in tensors else 0
+    bias = tensors.get("classifier.bias")
+    classes = 0 if bias is None or bias.dim() != 1 else len(bias)
     with torch.device("meta"):
         layers, head = str(details.get("layers")), str(details.get("head"))
         model = FeatureModel(encoder.config, classes, layers, head, beside, units_of(tensors))
@@ -253,7 +254,7 @@ def load_feature_model(directory: Path) -> FeatureModel:
 def units_of(tensors: Mapping[str, Tensor]) -> int:
     """Units of a head file's BiLSTM in each direction; 0 where it has none."""
     recurrent = tensors.get("bilstm.lstm.weight_hh_l0")
-    return 0 if recurrent is None else recurrent.shape[-1]
+    return 0 if recurrent is None or recurrent.dim() != 2 else recurrent.shape[-1]
 
 
 def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory: Path) -> None:
@@ -262,12 +263,12 @@ def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory
     Raises:
         BertkitError: they are not those of such a head.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in head_state(model).items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in head_state(model).items()}
+    found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     if wanted != found:
         wrong = sorted(n for n in {*wanted, *found} if wanted.get(n) != found.get(n))
         raise BertkitError(
-            f"{directory / HEAD_FILE}: {some(wrong)} missing, unknown or of another shape than "
-            f"{what} has; restore or remake the model"
+            f"{directory / HEAD_FILE}: {some(wrong)} missing, unknown or of another shape or type "
+            f"than {what} has; restore or remake the model"
         )
     model.load_state_dict(tensors, strict=False, assign=True)

@@ -33,6 +33,11 @@ BLOCK = 512
 """Tokens that go through the position-wise part together: what they need stays in the cache, and
 memory is used again instead of asked for anew."""
 
+FEW_ROWS, STEP_OF_FEW, STEP = 64, 8, 32
+"""Products are made for multiples of 8 rows up to 64, then of 32. For every number of rows that it
+meets, oneDNN compiles code and keeps it, half a megabyte for each shape of weights: batches of real
+texts would meet all numbers, and memory would grow for as long as a server runs."""
+
 GELU_ZERO = 16
 """Where 0 lies among the 256 values of a GELU's output, of which little is below 0."""
 
@@ -129,20 +134,29 @@ class InferenceLayer(nn.Module):
         """One layer: (tokens, width) to (tokens, width), or to (rows, width) of chosen tokens."""
         config = self.config
         hidden = hidden.to(self.dtype)
-        projected = join([self.query_key_value(block) for block in torch.split(hidden, BLOCK)])
+        blocks = torch.split(hidden, BLOCK)
+        projected = join([self.query_key_value(rounded(x))[: len(x)] for x in blocks])
         heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
         query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
         attended = attention(query, key, value, packed, direction=config.direction).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
-        blocks = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
-        return join([self.after_attention(*block) for block in blocks]).to(self.output_type)
+        pairs = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
+        made = [self.after_attention(rounded(a), rounded(h))[: len(a)] for a, h in pairs]
+        return join(made).to(self.output_type)
 
     def after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """The position-wise part of the layer, (rows, width)."""
         hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
         expanded = self.intermediate(hidden, gelu=gelu_form(self.config))
         return self.output_norm(self.output(expanded, residual=hidden))
+
+
+def rounded(rows: Tensor) -> Tensor:
+    """Rows (n, width) with zeros after them, so that few numbers of rows occur."""
+    step = STEP_OF_FEW if len(rows) <= FEW_ROWS else STEP
+    missing = -len(rows) % step
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 class FloatProduct:

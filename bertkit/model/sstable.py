@@ -18,6 +18,8 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
 BLOCK_BYTES = 4096
 """A block is closed once it is longer."""
+MOST_KEY_BYTES = 1 << 12
+"""Keys share what they begin with, so long ones could grow far beyond the file."""
 RESTART = 16
 """Every so many keys of a block, one is stored whole."""
 
@@ -56,7 +58,12 @@ def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     footer, place = data[-FOOTER_BYTES:], 0
     for _ in range(2):  # skip the handle of the meta index
         _, place = read_varint(footer, place)
+    before = -1
     for _, handle in read_block(data, footer[place:]):
+        offset, _ = read_varint(handle, 0)
+        if offset <= before:  # a block that is named again and again
+            raise ValueError("the blocks are not in order")
+        before = offset
         yield from read_block(data, handle)
 
 
@@ -80,6 +87,8 @@ def read_block(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
         rest, place = read_varint(block, place)
         length, place = read_varint(block, place)
         key = key[:shared] + block[place : place + rest]
+        if len(key) > MOST_KEY_BYTES:
+            raise ValueError("a key is too long")
         yield key, block[place + rest : place + rest + length]
         place += rest + length
 

@@ -23,12 +23,11 @@ from bertkit.model.directory import (
     Model,
     assemble,
     check_vocabulary,
-    load_config,
+    load_parts,
 )
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.names import optional
 from bertkit.model.tensorflow import google_tensors
-from bertkit.model.weights import load_state
 from bertkit.tokens.tokenizer import Tokenizer
 
 
@@ -81,7 +80,7 @@ def read_start(path: Path) -> Start:
     """
     folder = model_folder(path)
     if (folder / "config.json").is_file():
-        config, tensors = load_config(folder), load_state(folder)
+        config, tensors = load_parts(folder)
         home = folder
     else:
         config, tensors = google_tensors(folder)

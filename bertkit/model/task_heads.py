@@ -126,7 +126,8 @@ def load_bilstm_model(directory: Path, model: TaskModel) -> TaskModel:
         BertkitError: a file is missing or damaged, or head and encoder do not belong together.
     """
     tensors = read_tensors(directory / HEAD_FILE)
-    model = add_bilstm(model, units_of(tensors))
+    with torch.device("meta"):  # the file decides how large it is, and brings the weights
+        model = add_bilstm(model, units_of(tensors))
     model.encoder = load_model(directory, Encoder).model  # nothing here reads its pooler
     take_head(model, tensors, "a BiLSTM", directory)
     return model.eval()

@@ -13,6 +13,7 @@ import dataclasses
 import math
 import struct
 from collections.abc import Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_atomic, write_json
+from bertkit.files import check_file_size, write_atomic, write_json
+from bertkit.model.checks import TIED, check_parameters, shown
 from bertkit.model.crc32c import masked_crc32c
 from bertkit.model.directory import assemble, complete, foreign_tensors, read_config
 from bertkit.model.encoder import ModelConfig
@@ -39,6 +41,9 @@ DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """tensorflow/core/framework/types.proto, those that occur in a BERT."""
+
+MOST_INDEX_BYTES = 1 << 24
+"""Of an index; each variable takes some hundred bytes."""
 
 FIXED_FIELD_6 = bytes([6 << 3 | 5])
 """The tag before a checksum: field 6, four bytes."""
@@ -84,6 +89,7 @@ def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     """
     prefix = find_prefix(path)
     config = read_config(prefix.parent / "bert_config.json")
+    check_parameters(config, data_files(prefix), path)
     tensors = {}
     for variable, array in read_checkpoint(prefix, slots=False).items():
         plain = array.T if variable.endswith("/kernel") else array
@@ -124,6 +130,11 @@ def find_prefix(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".index" else path
 
 
+def data_files(prefix: Path) -> list[Path]:
+    """The files that hold the tensors of a checkpoint."""
+    return sorted(prefix.parent.glob(f"{escape(prefix.name)}.data-*-of-*"))
+
+
 def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
     """All variables of a checkpoint; strings, which are not weights, are left out.
 
@@ -134,8 +145,16 @@ def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray
     Raises:
         BertkitError: a file is missing, damaged or cut short; the message names file and variable.
     """
-    index = read_file(prefix.with_name(f"{prefix.name}.index"))
-    shards, entries = read_index(index, prefix.with_name(f"{prefix.name}.index"))
+    path = prefix.with_name(f"{prefix.name}.index")
+    check_file_size(path, MOST_INDEX_BYTES)
+    shards, entries = read_index(read_file(path), path)
+    wanted = sum(entry.size for entry in entries.values())
+    held = sum(file.stat().st_size for file in data_files(prefix))
+    if held and wanted > TIED * held:
+        raise BertkitError(
+            f"{path} asks for tensors of {shown(wanted)} bytes, and the data files have "
+            f"{held:,}; copy the checkpoint again"
+        )
     arrays = {}
     for name, entry in entries.items():
         slot = name == "global_step" or name.endswith(("/adam_m", "/adam_v"))
@@ -160,7 +179,7 @@ def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
         kind = "partitioned" if entry.sliced else f"of TensorFlow's type {entry.dtype}"
         raise BertkitError(f"{path}: variable {name} is {kind}; that is not supported")
     dtype = DTYPES[entry.dtype]
-    if entry.size != math.prod(entry.shape) * dtype.itemsize:
+    if entry.size != math.prod(entry.shape) * dtype.itemsize or max(entry.shape, default=0) >> 48:
         raise BertkitError(f"{path}: {name} has {entry.size} bytes for shape {entry.shape}")
     try:
         with path.open("rb") as file:

@@ -99,7 +99,7 @@ def files_of_index(path: Path) -> dict[Path, list[str]]:
         raise BertkitError(f"{path} has no weight_map; copy it again")
     files: dict[Path, list[str]] = {}
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not file or Path(file).name != file or file == "..":
             raise BertkitError(f"{path}: {file!r} is not the name of a file beside it")
         files.setdefault(path.with_name(file), []).append(tensor)
     return files
@@ -107,17 +107,23 @@ def files_of_index(path: Path) -> dict[Path, list[str]]:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of one file."""
+    from bertkit.model.checks import check_archive, check_content
+
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise BertkitError(f"{path} is missing; copy it again") from None
+    except BertkitError:
+        raise
     except Exception as error:  # each format has its own kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BertkitError(f"{path} is damaged ({reason}); copy it again") from error
     if not isinstance(content, dict):
         raise BertkitError(f"{path} holds no named tensors; it is no model file")
+    check_content(content, path)
     return content
 
 

@@ -24,7 +24,14 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import BLOCK_BYTES, disk_errors, read_json, sha256_file, write_atomic
+from bertkit.files import (
+    BLOCK_BYTES,
+    disk_errors,
+    map_array,
+    read_json,
+    sha256_file,
+    write_atomic,
+)
 from bertkit.tasks.features import TextFeatures
 from bertkit.text.documents import optional_library
 
@@ -224,11 +231,12 @@ def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
         BertkitError: a file is absent or damaged, or the two were not written together.
     """
     index = read_json(path.with_name(f"{path.name}.json"))
-    if not path.is_file() or sha256_file(path) != index.get("sha256"):
+    recorded = index.get("sha256") if isinstance(index, dict) else None
+    if not path.is_file() or sha256_file(path) != recorded:
         raise BertkitError(
             f"{path} is not the array that {path.name}.json was written for; write both again"
         )
-    return np.load(path, mmap_mode="r", allow_pickle=False), index
+    return map_array(path), index
 
 
 def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:

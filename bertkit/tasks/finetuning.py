@@ -32,6 +32,8 @@ from bertkit.tasks.grid import (
     copy_model,
     in_words,
     keep_models,
+    model_digest,
+    model_problem,
     ranked,
     read_results,
     setting_in_words,
@@ -157,8 +159,8 @@ class Finetuning:
             results = read_results(self.out, runs)
             best = best_of(results)
             for result in ranked(results)[: self.keep]:
-                if not (self.out / "runs" / result.name / "model").is_dir():
-                    self.console.say(f"{result.name} did not keep its model: it is made again")
+                if problem := model_problem(self.out / "runs" / result.name / "model", result):
+                    self.console.say(f"{result.name} {problem}: it is made again")
                     self.make(next(run for run in runs if run.name == result.name), "again")
             if len(done) == len(runs) and self.is_finished(best, results):
                 self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
@@ -220,6 +222,7 @@ class Finetuning:
             first.get(self.task.metric, float("-inf")),
             degenerate,
             round(time.perf_counter() - began, 1),
+            "" if not scores else model_digest(folder / "model"),
         )
         write_json(folder / "run.json", result.as_json())
         return result

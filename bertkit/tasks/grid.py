@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from bertkit.errors import BertkitError
-from bertkit.files import new_folder, read_json
+from bertkit.files import new_folder, read_json, sha256_file
 from bertkit.tasks.tune import RunSettings
+from bertkit.training.checkpoint import digest
 
 SHOWN_SCORES = 5
 
@@ -77,25 +78,39 @@ class RunResult:
     degenerate: str
     """Why the run learnt nothing; "" where it did."""
     seconds: float
+    model: str = ""
+    """`model_digest` of what the run saved; "" where it diverged."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """The result that `as_json` wrote.
 
         Raises:
-            TypeError, KeyError: these are other values.
+            TypeError, KeyError: these are other values, or they were changed.
         """
+        plain = {name: value for name, value in values.items() if name != "sha256"}
+        if values.get("sha256", seal(plain)) != seal(plain):
+            raise TypeError("its checksum is wrong")
         metric = values["metric"]
-        return cls(**{**values, "metric": float("-inf") if metric is None else metric})
+        return cls(**{**plain, "metric": float("-inf") if metric is None else metric})
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; JSON has no -inf, so null stands for a run that diverged."""
-        return {**dataclasses.asdict(self), "metric": self.metric if self.scores else None}
+        """Plain values and their checksum.
+
+        JSON has no -inf, so null stands for a run that diverged.
+        """
+        values = {**dataclasses.asdict(self), "metric": self.metric if self.scores else None}
+        return {**values, "sha256": seal(values)}
 
     @property
     def setting(self) -> str:
         """The name without the seed."""
         return self.name.rpartition("-s")[0]
+
+
+def seal(values: dict[str, Any]) -> str:
+    """The checksum of a run's values, but for its time: equal runs have equal ones."""
+    return digest({name: value for name, value in values.items() if name != "seconds"})
 
 
 def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
@@ -110,7 +125,7 @@ def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
         if path.is_file():
             try:
                 found.append(RunResult.from_json(read_json(path)))
-            except (TypeError, KeyError):
+            except (TypeError, KeyError, AttributeError):
                 raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
     return found
 
@@ -137,6 +152,19 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
     """Delete the models of all but the best `keep` runs."""
     for result in ranked(results)[keep:]:
         shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
+
+
+def model_digest(folder: Path) -> str:
+    """The SHA-256 of the names and contents of a model directory's files."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
+
+
+def model_problem(folder: Path, result: RunResult) -> str:
+    """Why the model of a run must be made again; "" where it is as the run left it."""
+    if not folder.is_dir():
+        return "did not keep its model"
+    return "has a damaged model" if result.model not in ("", model_digest(folder)) else ""
 
 
 def copy_model(source: Path, target: Path) -> None:

@@ -88,12 +88,17 @@ def task_details(folder: Path) -> dict[str, Any]:
         BertkitError: it is for no task.
     """
     details = read_details(folder)
-    if details.get("task") in TASKS:
+    if str(details.get("task")) in TASKS:
         return details
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    config: dict[str, Any] = {}
+    if (folder / "config.json").is_file():
+        load_config(folder)  # which checks the sizes
+        config = read_json(folder / "config.json")
     names = config.get("architectures") or ["none"]
-    problem = (config.get("problem_type") or "").removeprefix("single_label_classification")
-    labels = [name for _, name in sorted(numbered_labels(config).items())]
+    if not isinstance(names, list):
+        raise BertkitError(f"{folder / 'config.json'}: architectures is {names!r:.40}, not a list")
+    problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
+    labels = [name for _, name in sorted(numbered_labels(config, folder).items())]
     found = [
         kind for kind, (head, problems) in HEADS.items()
         if head in heads_of(names[0]) and problems in ("", problem)
@@ -121,10 +126,20 @@ def task_details(folder: Path) -> dict[str, Any]:
     return {"task": kind, "labels": labels, "settings": {"longest": longest, **entities}}
 
 
-def numbered_labels(config: Mapping[str, Any]) -> dict[int, str]:
-    """`id2label` with numbers as keys; two labels where it is absent, as in transformers."""
+def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
+    """`id2label` with numbers as keys; two labels where it is absent, as in transformers.
+
+    Raises:
+        BertkitError: it is something else.
+    """
     labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
-    return {int(number): str(name) for number, name in labels.items()}
+    try:
+        return {int(number): str(name) for number, name in labels.items()}
+    except (AttributeError, ValueError):
+        what = f"{labels!r:.40}"
+        raise BertkitError(
+            f"{folder / 'config.json'}: id2label is {what}; it must map numbers to names"
+        ) from None
 
 
 def is_entity_set(labels: list[str]) -> bool:
@@ -140,11 +155,17 @@ def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
     Raises:
         BertkitError: its settings are not those of the kind.
     """
-    kind = details["task"]
-    labels = {"labels": tuple(details["labels"])} if kind in LABELLED else {}
+    kind, names = details["task"], details.get("labels")
+    given = details.get("settings") or {}
+    named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    if not isinstance(given, dict) or (kind in LABELLED and not named):
+        raise BertkitError(
+            f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
+            "restore or remake the model"
+        )
+    labels = {"labels": tuple(names or ())} if kind in LABELLED else {}
     settings = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in (details.get("settings") or {}).items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     try:
         return TASKS[kind](**labels, **settings)

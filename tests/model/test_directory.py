@@ -229,11 +229,18 @@ def test_missing_unknown_and_misshapen_tensors_are_named(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size": 10**9, "num_attention_heads": 1}, "word_embeddings.weight has shape"),
-        ({"vocab_size": 10**12}, r"word_embeddings.weight has shape \(50, 24\)"),
-        ({"num_hidden_layers": 10**9}, "the weights have 3 layers, config.json says 1000000000"),
-        ({"intermediate_size": 10**12}, r"intermediate.dense.weight has shape \(40, 24\)"),
-        ({"max_position_embeddings": 10**12}, "position_embeddings.weight has shape"),
+        ({"hidden_size": 10**9, "num_attention_heads": 1}, r"more than 10\^\d\d parameters, but"),
+        (
+            {"vocab_size": 10**10},
+            r"asks for 240,0[\d,]+ parameters, but the weights have [\d,]+ bytes",
+        ),
+        ({"vocab_size": 51}, r"word_embeddings.weight has shape \(50, 24\)"),
+        ({"num_hidden_layers": 10**9}, r"asks for [\d,]+ parameters"),
+        ({"num_hidden_layers": 4}, "the weights have 3 layers, config.json says 4"),
+        ({"intermediate_size": 10**12}, r"asks for [\d,]+ parameters"),
+        ({"intermediate_size": 41}, r"intermediate.dense.weight has shape \(40, 24\)"),
+        ({"max_position_embeddings": 10**12}, r"asks for [\d,]+ parameters"),
+        ({"max_position_embeddings": 33}, "position_embeddings.weight has shape"),
         ({"model_type": "roberta"}, "model_type is 'roberta'; it must be one of bert, albert"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
@@ -255,9 +262,13 @@ def test_damaged_files_are_named(saved: Path, tmp_path: Path) -> None:
         load_encoder(tmp_path / "absent")
     weights = saved / "model.safetensors"
     content = weights.read_bytes()
-    for damaged in (content[:-10], content[:100], b"", b"\xff" * 64):
+    for damaged in (content[:-10], b"\xff" * len(content), b"\0" * len(content)):
         weights.write_bytes(damaged)
         with pytest.raises(BertkitError, match=r"model.safetensors is damaged \(.*copy it again"):
+            load_encoder(saved)
+    for damaged in (content[:100], b""):
+        weights.write_bytes(damaged)
+        with pytest.raises(BertkitError, match=rf"weights have {len(damaged)} bytes; .*cut short"):
             load_encoder(saved)
     weights.unlink()
     with pytest.raises(BertkitError, match=r"holds no weights: none of model.safetensors"):
@@ -286,10 +297,10 @@ class Bomb:
 def test_a_pickle_with_code_is_refused_and_not_run(saved: Path, tmp_path: Path) -> None:
     (saved / "model.safetensors").unlink()
     for save in (torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))):
-        save({"weight": Bomb(tmp_path / "ran")}, saved / "pytorch_model.bin")
+        save({"weight": Bomb(tmp_path / "ran"), "long": bytes(10**5)}, saved / "pytorch_model.bin")
         with pytest.raises(BertkitError, match=r"pytorch_model.bin is damaged"):
             load_encoder(saved)
-    torch.save([1], saved / "pytorch_model.bin")
+    torch.save([1, "long" * 10**5], saved / "pytorch_model.bin")
     with pytest.raises(BertkitError, match="holds no named tensors"):
         load_encoder(saved)
     assert not (tmp_path / "ran").exists()

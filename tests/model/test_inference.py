@@ -137,3 +137,27 @@ def test_float_products_leave_their_inputs_alone() -> None:
     torch.testing.assert_close(found, wanted)
     assert torch.equal(x, before[0])
     assert torch.equal(residual, before[1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_few_numbers_of_rows_reach_the_products(
+    mode: str, config: ModelConfig, batch: Any, monkeypatch: Any
+) -> None:
+    """For each new number of rows oneDNN compiles code and keeps it: a server would grow."""
+    seen: set[int] = set()
+    for kind in (FloatProduct, Int8Product):
+        call = kind.__call__
+
+        def noted(self: Any, x: torch.Tensor, *, call: Any = call, **options: Any) -> torch.Tensor:
+            seen.add(len(x))
+            return call(self, x, **options)
+
+        monkeypatch.setattr(kind, "__call__", noted)
+    encoder = prepared(spread(Encoder(config)).eval(), mode)
+    with torch.inference_mode():
+        for tokens in range(1, 200):
+            lengths = [30] * (tokens // 30) + [tokens % 30] * (tokens % 30 > 0)
+            packed = batch(*lengths)
+            assert len(encoder(packed, torch.arange(0, tokens, 3))) == -(-tokens // 3)
+    assert seen <= {*range(8, 65, 8), *range(96, 225, 32)}
+    assert inference.BLOCK % inference.STEP == 0

@@ -1,0 +1,370 @@
+"""Model directories of someone who means harm are refused in one line; nothing is run or taken."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import struct
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
+from bertkit.model.directory import load_encoder, load_model, load_pretraining_model
+from bertkit.model.encoder import Encoder
+from bertkit.model.start import read_start
+from bertkit.model.weights import load_state, read_tensors
+from bertkit.tasks.load import load_task_model
+from bertkit.tokens.tokenizer import Tokenizer
+
+CPU = torch.device("cpu")
+FEW = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class Bomb:
+    """Makes a file when a plain pickle loader meets it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def reconfigure(folder: Path, **changes: Any) -> None:
+    write_json(folder / "config.json", {**read_json(folder / "config.json"), **changes})
+
+
+def is_refused(call: Any, *arguments: Any, match: str = ".") -> str:
+    """The one line with which a call refuses its arguments."""
+    with pytest.raises(BertkitError, match=match) as caught:
+        call(*arguments)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def model_or_line(load: Any, folder: Path) -> bool:
+    """Whether loading gives something, or a `BertkitError` of one line; other errors pass on."""
+    try:
+        return load(folder) is not None
+    except BertkitError as error:
+        return len(str(error).splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["zip", "plain", "old"])
+def test_a_pickle_with_code_is_refused_and_not_run(how: str, model: Path, tmp_path: Path) -> None:
+    tensors: dict[str, Any] = load_file(model / "model.safetensors")
+    tensors["bert.pooler.dense.bias"] = Bomb(tmp_path / "ran")
+    (model / "model.safetensors").unlink()
+    path = model / "pytorch_model.bin"
+    if how == "plain":
+        path.write_bytes(pickle.dumps(tensors))
+    else:
+        torch.save(tensors, path, _use_new_zipfile_serialization=how == "zip")
+    for load in (load_encoder, load_pretraining_model, read_start):
+        is_refused(load, model, match=r"pytorch_model\.bin is damaged")
+    path.rename(model / "model.pt")
+    is_refused(read_tensors, model / "model.pt", match="is damaged")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_bomb_would_go_off(tmp_path: Path) -> None:
+    """What the tests above try is a threat."""
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "ran")))
+    assert (tmp_path / "ran").exists()
+
+
+def test_code_in_a_directory_is_never_run(model: Path, tuned: Path, tmp_path: Path) -> None:
+    """`auto_map` makes transformers import a file, where it is told to trust it; bertkit never."""
+    for folder in (model, tuned):
+        code = f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        for name in ("modeling_evil.py", "__init__.py", "tokenization_evil.py", "conftest.py"):
+            (folder / name).write_text(code)
+        evil = {"AutoConfig": "modeling_evil.Config", "AutoModel": "modeling_evil.Model"}
+        reconfigure(folder, auto_map=evil, custom_pipelines={"x": {"impl": "modeling_evil.P"}})
+        settings_of = read_json(folder / "tokenizer_config.json")
+        settings_of["auto_map"] = {"AutoTokenizer": ["tokenization_evil.T", None]}
+        write_json(folder / "tokenizer_config.json", settings_of)
+    load_pretraining_model(model)
+    read_start(model)
+    load_task_model(tuned, CPU)
+    assert not (tmp_path / "ran").exists()
+    assert not [name for name in sys.modules if "evil" in name]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"vocab_size": 10**11},
+        {"hidden_size": 10**6, "num_attention_heads": 1},
+        {"num_hidden_layers": 10**9},
+        {"intermediate_size": 10**12},
+        {"max_position_embeddings": 10**12},
+        {"type_vocab_size": 10**12},
+        {"vocab_size": 10**400},
+    ],
+)
+def test_configs_that_ask_for_terabytes_are_refused(sizes: dict[str, int], model: Path) -> None:
+    reconfigure(model, **sizes)
+    held = (model / "model.safetensors").stat().st_size
+    for load in (load_pretraining_model, load_encoder, read_start):
+        message = is_refused(load, model, match=r"the config asks for .* parameters, but the")
+        assert f"{held:,} bytes" in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"num_attention_heads": 3},
+        {"num_attention_heads": -2},
+        {"hidden_size": -16},
+        {"hidden_size": "16"},
+        {"hidden_size": 16.0},
+        {"hidden_size": True},
+        {"hidden_size": None},
+        {"num_hidden_layers": 3},
+        {"vocab_size": 16},
+        {"layer_norm_eps": float("nan")},
+        {"hidden_dropout_prob": float("inf")},
+        {"hidden_dropout_prob": 1},
+        {"initializer_range": 0},
+        {"hidden_act": {"gelu": 1}},
+        {"model_type": ["bert"]},
+    ],
+)
+def test_absurd_sizes_are_refused(changes: dict[str, Any], model: Path) -> None:
+    reconfigure(model, **changes)
+    is_refused(load_pretraining_model, model)
+    is_refused(lambda path: read_start(path).build(Encoder, keep_head=False), model)
+
+
+def test_shared_layers_have_a_limit(config: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """ALBERT's layers take no bytes each, and so nothing else would limit them."""
+    from dataclasses import replace
+
+    from bertkit.model.directory import save_model
+
+    albert = replace(config, share_layers=True, embedding_size=8)
+    save_model(tmp_path / "albert", Encoder(albert), tokenizer, {})
+    assert load_encoder(tmp_path / "albert").config == albert
+    reconfigure(tmp_path / "albert", num_hidden_layers=10**9)
+    is_refused(load_encoder, tmp_path / "albert", match="asks for 1,000,000,000 layers")
+
+
+NUMBERS = [0, 1, -1, 2, 3, 7, 40, 10**6, 10**12, 10**30, -(10**12), 1.5, float("nan"), 1e308]
+VALUES = st.one_of(
+    st.sampled_from(NUMBERS),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.lists(st.integers() | st.text(max_size=3), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2),
+)
+FILES = ("config.json", "bertkit.json", "tokenizer_config.json")
+
+
+@FEW
+@given(data=st.data())
+def test_a_changed_file_ends_in_a_model_or_in_one_line(data: Any, original: Path) -> None:
+    """Any fields of a JSON file get any values."""
+    name = data.draw(st.sampled_from(FILES))
+    values = read_json(original / name)
+    fields = st.sampled_from([*values, "id2label", "architectures", "problem_type", "settings"])
+    changed = {**values, **data.draw(st.dictionaries(fields, VALUES, min_size=1, max_size=3))}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(original, Path(folder) / "model")
+        (copy / name).write_text(json.dumps(changed))
+        for load in (load_pretraining_model, read_start, lambda path: load_task_model(path, CPU)):
+            assert model_or_line(load, copy)
+
+
+@FEW
+@given(data=st.data())
+def test_flipped_bits_of_a_header_end_in_a_model_or_in_one_line(data: Any, original: Path) -> None:
+    content = bytearray((original / "model.safetensors").read_bytes())
+    (header,) = struct.unpack("<Q", content[:8])
+    for place in data.draw(st.lists(st.integers(0, 8 + header - 1), min_size=1, max_size=3)):
+        content[place] ^= 1 << data.draw(st.integers(0, 7))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(original, Path(folder) / "model")
+        (copy / "model.safetensors").write_bytes(content)
+        assert model_or_line(lambda path: load_model(path, Encoder), copy)
+
+
+HEADERS: dict[str, Any] = {
+    "terabytes": {"x": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}},
+    "overflow": {"x": {"dtype": "F32", "shape": [2**62, 4], "data_offsets": [0, 0]}},
+    "shape and bytes differ": {"x": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4]}},
+    "backwards": {"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}},
+    "negative": {"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}},
+    "unknown type": {"x": {"dtype": "OBJECT", "shape": [1], "data_offsets": [0, 4]}},
+    "overlapping": {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]} for name in ("x", "y")
+    },
+    "no object": [1],
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_absurd_headers_are_refused(name: str, model: Path) -> None:
+    text = json.dumps(HEADERS[name]).encode()
+    padding = b"\0" * (model / "model.safetensors").stat().st_size
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + padding)
+    is_refused(load_encoder, model, match=r"model\.safetensors is damaged")
+
+
+@pytest.mark.parametrize("length", [2**63, 2**40, 10**9])
+def test_headers_of_absurd_length_are_refused(length: int, model: Path) -> None:
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(struct.pack("<Q", length) + content[8:])
+    is_refused(load_encoder, model, match=r"model\.safetensors is damaged")
+
+
+def as_pickle(model: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a directory; their file is removed."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    return tensors
+
+
+def test_one_number_cannot_stand_for_a_terabyte(model: Path) -> None:
+    """A view of one half-precision number becomes real when it is converted."""
+    tensors = as_pickle(model)
+    tensors["cls.extra"] = torch.zeros(1, dtype=torch.float16).expand(10**12)
+    torch.save(tensors, model / "pytorch_model.bin")
+    is_refused(load_encoder, model, match=r"would take 2,000,[\d,]+ bytes, and the file has")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_tensors_without_data_are_refused(model: Path) -> None:
+    tensors = as_pickle(model)
+    shape = tensors["bert.pooler.dense.weight"].shape
+    sparse = torch.sparse_coo_tensor(torch.zeros(2, 1, dtype=torch.long), torch.ones(1), shape)
+    for wrong in (sparse, torch.empty(shape, device="meta")):
+        torch.save({**tensors, "bert.pooler.dense.weight": wrong}, model / "pytorch_model.bin")
+        is_refused(load_encoder, model, match=r"is sparse or without data|is damaged")
+    torch.save({**tensors, 5: torch.ones(1)}, model / "pytorch_model.bin")
+    is_refused(load_encoder, model, match="5 is no name of a tensor")
+
+
+def test_archives_that_grow_are_refused(model: Path) -> None:
+    """Zeros pack a thousand times; torch never packs and yet would unpack."""
+    tensors = as_pickle(model)
+    torch.save({**tensors, "cls.zeros": torch.zeros(10**7)}, model / "whole.bin")
+    with (
+        zipfile.ZipFile(model / "whole.bin") as whole,
+        zipfile.ZipFile(model / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in whole.namelist():
+            packed.writestr(entry, whole.read(entry))
+    assert (model / "pytorch_model.bin").stat().st_size < 10**6
+    is_refused(load_state, model, match="holds compressed data, which torch never writes")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "..", ".", "", "a/b", "\0", 5, None, ["x"]]
+)
+def test_an_index_names_files_beside_it_only(name: Any, model: Path, tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "secret.safetensors")
+    (model / "model.safetensors").unlink()
+    write_json(model / "model.safetensors.index.json", {"weight_map": {"a": name}})
+    is_refused(load_state, model)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 10**5, "9" * 5000, '{"vocab_size": ' + "9" * 5000 + "}", "\ud800", "{'a': 1}", "\0"],
+)
+def test_json_of_any_kind_is_refused(text: str, model: Path) -> None:
+    (model / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    is_refused(load_encoder, model, match=r"config\.json")
+
+
+def enormous(path: Path, size: int) -> None:
+    """A file of zeros that takes no place on the disk."""
+    with path.open("wb") as file:
+        file.truncate(size)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "tokenizer.json"])
+def test_enormous_files_are_not_read(name: str, model: Path) -> None:
+    enormous(model / name, 1 << 40)
+    is_refused(read_start, model, match=rf"{name} has 1,099,511,627,776 bytes; at most")
+
+
+def test_weights_beyond_the_memory_are_not_read(model: Path) -> None:
+    enormous(model / "model.safetensors", 1 << 43)
+    is_refused(load_encoder, model, match=r"weights have 8,796,093,022,208 bytes, and this machine")
+
+
+def test_vocabularies_that_do_not_fit_are_refused(model: Path) -> None:
+    lines = (model / "vocab.txt").read_text()
+    tokens = read_json(model / "tokenizer.json")
+    (model / "vocab.txt").write_text(lines + "another\n")
+    is_refused(read_start, model, match="hold different vocabularies")
+    (model / "tokenizer.json").unlink()
+    is_refused(read_start, model, match="pieces but the model only")
+    for damaged in (lines.replace("[MASK]", "mask"), lines + "\n\n", lines + lines, "\0" * 99, ""):
+        (model / "vocab.txt").write_text(damaged)
+        is_refused(read_start, model, match=r"vocab\.txt")
+    (model / "vocab.txt").write_bytes(b"\xff\xfe" * 99)
+    is_refused(read_start, model, match="is not UTF-8")
+    (model / "vocab.txt").unlink()
+    tokens["model"]["vocab"]["[MASK]"] = 10**12
+    write_json(model / "tokenizer.json", tokens)
+    is_refused(read_start, model, match="are not 0, 1, 2")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": None},
+        {"labels": []},
+        {"labels": [1, 2, 3]},
+        {"labels": "abc"},
+        {"labels": ["a"] * 4},
+        {"settings": [1]},
+        {"settings": {"__class__": 1}},
+        {"head": "linear", "frozen": True},
+        {"head": "bilstm", "frozen": False},
+    ],
+)
+def test_absurd_details_are_refused(changes: dict[str, Any], tuned: Path) -> None:
+    load_task_model(tuned, CPU)
+    write_json(tuned / "bertkit.json", {**read_json(tuned / "bertkit.json"), **changes})
+    is_refused(load_task_model, tuned, CPU)
+
+
+def test_a_head_takes_no_more_than_its_file(tuned: Path) -> None:
+    """The units of a BiLSTM are read off one tensor; a network of 10^7 would take terabytes."""
+    details = read_json(tuned / "bertkit.json") | {"head": "bilstm", "frozen": False}
+    write_json(tuned / "bertkit.json", details)
+    tensors = {"bilstm.lstm.weight_hh_l0": torch.zeros(1, 10**7)}
+    save_file(tensors, tuned / "head.safetensors")
+    is_refused(load_task_model, tuned, CPU, match="missing, unknown or of another shape")
+
+
+def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
+    """A `.npy` of objects is a pickle."""
+    from bertkit.files import map_array, sha256_file
+    from bertkit.tasks.feature_files import read_npy
+
+    path = tmp_path / "features.npy"
+    np.save(path, np.array([Bomb(tmp_path / "ran")], dtype=object), allow_pickle=True)
+    is_refused(map_array, path, match="is no array of numbers")
+    write_json(tmp_path / "features.npy.json", {"sha256": sha256_file(path)})
+    is_refused(read_npy, path)
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,277 @@
+"""Token stores, checkpoints and TensorFlow indexes of someone who means harm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, sha256_file, write_json
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.sstable import write_table
+from bertkit.model.tensorflow import (
+    field,
+    load_google_checkpoint,
+    read_checkpoint,
+    save_google_checkpoint,
+)
+from bertkit.tasks.glue_submission import ZIPPED, write_glue_zip
+from bertkit.training.checkpoint import (
+    PROGRESS,
+    checkpoints,
+    digest,
+    load_checkpoint,
+    save_checkpoint,
+)
+
+
+@pytest.fixture
+def copy(store: TokenStore, tmp_path: Path) -> Path:
+    """A store to be damaged."""
+    return shutil.copytree(store.folder, tmp_path / "store")
+
+
+def use(folder: Path) -> None:
+    """Read everything in a store."""
+    for split in ("train", "held_out"):
+        opened = TokenStore(folder, split)
+        assert opened.tokens + opened.sentences + opened.documents >= 0
+        assert opened.content_hash
+        assert len(opened.unigrams) == opened.tokenizer.size
+        for index in range(len(opened.shards)):
+            opened.arrays(index)
+
+
+def change(folder: Path, **fields: Any) -> None:
+    """Give the first shard of a store's manifest other values."""
+    manifest = read_json(folder / "manifest.json")
+    manifest["shards"][0] |= fields
+    write_json(folder / "manifest.json", manifest)
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/b", "..", "", "a\0b", "a.b", "a\n", 5, None, ["a"]]
+)
+def test_shards_lie_in_their_store(name: Any, copy: Path) -> None:
+    """Whole shards elsewhere do not help: names that lead out are refused before a file is read."""
+    for file in copy.glob("train-00000-000.*.npy"):
+        shutil.copy(file, copy.parent / file.name.replace("train-00000-000", "secret"))
+    use(copy)
+    change(copy, name=name)
+    with pytest.raises(BertkitError, match=r"manifest\.json is damaged \(ValueError: .* no name"):
+        use(copy)
+
+
+def test_a_worker_record_cannot_lead_out_either(copy: Path, store: TokenStore) -> None:
+    """A finished part whose record names another folder is made again."""
+    from bertkit.corpus.prepare import PrepareOptions, prepare
+
+    (record,) = (path for path in (copy / "parts").glob("*-000.json"))
+    values = read_json(record)
+    values["shards"][0]["name"] = "../secret"
+    write_json(record, values)
+    settings_of = read_json(copy / "settings.json")
+    path = settings_of["sources"][0]["path"]
+    prepare([path], store.tokenizer, copy, PrepareOptions(held_out=0.2))
+    use(copy)
+    assert TokenStore(copy).content_hash == store.content_hash
+
+
+VALUES = st.one_of(
+    st.sampled_from([None, True, 0, -1, 10**12, 10**30, 1.5, float("nan"), "", "../x", [], {}]),
+    st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(["tokens", "sentences", "documents"]), st.integers()),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_a_changed_manifest_ends_in_a_store_or_in_one_line(data: Any, store: TokenStore) -> None:
+    manifest = read_json(store.folder / "manifest.json")
+    places = [manifest, manifest["shards"][0]]
+    places += [manifest["shards"][0]["bytes"], manifest["shards"][0]["sha256"]]
+    place = data.draw(st.sampled_from(places))
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(VALUES)
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "store"
+        shutil.copytree(store.folder, other)
+        (other / "manifest.json").write_text(json.dumps(manifest))
+        try:
+            use(other)
+        except BertkitError as error:
+            assert len(str(error).splitlines()) == 1  # noqa: PT017 - either may happen
+
+
+def replace_array(folder: Path, kind: str, array: np.ndarray, **options: Any) -> None:
+    """Another array for the first shard, with a checksum to match."""
+    manifest = read_json(folder / "manifest.json")
+    shard = manifest["shards"][0]
+    path = folder / f"{shard['name']}.{kind}.npy"
+    np.save(path, array, **options)
+    shard["bytes"][kind] = path.stat().st_size
+    shard["sha256"][kind] = sha256_file(path)
+    write_json(folder / "manifest.json", manifest)
+
+
+def test_arrays_are_what_the_manifest_says(copy: Path, store: TokenStore) -> None:
+    """The checksums of all these are right."""
+    arrays = store.arrays(0)
+    tokens, sentences = np.array(arrays.tokens), np.array(arrays.sentences)
+    outside, backwards = tokens.copy(), sentences.copy()
+    outside[5] = store.vocabulary_size
+    backwards[1], backwards[2] = sentences[2], sentences[1]
+    beyond = sentences.copy()
+    beyond[-1] += 1
+    for kind, array, message in (
+        ("tokens", tokens.astype(np.float32), "holds float32"),
+        ("tokens", tokens[:-1], "instead of uint16"),
+        ("tokens", tokens[None], "instead of uint16"),
+        ("tokens", outside, "ids or offsets out of range"),
+        ("sentences", backwards, "ids or offsets out of range"),
+        ("sentences", beyond, "ids or offsets out of range"),
+    ):
+        replace_array(copy, kind, array)
+        with pytest.raises(BertkitError, match=message):
+            use(copy)
+        replace_array(copy, kind, {"tokens": tokens, "sentences": sentences}[kind])
+        use(copy)
+
+
+class Bomb:
+    """Makes a file when a pickle loader meets it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_arrays_of_objects_and_of_terabytes_are_refused(copy: Path, tmp_path: Path) -> None:
+    objects = np.array([Bomb(tmp_path / "ran")], dtype=object)
+    replace_array(copy, "tokens", objects, allow_pickle=True)
+    with pytest.raises(BertkitError, match="is no array of numbers"):
+        use(copy)
+    assert not (tmp_path / "ran").exists()
+    replace_array(copy, "tokens", np.zeros(3, dtype=np.uint16))
+    path = next(copy.glob("train-*.tokens.npy"))
+    header = path.read_bytes().replace(b"(3,), }          ", b"(9000000000000,), }")
+    path.write_bytes(header)
+    change(copy, tokens=9 * 10**12)
+    manifest = read_json(copy / "manifest.json")
+    manifest["shards"][0]["bytes"]["tokens"] = path.stat().st_size
+    manifest["shards"][0]["sha256"]["tokens"] = sha256_file(path)
+    write_json(copy / "manifest.json", manifest)
+    with pytest.raises(BertkitError, match=r"is no array of numbers|instead of"):
+        use(copy)
+
+
+def test_files_of_a_checkpoint_lie_beside_it(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 3, {"model": {"a": torch.ones(2)}}, {})
+    assert checkpoints(tmp_path) == [(3, path)]
+    content = read_json(path / PROGRESS)
+    del content["sha256"]
+    for name in ("../model.safetensors", "/model.safetensors", ".."):
+        content["files"] = {name: {"bytes": 1, "sha256": "0"}}
+        write_json(path / PROGRESS, {**content, "sha256": digest(content)})
+        with pytest.raises(BertkitError, match="is no file beside it"):
+            load_checkpoint(path, 3)
+
+
+@pytest.fixture
+def google(config: ModelConfig, tmp_path: Path) -> Path:
+    """A checkpoint of Google's format."""
+    (tmp_path / "google").mkdir()
+    save_google_checkpoint(PretrainingModel(config), tmp_path / "google" / "bert.ckpt")
+    return tmp_path / "google"
+
+
+def index_of(*entries: tuple[bytes, bytes]) -> bytes:
+    """An index with right checksums."""
+    return write_table([(b"", field(1, 1) + field(3, field(1, 1))), *sorted(entries)])
+
+
+def entry(shape: tuple[int, ...], size: int, offset: int = 0) -> bytes:
+    """Where a float32 tensor lies, it is said."""
+    dimensions = b"".join(field(2, field(1, n)) for n in shape)
+    return field(1, 1) + field(2, dimensions) + field(4, offset) + field(5, size)
+
+
+def test_an_index_that_asks_for_giant_tensors_is_refused(google: Path) -> None:
+    prefix = google / "bert.ckpt"
+    index = google / "bert.ckpt.index"
+    size = (google / "bert.ckpt.data-00000-of-00001").stat().st_size // 4 * 4
+    whole = entry((size // 4,), size)
+    for entries, message in (
+        ([(b"a", entry((10**12,), 4 * 10**12))], r"asks for tensors of 4,000,000,000,000 bytes"),
+        ([(b"a%d" % n, whole) for n in range(5)], r"asks for tensors of"),  # the same bytes
+        ([(b"a", entry((2**64 - 1, 0), 0))], "bytes for shape"),
+        ([(b"a", entry((10**6,), 4))], "4 bytes for shape"),
+        ([(b"a" * 9999, whole)], "no checkpoint index or damaged"),
+    ):
+        index.write_bytes(index_of(*entries))
+        with pytest.raises(BertkitError, match=message):
+            read_checkpoint(prefix)
+    with index.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BertkitError, match=r"bytes; at most"):
+        read_checkpoint(prefix)
+
+
+def test_a_config_beside_a_google_checkpoint_is_not_believed(google: Path) -> None:
+    load_google_checkpoint(google)
+    fields = read_json(google / "bert_config.json")
+    write_json(google / "bert_config.json", {**fields, "vocab_size": 10**11})
+    with pytest.raises(BertkitError, match=r"the config asks for 1,600,000,0[\d,]+ parameters"):
+        load_google_checkpoint(google)
+
+
+def test_names_in_the_archive_are_the_servers_own(tmp_path: Path) -> None:
+    """What goes into glue.zip is named by a table, whatever files are given."""
+    file = tmp_path / "x.tsv"
+    file.write_text("index\tprediction\n")
+    for name in ("../CoLA.tsv", "/CoLA.tsv", "x.tsv"):
+        with pytest.raises(BertkitError, match=r"glue\.zip has no file"):
+            write_glue_zip({name: file}, tmp_path / "glue.zip")
+    assert not (tmp_path / "glue.zip").exists()
+    assert all(Path(name).name == name for name in ZIPPED)
+
+
+def test_text_in_an_archive_is_read_as_a_stream(
+    store: TokenStore, corpus_text: str, tmp_path: Path
+) -> None:
+    """A member of a zip may have any name; nothing is written under it."""
+    from bertkit.text.documents import TextCounts, read_documents
+    from bertkit.text.sources import find_sources
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "text.zip", "w") as archive:
+        archive.writestr("../../escaped.txt", corpus_text)
+    before = sorted(tmp_path.rglob("*"))
+    (source,) = find_sources([f"zip://../../escaped.txt::{folder / 'text.zip'}"], format="text")
+    assert len(list(read_documents(source, TextCounts()))) == 60
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_other_peoples_words_are_text_in_a_report(tmp_path: Path) -> None:
+    """Labels and names that are HTML come out as text."""
+    from bertkit.page import table
+
+    shown = table(["<script>a</script>"], [["<img src=x onerror=alert(1)>"]])
+    assert "<script>" not in shown
+    assert "<img" not in shown
