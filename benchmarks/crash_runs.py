@@ -26,13 +26,15 @@ EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "shutil.rmtr
 
 @dataclass(frozen=True)
 class Moment:
-    """When a signal reaches a command: after some seconds, or at the n-th event below a folder."""
+    """When something happens to a command: after some seconds, or at the n-th event of a folder."""
 
     seconds: float = 0.0
     event: int = 0
     below: str = ""
     """A folder inside the command's; "" for all of it."""
     signal: int = signal.SIGKILL
+    action: Callable[[], object] | None = None
+    """At an event, instead of the signal: called inside the command, which goes on."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def warm() -> None:
 
 
 def run(arguments: Sequence[str], out: Path, log: Path, moment: Moment | None = None) -> Ended:
-    """Run `bertkit ARGUMENTS` in a fork, with a signal at a moment."""
+    """Run `bertkit ARGUMENTS` in a fork, with a signal or an action at a moment."""
     began = time.perf_counter()
     with log.open("wb") as file:
         child = os.fork()
@@ -109,7 +111,7 @@ def inside(arguments: Sequence[str], out: Path, moment: Moment | None) -> int:
 
 
 def at_event(below: str, moment: Moment) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that sends this process a signal at the n-th event below a folder."""
+    """An audit hook that acts, or sends this process a signal, at the n-th event of a folder."""
     seen = 0
 
     def hook(name: str, arguments: tuple[Any, ...]) -> None:
@@ -119,7 +121,9 @@ def at_event(below: str, moment: Moment) -> Callable[[str, tuple[Any, ...]], Non
             for given in arguments[:2]
         ):
             seen += 1
-            if seen == moment.event:
+            if seen == moment.event and moment.action:
+                moment.action()
+            elif seen == moment.event:
                 os.kill(os.getpid(), moment.signal)
 
     return hook

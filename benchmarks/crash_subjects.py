@@ -70,7 +70,8 @@ def plain_json(path: Path, left_out: Sequence[str]) -> str:
 def pretrained(out: Path) -> dict[str, str]:
     """The model, the last checkpoint, and the numbers of the logged updates."""
     steps = []
-    for line in (out / "journal.jsonl").read_text().splitlines():
+    journal = out / "journal.jsonl"
+    for line in journal.read_text().splitlines() if journal.is_file() else []:
         record = json.loads(line)
         if record["kind"] == "step":
             steps.append(record["step"])

@@ -14,18 +14,15 @@ that nobody disturbed. Where it cannot go on, it must say so in one line that na
 from __future__ import annotations
 
 import argparse
-import random
 import shutil
 import signal
 import sys
 import tempfile
-from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.crash_bench import Bench
 from benchmarks.crash_runs import (
-    Ended,
     Moment,
     count_events,
     remove,
@@ -41,78 +38,13 @@ AT_ONE_RUN = 4
 DAMAGES = ("cut short", "a bit flipped", "removed")
 
 
-@dataclass
-class Bench:
-    """Where everything happens, and what came of it."""
-
-    home: Path
-    seed: int
-    rng: random.Random = field(init=False)
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-    whole: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Subject -> what an undisturbed run leaves."""
-    events: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.rng = random.Random(self.seed)
-
-    def count(self, row: str, what: str, number: int = 1) -> None:
-        """Add to a number of the results."""
-        self.counts.setdefault(row, Counter())[what] += number
-
-    def go(self, subject: Subject, out: Path, moment: Moment | None = None) -> Ended:
-        """Run a subject's command once."""
-        return run(subject.arguments(out), out, self.home / "log", moment)
-
-    def measure(self, subject: Subject) -> None:
-        """An undisturbed run: its outcome, its moments, its seconds."""
-        out = self.home / "whole" / subject.name
-        self.events[subject.name] = count_events(subject.arguments(out), out, self.home / "log")
-        self.whole[subject.name] = subject.outcome(out)
-        again = self.home / "again"
-        self.seconds[subject.name] = self.go(subject, again).seconds
-        self.compare(f"{subject.name}, killed", subject, again, "a second undisturbed run")
-        remove(again)
-
-    def compare(self, row: str, subject: Subject, out: Path, how: str) -> None:
-        """Count whether a run that has ended left what an undisturbed one leaves."""
-        try:
-            found = subject.outcome(out)
-        except (OSError, ValueError) as error:
-            found = {"outcome": str(error)}
-        wanted = self.whole[subject.name]
-        wrong = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))
-        self.count(row, "other bytes" if wrong else "equal bytes")
-        if wrong:
-            self.failures.append(f"{row}: after {how} these differ: {', '.join(wrong[:5])}")
-
-    def finish(self, row: str, subject: Subject, out: Path, how: str) -> Ended:
-        """Run the same command to its end and compare."""
-        ended = self.go(subject, out)
-        if ended.status:
-            self.count(row, "stuck")
-            last = ended.shown.strip().splitlines()[-1:]
-            self.failures.append(f"{row}: after {how} it ended with {ended.status}: {last}")
-        else:
-            self.compare(row, subject, out, how)
-        return ended
-
-    def moment(self, subject: Subject) -> Moment:
-        """A random time, or a random event; early ones a little more often than they come."""
-        if self.rng.random() < 0.5:
-            return Moment(seconds=self.rng.uniform(0.01, self.seconds[subject.name]))
-        return Moment(event=self.rng.randint(1, self.events[subject.name]))
-
-
 def kill(bench: Bench, subject: Subject, kills: int) -> None:
     """Kill a command again and again; after a few kills it may end."""
     row, done = f"{subject.name}, killed", 0
     out = bench.home / "killed"
     while done < kills:
         remove(out)
-        moments = []
+        moments: list[str] = []
         while len(moments) < AT_ONE_RUN and done < kills:
             moment = bench.moment(subject)
             if bench.go(subject, out, moment).status != -signal.SIGKILL:
@@ -165,7 +97,7 @@ def damage(bench: Bench, path: Path) -> str:
 def damage_checkpoints(bench: Bench, subject: Subject, times: int) -> None:
     """Damage a file of a killed run's newest checkpoint: it is named, and the one before used."""
     row, out = f"{subject.name}, checkpoint damaged", bench.home / "damaged"
-    for _ in range(times):
+    for _ in bench.until(row, "damages", times):
         remove(out)
         bench.go(subject, out, Moment(event=bench.rng.randint(140, bench.events[subject.name])))
         found = sorted((out / "checkpoints").glob("step-*"))
@@ -207,7 +139,7 @@ def damage_store(bench: Bench, subject: Subject, reader: Subject, times: int) ->
 def damage_runs(bench: Bench, subject: Subject, times: int) -> None:
     """Damage the record of a finished run of a grid, or its model: named, or the run made again."""
     row, out = f"{subject.name}, run damaged", bench.home / "tuning"
-    for _ in range(times):
+    for _ in bench.until(row, "damages", times):
         remove(out)
         bench.go(subject, out, Moment(event=bench.rng.randint(150, bench.events[subject.name])))
         done = sorted((out / "runs").glob("*/run.json"))
@@ -221,26 +153,53 @@ def damage_runs(bench: Bench, subject: Subject, times: int) -> None:
         if ended.status == 2 and str(path.parent) in ended.shown:
             bench.count(row, "damage named")
             path.unlink(missing_ok=True)  # as the message says
+        elif ended.status:
+            bench.failures.append(f"{row}: {path.name} {kind}, not named: {ended.shown[-200:]!r}")
         place = path.relative_to(out)
         bench.finish(row, subject, out, f"{place} {kind}")
 
 
+def remove_one(bench: Bench, out: Path) -> None:
+    """Inside a command: remove its newest checkpoint, its journal, or a file of its store."""
+    found = sorted((out / "checkpoints").glob("step-*"))[-1:]
+    found += [out / "journal.jsonl", bench.rng.choice(sorted((bench.home / "store").glob("*.npy")))]
+    path = bench.rng.choice([path for path in found if path.exists()])
+    (bench.home / "gone").write_text(str(path))
+    remove(path)
+    path.unlink(missing_ok=True)
+
+
 def remove_in_use(bench: Bench, subject: Subject, times: int) -> None:
-    """Remove what a running command has open or will need; what follows is whole or named."""
+    """Remove what a running command has open or will need: it goes on, or names it in one line.
+
+    The command goes on after a kill, so it needs its checkpoint, too. What is removed is not asked
+    for in the end, but all else must be equal.
+    """
     row, out = f"{subject.name}, file in use removed", bench.home / "removed"
-    for _ in range(times):
+    store, spare, gone = (bench.home / name for name in ("store", "spare", "gone"))
+    shutil.copytree(store, spare)
+    for _ in bench.until(row, "removals", times):
         remove(out)
         bench.go(subject, out, Moment(event=bench.rng.randint(140, bench.events[subject.name])))
-        for path in sorted((out / "checkpoints").glob("step-*"))[-1:]:
-            remove(path)
-        (out / "journal.jsonl").unlink(missing_ok=True)
+        gone.unlink(missing_ok=True)
+        event = bench.rng.randint(1, 150)
+        ended = bench.go(subject, out, Moment(event=event, action=lambda: remove_one(bench, out)))
+        if not gone.is_file():
+            continue  # it ended before
         bench.count(row, "removals")
-        ended = bench.go(subject, out)
-        if ended.status:
-            bench.failures.append(f"{row}: ended with {ended.status}: {ended.shown[-200:]!r}")
-        model = {k: v for k, v in subject.outcome(out).items() if k != "updates"}
-        whole = {k: v for k, v in bench.whole[subject.name].items() if k != "updates"}
-        bench.count(row, "equal bytes" if model == whole else "other bytes")
+        path = Path(gone.read_text())
+        how = f"{path.name} was removed under it at #{event}"
+        lines = [line for line in ended.shown.splitlines() if line.startswith("error: ")]
+        if not ended.status:
+            bench.count(row, "went on")
+        elif ended.status == 2 and len(lines) == 1 and str(bench.home) in lines[0]:
+            bench.count(row, "said in one line")
+        else:
+            tail = ended.shown[-200:]
+            bench.failures.append(f"{row}: {how}; it ended with {ended.status}: {tail!r}")
+        shutil.copytree(spare, store, dirs_exist_ok=True)
+        lost = "updates" if path.name == "journal.jsonl" else f"checkpoints/{path.name}/"
+        bench.finish(row, subject, out, how, lost)
 
 
 def fill_disk(bench: Bench, subject: Subject, times: int) -> None:

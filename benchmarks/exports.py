@@ -7,17 +7,15 @@ newer exporter writes.
 
 from __future__ import annotations
 
-import logging
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bertkit.export.graph import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic
 from bertkit.model.directory import load_config
 
@@ -53,18 +51,6 @@ def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
             with silence():
                 write_atomic(path, makers[name])
     return files
-
-
-@contextmanager
-def silence() -> Iterator[None]:
-    """No warnings and log lines of the exporters: the outputs are compared with the model's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(logging.NOTSET)
 
 
 class Logits(torch.nn.Module):

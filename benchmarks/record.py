@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("numpy", "torch", "tokenizers", "transformers")
 
 
-def write_result(name: str, rows: dict[str, Any], details: dict[str, Any] | None = None) -> Path:
+def write_result(name: str, rows: Any, details: dict[str, Any] | None = None) -> Path:
     """Write `results/<name>.json`: when, with which versions and on what, then the rows.
 
     Args:

@@ -16,6 +16,7 @@ BENCHMARKS = (
     "tokenization",
     "prepare",
     "stream",
+    "reading",
     "pretraining",
     "finetuning",
     "inference",

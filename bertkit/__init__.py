@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bertkit.examples.packed import Packed, pack
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
+    from bertkit.predict.embedding import load_embedder
     from bertkit.predict.load import load
     from bertkit.tasks.finetune import finetune
     from bertkit.tasks.grid import Grid
@@ -47,6 +48,7 @@ _HOMES = {
     "finetune": "bertkit.tasks.finetune",
     "learn_vocabulary": "bertkit.tokens.learn",
     "load": "bertkit.predict.load",
+    "load_embedder": "bertkit.predict.embedding",
     "pack": "bertkit.examples.packed",
     "prepare": "bertkit.corpus.prepare",
     "pretrain": "bertkit.training.pretrain",
@@ -69,6 +71,7 @@ __all__ = [
     "finetune",
     "learn_vocabulary",
     "load",
+    "load_embedder",
     "pack",
     "prepare",
     "pretrain",

@@ -6,35 +6,56 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, Group
 
 import bertkit
 from bertkit.config import FLAGS, parse, recipe_flags
 from bertkit.errors import BertkitError
 
-VERBS = {
-    "learn": "Learn a WordPiece vocabulary from text.",
-    "clean": "Drop duplicates and poor documents from text.",
-    "prepare": "Turn text into a token store.",
-    "plan": "Say what a pre-training run takes: memory, speed, time, cost.",
-    "pretrain": "Pre-train a BERT from text or a token store.",
-    "launch": "Pre-train in many processes, on one machine or on many.",
-    "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
-    "evaluate": "Score tuned models on a data set, or write its official file.",
-    "submit": "Collect GLUE predictions into the zip file of its server.",
-    "features": "Write a model's hidden states for the texts of a file.",
-    "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",
-    "serve": "Answer over HTTP with one model or several.",
-    "report": "Write a run's report as one HTML page.",
-    "doctor": "Say what is wrong with a pre-training run or a corpus, and what to change.",
-    "explain": "Follow one example through a model, from characters to losses.",
-    "reproduce": "Run the paper's tables and figure at some scale, beside the paper's numbers.",
-    "demo": "Pre-train and tune a small BERT on text that every Python has.",
+STORY = {
+    "Start": {
+        "demo": "Pre-train and tune a small BERT on text that every Python has.",
+    },
+    "Text": {
+        "clean": "Drop duplicates and poor documents from text.",
+        "learn": "Learn a WordPiece vocabulary from text.",
+        "vocab": "Extend or measure a vocabulary.",
+        "prepare": "Turn text into a token store.",
+    },
+    "Pre-training": {
+        "plan": "Say what a pre-training run takes: memory, speed, time, cost.",
+        "pretrain": "Pre-train a BERT from text or a token store.",
+        "launch": "Pre-train in many processes, on one machine or on many.",
+        "report": "Write a run's report as one HTML page.",
+        "doctor": "Say what is wrong with a pre-training run or a corpus, and what to change.",
+    },
+    "Tasks": {
+        "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
+        "evaluate": "Score tuned models on a data set, or write its official file.",
+        "submit": "Collect GLUE predictions into the zip file of its server.",
+        "features": "Write a model's hidden states for the texts of a file.",
+    },
+    "Use": {
+        "predict": "Use a trained model.",
+        "serve": "Answer over HTTP with one model or several.",
+        "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",
+        "explain": "Follow one example through a model, from characters to losses.",
+    },
+    "The paper": {
+        "reproduce": "Run the paper's tables and figure at some scale, beside the paper's numbers.",
+    },
 }
+VERBS = {verb: text for verbs in STORY.values() for verb, text in verbs.items()}
+GROUPS = ("predict", "vocab")
+"""Verbs with verbs of their own."""
 
 
-def application() -> App:
-    """The cyclopts app with every verb registered by name."""
+def application(asked: str | None = None) -> App:
+    """The cyclopts app with every verb registered by name.
+
+    Args:
+        asked: the verb of the command line: its own help is its whole docstring.
+    """
     app = App(
         name="bertkit",
         help="BERT from raw text to answers.",
@@ -44,19 +65,25 @@ def application() -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for verb, text in VERBS.items():
-        app.command(f"bertkit.verbs.{verb}:{verb}", name=verb, help=text)
-    app.command("bertkit.verbs.predict:application", name="predict", help="Use a trained model.")
-    app.command(
-        "bertkit.verbs.vocab:application", name="vocab", help="Extend or measure a vocabulary."
+    for number, (title, verbs) in enumerate(STORY.items()):
+        group = Group(title, sort_key=number)
+        for place, (verb, text) in enumerate(verbs.items()):
+            target = "application" if verb in GROUPS else verb
+            shown = None if verb == asked else text
+            app.command(
+                f"bertkit.verbs.{verb}:{target}", name=verb, sort_key=place, group=group, help=shown
+            )
+    app.register_install_completion_command(
+        help="Let the Tab key complete verbs and flags in this shell."
     )
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: 0 if it did its work, 2 on a user's error, 128 + n after signal n."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        status = parse(application(), arguments)
+        status = parse(application(next(iter(words), None)), words)
     except BertkitError as error:
         rank = os.environ.get("RANK", "0")
         who = "error" if rank == "0" else f"error of rank {rank}"

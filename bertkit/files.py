@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from bertkit.errors import BertkitError, HeldError
 
@@ -18,6 +21,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 BLOCK_BYTES = 1 << 20
+LEFTOVER_SECONDS = 24 * 3600.0
+"""What nobody has written to for so long is of a killed process, on this machine or another."""
+WAIT_SECONDS = 60.0
+"""How long to wait for another process that holds a folder for a moment; see `only_process`."""
 
 
 def sha256_file(path: Path) -> str:
@@ -87,7 +94,7 @@ def new_file(path: Path) -> Iterator[Path]:
 
     After an error the old `path` stands. Disk errors here, not in the block, are `BertkitError`s.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary = temporary_name(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -100,6 +107,41 @@ def new_file(path: Path) -> Iterator[Path]:
     finally:
         with disk_errors(path):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside `path` that nobody else has: containers may share a folder and their pids."""
+    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Clean up what killed writers of `path` have left under temporary names.
+
+    Whether a process on another machine lives cannot be asked, so a leftover goes when its last
+    change is LEFTOVER_SECONDS ago. A folder that was put aside, with none in its place since, is
+    what a kill between the two renames of `new_folder` leaves: it comes back.
+    """
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+        if leftover.name.endswith("-old"):
+            if path.exists():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                with suppress(OSError):  # its own process may bring it back, or go on, just now
+                    leftover.replace(path)
+        elif time.time() - last_change(leftover) > LEFTOVER_SECONDS:
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
+
+
+def last_change(path: Path) -> float:
+    """When a file, or anything in a folder, was last written, in seconds since 1970."""
+    times = [0.0]
+    for entry in (path, *path.rglob("*")):
+        with suppress(OSError):  # gone meanwhile
+            times.append(entry.stat().st_mtime)
+    return max(times)
 
 
 def sync_folder(folder: Path) -> None:
@@ -178,16 +220,13 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder under a temporary name and rename it to `path` when the block ends well.
 
     An existing `path` is replaced only after the new one is complete. After an error the temporary
-    folder is removed and the old one, if any, stands.
+    folder is removed and the old one, if any, stands. Of several processes that fill the same
+    folder at once, each writes its own temporary one, and the last to end wins.
     """
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-old")
+    temporary = temporary_name(path)
+    aside = temporary.with_name(f"{temporary.name}-old")
     with disk_errors(path):
-        for leftover in path.parent.glob(f".{path.name}.tmp-*"):  # of a killed process
-            if leftover.name.endswith("-old") and not path.exists():
-                leftover.replace(path)  # killed between the two renames below
-            else:
-                shutil.rmtree(leftover, ignore_errors=True)
+        remove_leftovers(path)
         temporary.mkdir(parents=True)
         try:
             yield temporary
@@ -208,25 +247,47 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def only_process(folder: Path) -> Iterator[None]:
+def only_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold a folder against a second process for the length of a block; freed even by a kill.
 
+    Args:
+        folder: it is made where it is missing.
+        wait: seconds to wait for another process that holds it.
+
     Raises:
-        HeldError: another process holds it.
-        BertkitError: the folder cannot be written.
+        HeldError: another process holds it, and did so for all of `wait`.
+        BertkitError: the folder cannot be written, or its file system has no locks.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
+    give_up = time.monotonic() + wait
     with file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows: no lock
-            pass
-        except OSError:
-            raise HeldError(
-                f"another process is working in {folder}; wait for it or choose another folder"
-            ) from None
+        while not try_lock(file, folder):
+            if time.monotonic() >= give_up:
+                raise HeldError(
+                    f"another process is working in {folder}; wait for it or choose another folder"
+                )
+            time.sleep(0.1)
         yield
+
+
+def try_lock(file: IO[str], folder: Path) -> bool:
+    """Lock an open file of a folder unless another process has; True on Windows, without a lock.
+
+    Raises:
+        BertkitError: the file system has no locks.
+    """
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        return True
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # the latter on some NFS
+            return False
+        raise BertkitError(
+            f"cannot lock {folder} ({error.strerror}); choose a folder whose file system has flock"
+        ) from None
+    return True

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import errno
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bertkit.errors import BertkitError, nearest
+from bertkit import files
+from bertkit.errors import BertkitError, HeldError, nearest
 from bertkit.files import (
+    LEFTOVER_SECONDS,
     check_file_size,
+    new_file,
     new_folder,
     new_text,
     only_process,
     read_json,
+    remove_leftovers,
     write_array,
     write_json,
     write_text,
@@ -48,13 +54,53 @@ def test_interrupted_folder_leaves_the_old_one(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    leftover = tmp_path / ".model.tmp-12345"
+def age(path: Path, seconds: float) -> None:
+    """Let a file, or a folder and all in it, be last written some seconds ago."""
+    for entry in (*path.rglob("*"), path):
+        os.utime(entry, (time.time() - seconds,) * 2)
+
+
+def test_leftovers_of_a_killed_process_are_removed_when_they_are_old(tmp_path: Path) -> None:
+    leftover, file = tmp_path / ".mo[d]el.tmp-12345", tmp_path / ".mo[d]el.tmp-1-aaaa"
     leftover.mkdir()
     (leftover / "half").write_text("x")
-    with new_folder(tmp_path / "model"):
+    file.write_text("half")
+    for path in (leftover, file):
+        age(path, LEFTOVER_SECONDS + 60)
+    os.utime(leftover / "half")  # its folder is old; what is written in it now is not
+    with new_folder(tmp_path / "mo[d]el"):
         pass
-    assert not leftover.exists()
+    assert leftover.exists(), "another machine may be writing it"
+    assert not file.exists()
+    age(leftover, LEFTOVER_SECONDS + 60)
+    remove_leftovers(tmp_path / "mo[d]el")
+    assert [path.name for path in tmp_path.iterdir()] == ["mo[d]el"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_writers_of_one_name_with_one_pid_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Containers have pids of their own, so two may have the same, on a folder that they share."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    target = tmp_path / "model"
+    if kind == "file":
+        with new_file(target) as one:
+            one.write_text("one")
+            with new_file(target) as two:
+                two.write_text("two")
+            assert target.read_text() == "two"
+            assert one.read_text() == "one"
+        assert target.read_text() == "one"
+    else:
+        with new_folder(target) as one:
+            (one / "a").write_text("one")
+            with new_folder(target) as two:
+                (two / "b").write_text("two")
+            assert [path.name for path in target.iterdir()] == ["b"]
+            assert (one / "a").read_text() == "one"
+        assert [path.name for path in target.iterdir()] == ["a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("path", ["file/below.txt", "/proc/nowhere/x.txt"])
@@ -89,6 +135,38 @@ def test_lock_is_freed(tmp_path: Path) -> None:
         pass
     with only_process(tmp_path):
         pass
+
+
+def test_a_held_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = only_process(tmp_path)
+    held.__enter__()
+    with pytest.raises(HeldError, match="another process"), only_process(tmp_path, wait=0.15):
+        pass
+    waits: list[float] = []
+
+    def end(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            held.__exit__(None, None, None)
+
+    monkeypatch.setattr(files.time, "sleep", end)
+    with only_process(tmp_path, wait=600):
+        assert len(waits) == 3
+
+
+def test_a_file_system_without_locks_is_no_other_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    expected = pytest.raises(BertkitError, match=r"cannot lock .*\(No locks available\)")
+    with expected as caught, only_process(tmp_path, wait=600):
+        pass
+    assert not isinstance(caught.value, HeldError)
 
 
 def test_nearest() -> None:
@@ -136,9 +214,10 @@ def test_text_of_a_block_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-def test_text_on_a_full_disk(tmp_path: Path) -> None:
+def test_text_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
-    (tmp_path / f".a.txt.tmp-{os.getpid()}").symlink_to("/dev/full")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "0" * 2 * size)
+    (tmp_path / f".a.txt.tmp-{os.getpid()}-00000000").symlink_to("/dev/full")
     full = pytest.raises(BertkitError, match=r"cannot write .*a\.txt: the disk is full")
     with full, new_text(path) as write:
         write(["x" * 10**6])

@@ -15,7 +15,7 @@ PACKAGE = Path(bertkit.__file__).parent
 
 STORY = [
     ("errors",),
-    ("files", "shapes", "config"),
+    ("files", "processes", "shapes", "config"),
     ("text",),
     ("tokens",),
     ("corpus",),
@@ -25,8 +25,10 @@ STORY = [
     ("training",),
     ("tasks",),
     ("predict",),
+    ("export",),
     ("page", "plots", "plots_tuning", "tuned", "report_answers", "report_tuning", "report"),
     ("doctor", "explain", "reproduce"),
+    ("serve",),
     ("demo",),
     ("verbs",),
     ("cli",),
@@ -100,7 +102,7 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
 
 
 def test_training_closure_stays_small() -> None:
-    """Design section 2: `pretrain` imports at most 31 of our files and 5,300 lines of text."""
+    """Design section 2: `pretrain` imports at most 35 of our files and 6,300 lines of text."""
     code = (
         "import sys, bertkit.training.pretrain\n"
         "print(*[m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'bertkit'])"
@@ -109,6 +111,6 @@ def test_training_closure_stays_small() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     modules = [Path(file) for file in files if not file.endswith("__init__.py")]
-    assert len(modules) <= 31, [path.name for path in modules]
+    assert len(modules) <= 35, [path.name for path in modules]
     lines = [line for path in modules for line in path.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 5300, len(lines)
+    assert len(lines) <= 6300, len(lines)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import tables
 from bertkit import ModelConfig, PretrainingModel, Tokenizer
-from bertkit.cli import VERBS, application
+from bertkit.cli import GROUPS, VERBS, application
 from bertkit.config import shipped_recipes
 from bertkit.model.directory import save_model
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
@@ -34,15 +34,11 @@ def tree_files() -> list[str]:
     return found
 
 
-GROUPS = ("predict", "vocab")
-"""Verbs with verbs of their own."""
-
-
 def bertkit_commands() -> list[list[str]]:
     found = []
     for path in DOCUMENTS:
         for words in commands(path.read_text()):
-            if words[0] == "bertkit":
+            if words[0] == "bertkit" and not words[1].startswith("--"):
                 found.append([PLACEHOLDERS.get(word, word) for word in words[1:]])
     return found
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 
 import pytest
 import yaml
 
 from bertkit.cli import application
+from bertkit.verbs.launch import divide
 from tests.markdown import ROOT, blocks, commands
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
@@ -16,7 +18,7 @@ PAGE = (ROOT / "docs" / "scaling.md").read_text()
 def pretrainings() -> list[list[str]]:
     """The part of each `bertkit launch` that its processes run."""
     found = [words for words in commands(PAGE) if words[:2] == ["bertkit", "launch"]]
-    return [words[words.index("pretrain") :] for words in found]
+    return [divide(words[2:]).words for words in found]
 
 
 def test_the_page_launches_on_one_machine_and_on_several() -> None:
@@ -34,10 +36,9 @@ def test_the_slurm_script_is_well_formed() -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     options = [line.split()[1] for line in script.splitlines() if line.startswith("#SBATCH")]
     assert all(option.startswith("--") for option in options)
-    after = script.replace("\\\n", " ").split("pretrain base", 1)[1]
-    application().parse_args(
-        ["pretrain", "base", *after.split()], exit_on_error=False, print_error=False
-    )
+    launched = script.replace("\\\n", " ").split("bertkit launch", 1)[1]
+    words = divide(shlex.split(launched)).words
+    application().parse_args(words, exit_on_error=False, print_error=False)
 
 
 def test_the_kubernetes_job_is_well_formed() -> None:
@@ -47,7 +48,7 @@ def test_the_kubernetes_job_is_well_formed() -> None:
     [container] = job["spec"]["template"]["spec"]["containers"]
     words = container["args"]
     assert words[0] == "launch"
-    pretraining = words[words.index("pretrain") :]
+    pretraining = divide(words[1:]).words
     application().parse_args(pretraining, exit_on_error=False, print_error=False)
     endpoint = next(word for word in words if word.startswith("--rdzv-endpoint="))
     host = endpoint.removeprefix("--rdzv-endpoint=").split(":")[0]

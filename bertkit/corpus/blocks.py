@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,9 +29,6 @@ LONGEST_SENTENCE = 512
 """Tokens; a longer sentence is cut in pieces, counted, and no token is lost."""
 LONGEST_STRING = 50_000
 """Characters given to the tokenizer at once, which bounds its memory."""
-
-
-Result = TypeVar("Result")
 
 
 class Block(NamedTuple):

@@ -206,6 +206,12 @@ def check_options(options: CleanOptions, processes: int) -> None:
         raise BertkitError("min_words and max_words must be 0 or more")
     if options.min_words > options.max_words > 0:
         raise BertkitError(f"min_words {options.min_words} is above max_words {options.max_words}")
+    least, most = options.min_word_length, options.max_word_length
+    if not 0 <= least <= most:
+        raise BertkitError(
+            f"min_word_length {least:g} and max_word_length {most:g} leave no mean length between "
+            "them; give 0 <= min_word_length <= max_word_length"
+        )
 
 
 def clean(

@@ -24,11 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.corpus.job import Job, MakeParts, Merge, merge, only_process_soon, unmark_damaged
+from bertkit.corpus.job import Job, MakeParts, Merge, merge, unmark_damaged
 from bertkit.corpus.parts import finished_part, plan_parts
 from bertkit.corpus.prepare import PrepareOptions, check_inputs, claim_folder
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, HeldError
+from bertkit.files import WAIT_SECONDS, only_process
 from bertkit.processes import begin_worker
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -83,11 +84,10 @@ def prepare_on_cluster(
     Raises:
         BertkitError: as `prepare` does; datatrove or Ray are absent; a task failed.
     """
-    if cluster.executor == "slurm" and not cluster.partition:
-        raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
+    check_cluster(cluster)
     quiet()
     sources = check_inputs(paths, folder, options)
-    with only_process_soon(folder):
+    with only_process(folder, WAIT_SECONDS):  # machines may begin at the same moment
         claim_folder(folder, tokenizer, options, sources)
         tokenizer.save(folder / "tokenizer")
     parts = len(plan_parts(sources, options.shard_bytes))
@@ -104,12 +104,25 @@ def prepare_on_cluster(
     if missing:
         return (
             f"{parts - missing} of {parts} parts are whole; the command that finishes the last "
-            "one writes the manifest"
+            "one writes the manifest; if none is running, run this one again"
         )
     try:
         return merge(job)
     except HeldError:
         return "every part is whole; another process writes the manifest"
+
+
+def check_cluster(cluster: ClusterOptions) -> None:
+    """Refuse what no executor can do, before anything is written.
+
+    Raises:
+        BertkitError: no partition for Slurm, or a number below its least.
+    """
+    if cluster.executor == "slurm" and not cluster.partition:
+        raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
+    for name, least in (("tasks", 0), ("memory_gigabytes", 1)):
+        if (value := getattr(cluster, name)) < least:
+            raise BertkitError(f"--{name.replace('_', '-')} must be {least} or more, got {value}")
 
 
 def _run_here(

@@ -14,7 +14,7 @@ from typing import Any
 import zstandard
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, new_file, new_folder
+from bertkit.files import disk_errors, new_file, new_folder, remove_leftovers
 from bertkit.text.sources import is_remote
 
 PART_BYTES = 64_000_000
@@ -36,12 +36,20 @@ def new_documents(out: Path) -> Iterator[Callable[[str], int]]:
             dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
 
     Raises:
-        BertkitError: another name, a remote one, a folder with something in it, a full disk.
+        BertkitError: another name, a remote one, a file or a folder with something in it that is
+            there already, a full disk.
     """
     if is_remote(out):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
+    if not out.name:
+        raise BertkitError(f"--out {out} has no name of its own; give the name of a new folder")
     names = out.suffixes[-2:] if out.suffix in COMPRESSORS else [out.suffix]
+    with disk_errors(out):
+        is_free = not (out.is_symlink() or out.exists())
     if names[0] == ".jsonl":
+        if not is_free:  # it may be the very text that is read
+            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
+        remove_leftovers(out)
         with new_file(out) as temporary, JsonLines(temporary, out) as lines:
             yield lines.write
     elif "." in out.name:
@@ -50,7 +58,7 @@ def new_documents(out: Path) -> Iterator[Callable[[str], int]]:
             "files, a name without a dot"
         )
     else:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not is_free and (not out.is_dir() or any(out.iterdir())):
             raise BertkitError(f"{out} is there already; choose another --out, or remove it")
         with new_folder(out) as folder, Parts(folder, out) as parts:
             yield parts.write

@@ -7,9 +7,6 @@ and how often, leaves the same files, so any engine may run them (`cluster.py` h
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +15,10 @@ from bertkit.corpus.blocks import BlockPool
 from bertkit.corpus.parts import Part, finished_part, forget_part, plan_parts, prepare_part
 from bertkit.corpus.prepare import PrepareOptions, finish_store
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, HeldError
-from bertkit.files import only_process
+from bertkit.errors import BertkitError
+from bertkit.files import WAIT_SECONDS, only_process
 from bertkit.text.sources import Source
 from bertkit.tokens.tokenizer import Tokenizer
-
-WAIT_SECONDS = 60.0
-"""How long a machine waits for another one that begins or ends the store at the same moment."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +94,7 @@ def merge(job: Job) -> TokenStore:
         BertkitError: parts are missing or damaged; the same command makes them again.
     """
     results, missing = [], []
-    with only_process_soon(job.folder):
+    with only_process(job.folder, WAIT_SECONDS):  # machines may end at the same moment
         for part in job.parts:
             result = finished_part(part, job.folder)
             if result is None:
@@ -125,23 +119,3 @@ def unmark_damaged(job: Job) -> None:
             for part in job.parts_of(int(mark.name))
         ):
             mark.unlink(missing_ok=True)
-
-
-@contextmanager
-def only_process_soon(folder: Path) -> Iterator[None]:
-    """`only_process`, but wait for others that hold the folder for a moment.
-
-    Raises:
-        HeldError: they hold it for longer than WAIT_SECONDS.
-    """
-    give_up = time.monotonic() + WAIT_SECONDS
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(only_process(folder))
-                break
-            except HeldError:
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(0.1)
-        yield

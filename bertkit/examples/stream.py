@@ -32,6 +32,7 @@ from bertkit.examples.generator import MASKS, SHARD_ORDER, generator
 from bertkit.examples.masking import MaskingOptions, draw_masks
 from bertkit.examples.packed import Packed, from_arrays
 from bertkit.examples.pairs import PairOptions, example_lengths, plan_window
+from bertkit.processes import begin_worker
 from bertkit.shapes import SequenceLabels, TargetIndices
 
 WORDS = ("masked", "left_to_right", "right_to_left", "replaced")
@@ -142,12 +143,13 @@ class ExampleTable:
 
     def shards_of(self, epoch: int, window: int) -> list[int]:
         """The shards of one window: its share of the epoch's random order."""
-        if self._order is None or self._order[0] != epoch:
+        known = self._order  # another thread may plan the next epoch
+        if known is None or known[0] != epoch:
             rng = generator(self.seed, SHARD_ORDER, epoch=epoch, window=self.first_window)
-            self._order = (epoch, rng.permutation(len(self.store.shards)))
+            known = self._order = (epoch, rng.permutation(len(self.store.shards)))
         size, larger = divmod(len(self.store.shards), self.windows)  # the first have one more
         start = window * size + min(window, larger)
-        return self._order[1][start : start + size + (window < larger)].tolist()
+        return known[1][start : start + size + (window < larger)].tolist()
 
     def _plan(self, name: tuple[int, int]) -> np.ndarray:
         epoch, window = name
@@ -409,10 +411,21 @@ def stream_steps(
         batch_size=None,
         num_workers=workers,
         multiprocessing_context="spawn",
+        worker_init_fn=begin_loader,
         prefetch_factor=4,
     )
     with ignored_interrupts():
         return iter(loader)
+
+
+def begin_loader(number: int) -> None:
+    """Begin a loader process: signals to all processes of a run are for the trainer, which ends it.
+
+    Args:
+        number: of the process, as DataLoader gives it.
+    """
+    begin_worker()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager

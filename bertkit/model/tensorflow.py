@@ -105,18 +105,29 @@ def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:
     Raises:
         BertkitError: the files cannot be written, or the network is none that Google's code has.
     """
-    fields = dataclasses.asdict(model.config)
-    plain = ModelConfig(vocab_size=1)
-    for name in OWN_FIELDS:
-        if fields.pop(name) != getattr(plain, name):
-            raise BertkitError(f"Google's checkpoints know no {name}; write a model directory")
+    write_google_config(model.config, prefix.parent)
     variables = {}
     for name, tensor in foreign_tensors(model, "bert").items():
         variable = google_name(name)
         array = tensor.numpy()
         variables[variable] = array.T if variable.endswith("/kernel") else array
-    write_json(prefix.parent / "bert_config.json", {**fields, "hidden_act": "gelu"})
     write_checkpoint(prefix, variables)
+
+
+def write_google_config(config: ModelConfig, folder: Path) -> None:
+    """Write `bert_config.json`; it knows one "gelu", whichever the model has.
+
+    Raises:
+        BertkitError: the network is none that Google's code has.
+    """
+    fields, plain = dataclasses.asdict(config), ModelConfig(vocab_size=1)
+    unlike = [name for name in OWN_FIELDS if fields.pop(name) != getattr(plain, name)]
+    if unlike:
+        raise BertkitError(
+            f"Google's code knows no {' and no '.join(unlike)}; write a model directory, or export "
+            "with --to onnx"
+        )
+    write_json(folder / "bert_config.json", {**fields, "hidden_act": "gelu"})
 
 
 def find_prefix(path: Path) -> Path:

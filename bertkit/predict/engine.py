@@ -93,13 +93,22 @@ def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
 
     A batch for each thread is faster than all threads on one batch: they need not wait for each
     other after every operation.
+
+    Args:
+        workers: with how many threads the caller computes, too, afterwards. It must be told: where
+            another thread has such workers at that time, torch says 1.
     """
-    threads = torch.get_num_threads()
     try:
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(workers, initializer=compute_with, initargs=(1,)) as pool:
             yield pool
     finally:
-        torch.set_num_threads(threads)  # what a worker sets is what new threads begin with
+        compute_with(workers)  # what a worker sets is what new threads begin with
+
+
+def compute_with(threads: int) -> None:
+    """Let torch compute with so many threads what is called in this one."""
+    torch.get_num_threads()  # a thread's first call takes over what any other one has set last
+    torch.set_num_threads(threads)
 
 
 def check_change(

@@ -82,20 +82,14 @@ class Predictor:
             )
         if not 1 <= top <= self.tokenizer.size:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
-        parts = [self.tokenizer.encode(part).ids for part in text.split(MASK)]
-        ids = parts[0]
-        masks = []
-        for part in parts[1:]:
-            masks.append(len(ids))
-            ids = [*ids, self.tokenizer.mask_id, *part]
-        if not masks:
+        windows = self.mask_windows(text)
+        if not windows:
             raise BertkitError(
                 f"there is no {MASK} in the text {text[:60]!r}; put one where to guess"
             )
-        windows = [window_around(ids, mask, self.longest - 2) for mask in masks]
-        batch = self._pack([self._surround(window) for window, _ in windows])
+        batch = self._pack([window for window, _ in windows])
         starts = batch.cu_seqlens[:-1].long()
-        inside = torch.tensor([place + 1 for _, place in windows], device=self.device)
+        inside = torch.tensor([place for _, place in windows], device=self.device)
         logits = self.model(batch, starts + inside).mlm_logits[:, : self.tokenizer.size]
         best = logits.float().softmax(-1).topk(top)
         vocabulary = self.tokenizer.vocabulary
@@ -120,17 +114,30 @@ class Predictor:
         first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
         if not first or not second:
             raise BertkitError("next-sentence needs two texts, and one of them has no token")
-        room = self.longest - 3
-        if len(first) + len(second) > room:
-            second_size = min(len(second), max(room // 2, room - len(first)))
-            first, second = first[-(room - second_size) :], second[:second_size]
-        cls, sep = self.tokenizer.cls_id, self.tokenizer.sep_id
-        ids = [cls, *first, sep, *second, sep]
-        segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        ids, segments = self.joint(first, second)
         batch = self._pack([ids], [segments])
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
         logits = self.model(batch, none).nsp_logits
         return float(logits.float().softmax(-1)[0, 0])
+
+    def mask_windows(self, text: str) -> list[tuple[list[int], int]]:
+        """For each `[MASK]` of a text: ids around it, with [CLS] and [SEP], and its place there."""
+        first, *rest = self.tokenizer.encode_batch(text.split(MASK))
+        ids, masks = list(first), []
+        for part in rest:
+            masks.append(len(ids))
+            ids += [self.tokenizer.mask_id, *part]
+        found = [window_around(ids, mask, self.longest - 2) for mask in masks]
+        return [(self._surround(window), place + 1) for window, place in found]
+
+    def joint(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Ids and segments of a pair; of a long one the tokens on both sides of the joint."""
+        room = self.longest - 3
+        if len(first) + len(second) > room:
+            size = min(len(second), max(room // 2, room - len(first)))
+            first, second = first[-(room - size) :], second[:size]
+        ids = [*self._surround(first), *second, self.tokenizer.sep_id]
+        return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
     @torch.inference_mode()
     def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:

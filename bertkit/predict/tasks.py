@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -25,7 +26,7 @@ from bertkit.tasks.classify import Label, LabelSet
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
-from bertkit.tasks.tag import Tag
+from bertkit.tasks.tag import Tag, Tags
 from bertkit.tasks.task import Items, mean_outputs
 from bertkit.training.devices import choose_device
 
@@ -223,26 +224,29 @@ class TagPredictor(TaskPredictor):
 
         Offsets are of the text; of given words, of the words joined by spaces.
         """
-        if isinstance(text, str):
-            spans = [match.span() for match in WORD.finditer(text)]
-            words = tuple(text[start:end] for start, end in spans)
-        else:
-            words, spans, at = tuple(text), [], 0
-            for word in words:
-                spans.append((at, at + len(word)))
-                at += len(word) + 1
-            text = " ".join(words)
-        if not words:
+        text, spans = words_of(text)
+        if not spans:
             return Tagging((), ())
+        words = tuple(text[start:end] for start, end in spans)
         found = self.many([WordsInput("0", words, None, 0, "text")])[0]
-        tagged = zip(words, found.tags, found.probabilities, spans, strict=True)
-        entities = [
-            Entity(kind, spans[a][0], spans[b - 1][1], text[spans[a][0] : spans[b - 1][1]])
-            for kind, a, b in found.entities
-        ]
-        return Tagging(
-            tuple(WordTag(word, tag, p, *span) for word, tag, p, span in tagged), tuple(entities)
-        )
+        return tagging(found, text, spans)
+
+
+def words_of(given: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """A text and where its words stand: those of running text, or given ones joined by spaces."""
+    if isinstance(given, str):
+        return given, [match.span() for match in WORD.finditer(given)]
+    ends = list(accumulate(len(word) + 1 for word in given))
+    spans = [(end - len(word) - 1, end - 1) for word, end in zip(given, ends, strict=True)]
+    return " ".join(given), spans
+
+
+def tagging(found: Tags, text: str, spans: Sequence[tuple[int, int]]) -> Tagging:
+    """Tags and entities with their places, see `words_of`."""
+    rows = zip(found.tags, found.probabilities, spans, strict=True)
+    words = tuple(WordTag(text[a:b], tag, chance, a, b) for tag, chance, (a, b) in rows)
+    places = [(kind, spans[a][0], spans[b - 1][1]) for kind, a, b in found.entities]
+    return Tagging(words, tuple(Entity(kind, a, b, text[a:b]) for kind, a, b in places))
 
 
 class AnswerPredictor(TaskPredictor):

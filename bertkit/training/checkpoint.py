@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
-from bertkit.model.weights import write_tensors
+from bertkit.model.weights import read_tensors, write_tensors
 from bertkit.training.optimizer import (
     PAST_BIAS_CORRECTION,
     OriginalAdam,
@@ -87,7 +86,7 @@ def save_checkpoint(
 
 
 def save_shards(
-    folder: Path, step: int, shards: Path, progress: dict[str, Any], keep: int = 2
+    folder: Path, step: int, shards: Path, progress: dict[str, Any], *, count: int, keep: int = 2
 ) -> Path:
     """Make a checkpoint of files that several processes have written; see `save_checkpoint`.
 
@@ -96,11 +95,21 @@ def save_shards(
         step: updates made so far.
         shards: a folder on the same disk, with `shard-*.safetensors` of every process; it goes.
         progress: anything JSON can hold.
+        count: how many processes have written.
         keep: how many checkpoints stay.
+
+    Raises:
+        BertkitError: the file of some process is not there; nothing is removed then.
     """
+    found = sorted(shards.glob("shard-*.safetensors"))
+    if len(found) != count:
+        raise BertkitError(
+            f"{shards} has the parts of {len(found)} of {count} processes; --out must be a folder "
+            "that all hosts share"
+        )
     path = folder / f"step-{step:08d}"
     with new_folder(path) as temporary:
-        for file in sorted(shards.glob("shard-*.safetensors")):
+        for file in found:
             file.replace(temporary / file.name)
         seal(temporary, step, progress)
     prune(folder, step, keep)
@@ -176,28 +185,49 @@ def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint
         verify: compare checksums; one of several processes is enough.
 
     Raises:
-        BertkitError: a file is missing, torn or changed; the message names it.
+        BertkitError: a file is missing, torn or changed, or is no such file; the message names it.
+    """
+    files, progress = read_progress(path, step)
+    tensors = {}
+    sharded = any(name.startswith("shard-") for name in files)
+    for name, expected in files.items():
+        if verify:
+            verify_file(path / name, expected)
+        if not sharded:
+            tensors[Path(name).stem] = read_tensors(path / name)
+    return Checkpoint(path, step, tensors, progress, sharded)
+
+
+def read_progress(path: Path, step: int) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The records of a checkpoint's files, and its progress; a checksum alone proves no form.
+
+    Raises:
+        BertkitError: see `load_checkpoint`.
     """
     content = read_json(path / PROGRESS)
     if not isinstance(content, dict):
         raise BertkitError(f"{PROGRESS} is damaged (it is not an object)")
-    if content.pop("sha256", None) != digest(content) or content.get("step") != step:
+    try:
+        found = digest({key: value for key, value in content.items() if key != "sha256"})
+    except RecursionError:
+        raise BertkitError(f"{PROGRESS} is damaged (it is too deep)") from None
+    if content.get("sha256") != found or content.get("step") != step:
         raise BertkitError(f"{PROGRESS} is damaged (its checksum or its step is wrong)")
-    if content["format"] != FORMAT_VERSION:
+    if (version := content.get("format")) != FORMAT_VERSION:
         raise BertkitError(
-            f"it has format {content['format']} and this bertkit reads {FORMAT_VERSION}; "
+            f"{PROGRESS} has format {version!r:.60} and this bertkit reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
-    tensors = {}
-    sharded = any(name.startswith("shard-") for name in content["files"])
-    for name, expected in content["files"].items():
-        if Path(name).name != name or name == "..":
+    for name in ("files", "progress"):
+        if not isinstance(content.get(name), dict):
+            raise BertkitError(f"{PROGRESS} is damaged ({name} is no object)")
+    files: dict[str, Any] = content["files"]
+    for name, expected in files.items():
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
             raise BertkitError(f"{PROGRESS} names {name!r:.60}, which is no file beside it")
-        if verify:
-            verify_file(path / name, expected)
-        if not sharded:
-            tensors[Path(name).stem] = load_file(path / name)
-    return Checkpoint(path, step, tensors, content["progress"], sharded)
+        if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
+            raise BertkitError(f"{PROGRESS} is damaged (size and checksum of {name} are missing)")
+    return files, content["progress"]
 
 
 def verify_file(path: Path, expected: dict[str, Any]) -> None:
@@ -205,7 +235,8 @@ def verify_file(path: Path, expected: dict[str, Any]) -> None:
     try:
         size = path.stat().st_size
         if size != expected["bytes"]:
-            raise BertkitError(f"{path.name} has {size} bytes instead of {expected['bytes']}")
+            wanted = repr(expected["bytes"])
+            raise BertkitError(f"{path.name} has {size} bytes instead of {wanted:.60}")
         if sha256_file(path) != expected["sha256"]:
             raise BertkitError(f"{path.name} is damaged (its checksum is wrong)")
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -28,6 +29,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors
 from bertkit.model.encoder import Layer
 
 
@@ -84,12 +87,19 @@ def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
         yield
 
 
-def whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors gathered from all ranks, which all have to call this."""
-    return {
-        name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        for name, tensor in tensors.items()
-    }
+def whole(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+    """Tensors gathered from all ranks, one after the other, on the CPU; all have to call this.
+
+    Args:
+        tensors: parts, or what is the same everywhere.
+        keep: whether this rank wants them; {} otherwise.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            found[name] = full.cpu()
+    return found
 
 
 def part_of(whole_tensor: Tensor, own: Tensor) -> Tensor:
@@ -125,4 +135,28 @@ def load_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
         tensors: written in place; on several ranks all have to call this.
     """
     alone = not distributed.is_initialized()
-    load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    try:
+        load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=alone)
+    except (CheckpointException, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise BertkitError(
+            f"{folder} does not fit this run ({reason}); resume with the recipe that it was made "
+            "with, or remove it to go on from the one before"
+        ) from error
+
+
+def wait_for_shards(written: Any, folder: Path) -> None:
+    """Wait for what `begin_sharded_save` has begun.
+
+    Raises:
+        BertkitError: the disk of some process is full or not writable.
+    """
+    try:
+        written.result()
+    except CheckpointException as error:
+        failures = [failure for failure, _ in error.failures.values()]
+        of_the_disk = [failure for failure in failures if isinstance(failure, OSError)]
+        if of_the_disk:
+            with disk_errors(folder):
+                raise of_the_disk[0] from error
+        raise BertkitError(f"cannot write {folder}: {failures[0]}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -18,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.examples.stream import START, AnyPlace, BatchBuilder, Examples, stream_steps
-from bertkit.files import only_process, read_json
+from bertkit.files import only_process, read_json, write_text
 from bertkit.model.directory import save_generator, save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
@@ -162,10 +163,21 @@ class PretrainingRun:
             "the corpus": self.store.content_hash,
             "the tokenizer": self.store.tokenizer_hash,
             "the weights to start from": start,
-            "the run directory": str(self.folder.resolve()),
+            "the run directory, which all hosts have to share": self._token(),
+            "the kind of device": self.device.type,
             "--strategy": strategy,
             "--models-at": str(sorted(self.models_at)),
         }
+
+    def _token(self) -> str:
+        """What the first rank has just written into the run directory, as this rank sees it."""
+        path, token = self.folder / ".ranks", secrets.token_hex(8)
+        self.ranks.together(lambda: write_text(path, token))
+        for _ in range(10):
+            if path.is_file():
+                return path.read_text()
+            time.sleep(0.5)  # shared folders may be late
+        return "none"
 
     def _claim(self, start: str) -> Callable[[], list[str]]:
         recipe = as_json(self.recipe)
@@ -176,6 +188,9 @@ class PretrainingRun:
         if checkpoint is None:
             return 0, START
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
+        before = checkpoint.progress.get("micro_batches", self.micro_batches)
+        if before != self.micro_batches:
+            self.changes.append(f"micro-batches of an update {before} -> {self.micro_batches}")
         return checkpoint.step, tuple(checkpoint.progress["place"])
 
     def _spread(self) -> nn.Module:
@@ -187,41 +202,38 @@ class PretrainingRun:
         return replicated(self.model, self.device)
 
     def run(self) -> int | None:
-        """Train to the end of the recipe, or until a signal.
+        """Train to the end of the recipe, or until a signal; the folder is held by the caller.
 
         Returns:
             None at the end of the recipe, else the number of the signal that stopped the run.
 
         Raises:
-            BertkitError: training diverged, a shard is damaged, the disk is full, or another
-                process works in the folder.
+            BertkitError: training diverged, a shard is damaged, or the disk is full.
         """
-        with ExitStack() as held:
-            self.ranks.together(lambda: held.enter_context(only_process(self.folder)))
-            total = self.recipe.phases.total_steps
-            if self.ranks.first_says(lambda: self.done == total and self.model_is_current()):
-                message = f"{self.folder} is finished ({self.done:,} updates); nothing to do"
-                self.console.say(message)
-                return None
-            self.journal = self.ranks.together(lambda: Journal(self.folder, resume_step=self.done))
-            started = time.perf_counter()
-            try:
-                with self.stop.listening():
-                    self._announce()
-                    self.console.start(total, self.done, title="training")
-                    self.model.train()
-                    while self.done < total and not self.stop.decided(False, self.ranks):
-                        self._run_phase(self.recipe.phases.locate(self.done)[0])
-                    return self._finish(time.perf_counter() - started)
-            except DivergedError:
-                self._write({"kind": "end", "step": self.done, "reason": "diverged"})
-                raise
-            finally:
-                self._close_examples()
-                self.checkpoints.close()
-                if self.journal is not None:
-                    self.journal.close()
-                self.console.close()
+        total = self.recipe.phases.total_steps
+        if self.ranks.first_says(lambda: self.done == total and self.model_is_current()):
+            message = f"{self.folder} is finished ({self.done:,} updates); nothing to do"
+            self.console.say(message)
+            return None
+        self.journal = self.ranks.together(lambda: Journal(self.folder, resume_step=self.done))
+        started = time.perf_counter()
+        try:
+            with self.stop.listening():
+                self._announce()
+                self.console.start(total, self.done, title="training")
+                self.model.train()
+                while self.done < total and not self.stop.decided(False, self.ranks):
+                    self._run_phase(self.recipe.phases.locate(self.done)[0])
+                return self._finish(time.perf_counter() - started)
+        except DivergedError:
+            self._write({"kind": "end", "step": self.done, "reason": "diverged"})
+            raise
+        finally:
+            self._close_examples()
+            self.checkpoints.close()
+            if self.journal is not None:
+                self.journal.close()
+            self.console.close()
 
     def _write(self, record: dict[str, Any]) -> None:
         """Append to the journal, which the first rank has."""
@@ -368,7 +380,9 @@ class PretrainingRun:
     def save(self) -> None:
         """Begin a checkpoint of the current state; the one before is finished first."""
         self._note_saved(wait=True)
-        self.checkpoints.begin(self.done, {"place": list(self.place)})
+        self.checkpoints.begin(
+            self.done, {"place": list(self.place), "micro_batches": self.micro_batches}
+        )
         self._note_saved(wait=False)
 
     def _note_saved(self, *, wait: bool) -> None:
@@ -381,16 +395,18 @@ class PretrainingRun:
 
         All ranks have to call this; the first one writes.
         """
-        model = self.model
+        tensors: dict[str, Tensor] = {}
         if self.sharded:
             from bertkit.training.parallel import whole
 
-            tensors = whole(model_tensors(self.model))
+            tensors = whole(model_tensors(self.model), keep=self.ranks.first)
+        self.ranks.together(lambda: self._write_whole(tensors, folder))
+
+    def _write_whole(self, tensors: dict[str, Tensor], folder: Path) -> None:
+        model: Any = self.model
+        if self.sharded:
             model = self.recipe.objectives.model(self.config)
             restore_model(model, tensors)
-        self.ranks.together(lambda: self._write_whole(model, folder))
-
-    def _write_whole(self, model: Any, folder: Path) -> None:
         details = {
             "task": "pretraining",
             "made_by": "bertkit pretrain",
@@ -457,18 +473,22 @@ def pretrain(
         None when the recipe was finished, else the number of the signal that stopped the run.
 
     Raises:
-        BertkitError: see `PretrainingRun`.
+        BertkitError: see `PretrainingRun`; or another process works in the folder.
     """
     name = recipe if isinstance(recipe, str) else recipe_name
     resolved = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     opened = store if isinstance(store, TokenStore) else TokenStore(store)
     device = local_device(device)
     check_strategy(strategy)
-    with joined(choose_device(device), timeout) as ranks:
+    folder = Path(out)
+    with joined(choose_device(device), timeout) as ranks, ExitStack() as held:
+        # of several, the first may have been cut off and replaced, and still be saving
+        wait = timeout / 2 if ranks.world > 1 else 0.0
+        ranks.together(lambda: held.enter_context(only_process(folder, wait)))
         return PretrainingRun(
             resolved,
             opened,
-            Path(out),
+            folder,
             recipe_name=Path(name).stem,
             workers=workers,
             device=device,

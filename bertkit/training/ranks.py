@@ -2,12 +2,12 @@
 
 torchrun starts them and tells each its number (`RANK`), how many there are (`WORLD_SIZE`) and its
 number on its host (`LOCAL_RANK`). A process alone is a run of one rank, for which all of this is
-nothing. Numbers go between the processes as tensors, never as pickled objects.
+nothing. What ranks tell each other here goes as tensors, not as pickled objects.
 
-A global batch is cut into micro-batches, the same ones for any number of ranks, and rank r takes
-micro-batches r, r + world, ...; losses are divided by the counts of the whole global batch, and
-gradients are added up. So the weights do not depend on how many processes made them, to rounding
-(paper section 3.1: batches of 256 sequences, wherever they are computed).
+A global batch is cut into micro-batches, and rank r takes micro-batches r, r + world, ...; losses
+are divided by the counts of the whole global batch, and gradients are added up. So the weights do
+not depend on how many processes made them, to rounding, as long as there are no more of them than
+micro-batches (paper section 3.1: batches of 256 sequences, wherever they are computed).
 """
 
 from __future__ import annotations
@@ -182,7 +182,12 @@ def joined(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
     if distributed.is_available() and distributed.is_initialized():
         yield Ranks(distributed.get_rank(), distributed.get_world_size(), timeout)
         return
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if not 0 < timeout < float("inf"):
+        raise BertkitError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise BertkitError(f"WORLD_SIZE is {given!r}, no number of processes; unset it")
+    world = int(given)
     if world == 1:
         yield ALONE
         return
@@ -195,7 +200,14 @@ def joined(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    try:
+        distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    except (distributed.DistNetworkError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise BertkitError(
+            f"the other processes cannot be reached by way of {place} ({error}); is the first one "
+            "there, and is --timeout long enough?"
+        ) from None
     try:
         yield Ranks(distributed.get_rank(), world, timeout)
     finally:

@@ -162,7 +162,7 @@ class Checkpoints:
         return lambda: save_checkpoint(self.folder, step, tensors, progress)
 
     def _begin_shards(self, step: int, progress: dict[str, Any]) -> Callable[[], object]:
-        from bertkit.training.parallel import begin_sharded_save
+        from bertkit.training.parallel import begin_sharded_save, wait_for_shards
 
         shards = self.folder / f".shards-{step:08d}"
         self.ranks.together(lambda: empty_folder(shards))
@@ -171,10 +171,9 @@ class Checkpoints:
         written = begin_sharded_save(shards, whole, self.group)
 
         def finish() -> None:
-            with disk_errors(shards):
-                written.result()
+            wait_for_shards(written, shards)
             if self.ranks.first:
-                save_shards(self.folder, step, shards, progress)
+                save_shards(self.folder, step, shards, progress, count=self.ranks.world)
 
         return finish
 

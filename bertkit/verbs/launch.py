@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -17,6 +16,17 @@ USAGE = "bertkit launch --nproc-per-node 8 [torchrun's options] pretrain RECIPE 
 SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it, workers that were restarted may meet the keys of those before them in the store that
 the agent shares with them, and wait in vain (pytorch issue 135712)."""
+
+
+class Launch(NamedTuple):
+    """A command line, divided."""
+
+    options: list[str]
+    """For torchrun."""
+    words: list[str]
+    """For bertkit: a verb and its own."""
+    processes: str
+    """On a host, as torchrun has it: a number, auto, cpu, gpu."""
 
 
 def launch(
@@ -34,23 +44,37 @@ def launch(
         torchrun's options, then a bertkit verb with its own, such as
         --nproc-per-node 2 pretrain small --store STORE --out RUN
     """
-    given = list(words)
-    verb = next((number for number, word in enumerate(given) if word == "pretrain"), None)
-    if verb is None:
-        raise BertkitError(f"say what to launch: {USAGE}; only pretrain shares its work out")
+    found = divide(words)
     environment = {**os.environ, **SETTINGS}
-    environment.setdefault("OMP_NUM_THREADS", str(threads_each(given[:verb])))
-    command = [sys.executable, "-m", "torch.distributed.run", *given[:verb], "-m", "bertkit"]
-    os.execve(sys.executable, [*command, *given[verb:]], environment)  # noqa: S606 - and signals, too
+    environment.setdefault("OMP_NUM_THREADS", str(threads_each(found.processes)))
+    command = [sys.executable, "-m", "torch.distributed.run", *found.options, "-m", "bertkit"]
+    # this process becomes torchrun, which so gets the signals that are meant for it
+    os.execve(sys.executable, [*command, *found.words], environment)  # noqa: S606
 
 
-def threads_each(options: Sequence[str]) -> int:
-    """Cores of this host for each process that torchrun's options ask for; 1 where unclear."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    parts = [part for option in options for part in option.split("=", 1)]
-    for name, value in pairwise(parts):
-        if name.replace("_", "-") == "--nproc-per-node":
-            return max(1, cores // int(value)) if value.isdigit() and int(value) else 1
-    return cores
+def divide(words: Sequence[str]) -> Launch:
+    """What is torchrun's and what is bertkit's, by torchrun's own parser.
+
+    Raises:
+        BertkitError: an option is not torchrun's, or the verb does not share its work out.
+    """
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+
+    def refuse(message: str) -> None:
+        raise BertkitError(f"torchrun: {message}; say it as in: {USAGE}")
+
+    parser.error = refuse  # type: ignore[method-assign,assignment]
+    known = parser.parse_args(words)
+    own = [known.training_script, *known.training_script_args]
+    if own[0] != "pretrain":
+        raise BertkitError(f"only pretrain shares its work out, not '{own[0]}'; use it as: {USAGE}")
+    return Launch([*words[: len(words) - len(own)]], own, known.nproc_per_node)
+
+
+def threads_each(processes: str) -> int:
+    """Cores of this host for each process; 1 where their number is not known yet."""
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return max(1, cores // int(processes)) if processes.isdecimal() and int(processes) else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from operator import length_hint
 from pathlib import Path
@@ -114,12 +114,17 @@ def with_text(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
-    """The columns as given; what was not, as the model was tuned with."""
-    known = predictor.loaded[0].details.get("columns") or {}
-    changes: dict[str, Any] = {}
-    for name in known:
-        if name in NAMING and getattr(columns, name) == getattr(COLUMNS, name):
-            changes[name] = tuple(known[name]) if name == "choices" else known[name]
+    """The columns as given; what was not, as the predictor's first model was tuned with."""
+    return columns_of(columns, predictor.loaded[0].details)
+
+
+def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
+    """The columns as given; what was not, as `bertkit.json` says that the model was tuned with."""
+    changes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (details.get("columns") or {}).items()
+        if name in NAMING and getattr(columns, name) == getattr(COLUMNS, name)
+    }
     return replace(columns, **changes)
 
 
@@ -211,3 +216,13 @@ def next_sentence(model: Path, text: str, following: str, *, device: str = "auto
 application = App(name="predict", help="Use a trained model.", default_command=predict)
 for name, verb in (("fill-mask", fill_mask), ("next-sentence", next_sentence)):
     application.command(verb, name=name)
+application.command(
+    "bertkit.verbs.embed:embed",
+    name="embed",
+    help="Write a vector for every text of a file, in order.",
+)
+application.command(
+    "bertkit.verbs.embed:similar",
+    name="similar",
+    help="Find the texts of a file that are most like a text.",
+)

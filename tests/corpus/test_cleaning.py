@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -208,6 +209,11 @@ def test_a_failed_run_leaves_nothing(tmp_path: Path) -> None:
         ),
         (CleanOptions(min_words=-1), "must be 0 or more"),
         (CleanOptions(min_words=9, max_words=5), "min_words 9 is above max_words 5"),
+        (
+            CleanOptions(quality=True, min_word_length=11),
+            "min_word_length 11 and max_word_length 10 leave no mean length",
+        ),
+        (CleanOptions(quality=True, min_word_length=-1), "give 0 <= min_word_length"),
     ],
 )
 def test_impossible_options_are_refused(
@@ -225,6 +231,34 @@ def test_names_of_the_output_are_checked(tmp_path: Path) -> None:
             clean([str(tmp_path / "a.txt")], tmp_path / name)
     with pytest.raises(BertkitError, match="is remote"):
         clean([str(tmp_path / "a.txt")], Path("s3://bucket/out.jsonl"))
+
+
+def test_what_is_there_already_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input itself may be named as the output; a leftover of a killed run is no such file."""
+    text = tmp_path / "a.jsonl"
+    text.write_text('{"text": "One."}\n{"text": "One."}\n')
+    before = text.read_bytes()
+    other = tmp_path / "other.jsonl"
+    other.symlink_to("nowhere")
+    for out in (text, other):
+        with pytest.raises(BertkitError, match=r"\.jsonl is there already; choose another --out"):
+            clean([str(text)], out)
+    assert text.read_bytes() == before
+    assert other.is_symlink()
+    other.unlink()
+    leftovers = [tmp_path / ".new.jsonl.tmp-1", tmp_path / ".new.jsonl.tmp-1-abcdef01"]
+    for leftover in leftovers:
+        leftover.write_text("half")
+    os.utime(leftovers[0], (1e9, 1e9))
+    clean([str(text)], tmp_path / "new.jsonl")
+    assert written(tmp_path / "new.jsonl") == ["One."]
+    assert [leftover.exists() for leftover in leftovers] == [False, True]
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(BertkitError, match="has no name of its own; give the name of a new folder"):
+        clean([str(text)], Path())
 
 
 def test_the_page_runs(

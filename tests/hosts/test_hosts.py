@@ -34,6 +34,7 @@ max_predictions = [5]
 learning_rate = 1e-3
 warmup_steps = 5
 accumulate = 6
+precision = "fp32"
 [watching]
 log_every = 10
 evaluate_every = 10000
@@ -125,7 +126,7 @@ def test_a_lost_host_is_done_without(
     assert sum(r["sequences"] for r in records if r["kind"] == "step") == STEPS * 12
     mine, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (alone, out))
     for name in [name for name in mine if not name.endswith("key.bias")]:  # its gradient is 0
-        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=5e-3, msg=name)
+        torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=1e-4, msg=name)
 
 
 def checkpoints(out: Path) -> list[Path]:

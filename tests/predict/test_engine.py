@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,14 +105,36 @@ def test_workers_compute_with_one_thread_and_others_keep_theirs() -> None:
         torch.set_num_threads(before)
 
 
+def test_a_thread_that_begins_meanwhile_gets_its_own_number() -> None:
+    """torch tells it 1 then, which is not to stay."""
+    before, seen = torch.get_num_threads(), list[int]()
+
+    def meanwhile() -> None:
+        with one_thread_each(2):
+            pass
+        seen.append(torch.get_num_threads())
+
+    try:
+        with one_thread_each(2) as pool:
+            pool.submit(torch.get_num_threads).result()
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2]
+
+
 def test_an_error_in_a_worker_is_raised(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LEAST_TOKENS", 1)
     predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
-    predictor.engines[0].threads = 2
+    monkeypatch.setattr(predictor.engines[0], "threads", 2)
     items = predictor.task.items(inputs_of("classify", 50), predictor.tokenizer)
     items.items[7].parts[0].sequences[0].ids[1] = 10**6  # outside the vocabulary
+    before = torch.get_num_threads()
     with pytest.raises(IndexError):
         predictor.engines[0].run(items)
+    torch.set_num_threads(before)
 
 
 def test_precisions_are_checked() -> None:

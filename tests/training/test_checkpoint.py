@@ -13,18 +13,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
 from bertkit.model import weights
 from bertkit.training import checkpoint
 from bertkit.training.checkpoint import (
+    checkpoints,
     load_latest,
     model_tensors,
     optimizer_tensors,
     restore_model,
     restore_optimizer,
     save_checkpoint,
+    save_shards,
 )
 from bertkit.training.optimizer import build_optimizer
 
@@ -387,3 +390,21 @@ def test_bias_correction_cannot_change_on_the_way() -> None:
     moments = optimizer_tensors(other, original)
     with pytest.raises(BertkitError, match="was made without bias correction"):
         restore_optimizer(*start(), moments)
+
+
+def test_parts_of_some_processes_are_no_checkpoint(tmp_path: Path) -> None:
+    """A host with a folder of its own in the place of the shared one writes elsewhere."""
+    folder = tmp_path / "checkpoints"
+    save_checkpoint(folder, 5, {"model": {"a": torch.ones(2)}}, {})
+    shards = folder / ".shards-00000009"
+    shards.mkdir()
+    for number in (1, 2):
+        save_file({f"a{number}": torch.ones(2)}, shards / f"shard-0000{number}-model.safetensors")
+    with pytest.raises(BertkitError, match="parts of 2 of 3 processes; --out must be a folder"):
+        save_shards(folder, 9, shards, {}, count=3)
+    assert [step for step, _ in checkpoints(folder)] == [5]
+    save_shards(folder, 9, shards, {"place": [1]}, count=2)
+    assert not shards.exists(), "what is left over goes"
+    found = load_latest(folder, refuse_warnings)
+    assert found is not None
+    assert (found.step, found.is_sharded, found.tensors) == (9, True, {})

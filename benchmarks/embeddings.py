@@ -1,0 +1,155 @@
+"""Speed of `load_embedder` beside sentence-transformers: the same weights and texts in one run.
+
+The weights are genuine ones that sentence-transformers tuned (a package of the dev extra). The
+texts are all different sentences of STS-B's dev set, from raw text to vectors: tokenizing counts.
+The batch size of sentence-transformers is the fastest of several, tried once before. Rounds go
+through all contestants in turn; ratios are between runs of one round. Vectors are compared with
+those of sentence-transformers in fp32, and the lowest cosine is kept.
+
+    python -m benchmarks.embeddings --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import data_folder, installed, summary, write_result
+from benchmarks.settings import start_model
+from bertkit.export.graph import silence
+from bertkit.model.inference import MODES
+from bertkit.predict.embedding import Embedder, load_embedder
+from bertkit.tasks.glue import read_glue
+from bertkit.text.lines import TextCounts
+
+REFERENCE = "sentence-transformers fp32"
+BATCHES = (16, 32, 64, 128)
+"""32 is its own default."""
+
+Contestant = Callable[[Sequence[str]], np.ndarray]
+"""Texts to unit vectors, (texts, width)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How much to measure."""
+
+    repeats: int = 5
+    texts: int | None = None
+    """None for all."""
+    batches: Sequence[int] = BATCHES
+
+
+QUICK = Settings(repeats=1, texts=12, batches=(4,))
+
+
+def sentences(data: Path, count: int | None) -> list[str]:
+    """Different sentences of STS-B's dev set, in its order."""
+    inputs = read_glue("sts-b", data / "glue" / "STS-B", "dev", TextCounts())
+    both = [text for one in inputs for text in (one.text, one.pair) if text]
+    return list(dict.fromkeys(both))[:count]
+
+
+def reference(model: Path, texts: Sequence[str], batches: Sequence[int]) -> tuple[Contestant, int]:
+    """sentence-transformers in fp32, and the batch size that was fastest on one pass."""
+    from transformers.utils import logging as their_logging
+
+    their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with silence():
+        from sentence_transformers import SentenceTransformer
+
+        theirs = SentenceTransformer(str(model), device="cpu", local_files_only=True)
+
+    def with_batch(size: int) -> Contestant:
+        return lambda many: theirs.encode(list(many), batch_size=size, show_progress_bar=False)
+
+    with_batch(batches[0])(texts[::8])
+    seconds = {size: timed(with_batch(size), texts)[0] for size in batches}
+    best = min(batches, key=seconds.__getitem__)
+    return with_batch(best), best
+
+
+def timed(contestant: Contestant, texts: Sequence[str]) -> tuple[float, np.ndarray]:
+    """Seconds, and the vectors."""
+    began = time.perf_counter()
+    vectors = contestant(texts)
+    return time.perf_counter() - began, vectors
+
+
+def measure(
+    contestants: Mapping[str, Contestant], texts: Sequence[str], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Rows by contestant; every contestant has seen some texts before."""
+    for contestant in contestants.values():
+        contestant(texts[::8])
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    vectors: dict[str, np.ndarray] = {}
+    for _ in range(repeats):
+        for name, contestant in contestants.items():
+            taken, vectors[name] = timed(contestant, texts)
+            seconds[name].append(taken)
+            print(name, f"{taken:.2f} s", flush=True)
+    return {
+        name: {
+            "runs": repeats,
+            "texts": len(texts),
+            "texts_per_second": summary([len(texts) / taken for taken in seconds[name]]),
+            "over_sentence_transformers": summary(
+                [base / own for base, own in zip(seconds[REFERENCE], seconds[name], strict=True)]
+            ),
+            "lowest_cosine": round(float((vectors[name] * vectors[REFERENCE]).sum(1).min()), 6),
+        }
+        for name in contestants
+    }
+
+
+def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows, and the details that belong to them.
+
+    Args:
+        data: the folder of data sets.
+        model: a directory of sentence-transformers.
+        settings: see `Settings`.
+    """
+    texts = sentences(data, settings.texts)
+    theirs, batch = reference(model, texts, settings.batches)
+    embedders: dict[str, Embedder] = {
+        f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode) for mode in MODES
+    }
+    lengths = [text.tokens for text in embedders["bertkit fp32"].encode(texts)]
+    contestants = {REFERENCE: theirs, **{name: one.many for name, one in embedders.items()}}
+    details = {
+        "repeats": settings.repeats,
+        "mean_tokens": round(statistics.mean(lengths), 1),
+        "longest": max(lengths),
+        "batch_of_sentence_transformers": batch,
+        "batches_tried": list(settings.batches),
+        "sentence_transformers": installed("sentence-transformers"),
+    }
+    return measure(contestants, texts, settings.repeats), details
+
+
+def main() -> None:
+    """Measure, and write the results file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
+    arguments = parser.parse_args()
+    settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats)
+    rows, details = run(data_folder(arguments.data), start_model(), settings)
+    for name, row in rows.items():
+        print(name, row)
+    if not arguments.quick:
+        print(write_result("embeddings", rows, details))
+
+
+if __name__ == "__main__":
+    main()

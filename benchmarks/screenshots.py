@@ -1,0 +1,121 @@
+"""Pictures of the server's page with given models, as `docs/images/*.png`.
+
+    python -m benchmarks.screenshots sst-2=FOLDER ner=FOLDER squad=FOLDER minilm=FOLDER bert=FOLDER
+
+Each picture takes the first model that can do what it shows; those that no model can do are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from benchmarks.browser import browser, served
+from benchmarks.record import ROOT
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WIDE, PHONE = (1200, 400), (390, 600)
+"""Widths and least heights; a picture is as high as its page."""
+COLOURS = 256
+"""Of a picture: as many as a small PNG holds."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One picture; the fields hold the page's own example where nothing else is given."""
+
+    route: str
+    scheme: str = "light"
+    size: tuple[int, int] = WIDE
+    fields: dict[str, str] = field(default_factory=dict)
+    clicks: tuple[str, ...] = ()
+    """Selectors, clicked once the answer is there."""
+
+
+SCENES = {
+    "page-classify": Scene("classify"),
+    "page-tag": Scene("tag"),
+    "page-answer-dark": Scene("answer", "dark"),
+    "page-fill-mask": Scene(
+        "fill-mask",
+        fields={"text": "The film was [MASK] in 2004 by a small company."},
+        clicks=(".bars button >> nth=0",),
+    ),
+    "page-nearest-phone": Scene("embeddings", size=PHONE),
+    "page-attention-dark": Scene(
+        "attention-maps",
+        "dark",
+        clicks=("button[aria-label='layer 3, head 2']", ".looking button >> nth=8"),
+    ),
+    "page-tag-phone-dark": Scene("tag", "dark", PHONE),
+}
+
+
+def take(chromium: Browser, address: str, model: str, scene: Scene) -> bytes:
+    """One picture as PNG."""
+    width, height = scene.size
+    phone = scene.size == PHONE
+    scheme: Any = scene.scheme
+    context = chromium.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,
+        device_scale_factor=2 if phone else 1.5,
+    )
+    page = context.new_page()
+    page.goto(f"{address}/#model={model}&do={scene.route}")
+    page.click("#example")
+    for name, text in scene.fields.items():
+        page.fill(f"#field-{name}", text)
+    page.click("#go")
+    page.wait_for_selector("#results > div", timeout=120_000)
+    page.wait_for_selector("body:not(.busy)")
+    for selector in scene.clicks:
+        if page.locator(selector).count():
+            page.click(selector)
+    page.evaluate("document.activeElement?.blur()")
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(600)  # movements are over
+    picture = page.screenshot(full_page=True)
+    context.close()
+    return picture
+
+
+def small(picture: bytes) -> bytes:
+    """The same picture with fewer colours."""
+    made = io.BytesIO()
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(made, "png", optimize=True)
+    return made.getvalue()
+
+
+def main() -> None:
+    """Serve, look, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="as `bertkit serve` takes them")
+    parser.add_argument("--only", nargs="*", choices=sorted(SCENES), help="pictures; else all")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    with served(given.models) as address, browser() as chromium:
+        page = chromium.new_page()
+        cards = page.request.get(f"{address}/v1/models").json()["data"]
+        for name in given.only or SCENES:
+            able = [card["id"] for card in cards if SCENES[name].route in card["routes"]]
+            if not able:
+                print(f"{name}: left out, no model serves {SCENES[name].route}")
+                continue
+            path = given.out / f"{name}.png"
+            path.write_bytes(small(take(chromium, address, able[0], SCENES[name])))
+            print(f"{path}: {path.stat().st_size / 1000:.0f} kB, {able[0]}")
+
+
+if __name__ == "__main__":
+    main()

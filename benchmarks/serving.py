@@ -1,0 +1,271 @@
+"""`bertkit serve` beside the plainest servers of the same classifier, under load.
+
+Contestants are processes of their own, all of them up all the time, and take turns; the clients are
+one process more (`serving_clients.py`). Every contestant gets the same texts, one a request. Then
+`bertkit serve` gets many requests of every sort (`serving_mixed.py`).
+
+    python -m benchmarks.serving --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.exports import silence, write_fused, write_plain
+from benchmarks.record import data_folder, summary, write_result
+from benchmarks.serving_mixed import stress
+from benchmarks.settings import start_model
+from benchmarks.tokenization import read_sentences
+from bertkit.model.directory import save_model
+from bertkit.model.start import Start, read_start
+from bertkit.tasks.classify import Classify
+
+TASK = Classify(("no", "yes"))
+SECONDS_TO_START = 120
+LONGEST = 480
+"""Tokens of a text, so that nobody cuts one."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure."""
+
+    repeats: int = 3
+    seconds: float = 5.0
+    clients: Sequence[int] = (1, 4, 16, 32, 64)
+    texts: int = 512
+    mixed: int = 10_000
+    """Requests of the last part."""
+
+
+QUICK = Settings(repeats=1, seconds=1.0, clients=(1, 32), texts=64, mixed=300)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A server that runs."""
+
+    process: int
+    port: int
+    path: str
+    batched: bool
+    """Whether a request is a list of inputs."""
+
+    def body(self, text: str) -> str:
+        """A request with one text."""
+        return json.dumps({"inputs": [{"text": text}]} if self.batched else {"text": text})
+
+
+def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
+    """Name -> command without the port, and whether it is bertkit's."""
+    python = [sys.executable, "-m"]
+    found: dict[str, tuple[list[str], bool]] = {}
+    for kind in ("transformers", "onnxruntime"):
+        for style in ("def", "async def"):
+            command = [*python, "benchmarks.serving_peers", kind, style, str(folder / "model")]
+            found[f"FastAPI + {kind} fp32, {style}"] = (command, False)
+    for precision in ("fp32", "bf16"):
+        options = ["--precision", precision, "--no-log-requests", "--port"]
+        command = [*python, "bertkit", "serve", str(folder / "model"), *options]
+        found[f"bertkit serve {precision}"] = (command, True)
+    return found
+
+
+def write_models(folder: Path, start: Start) -> None:
+    """The classifier as a model directory, and its graph for onnxruntime."""
+    torch.manual_seed(0)
+    details = {"task": TASK.kind, "labels": list(TASK.labels), "settings": TASK.settings()}
+    save_model(
+        folder / "model", start.build(TASK.build, keep_head=False).model, start.tokenizer, details
+    )
+    with silence():
+        write_plain(folder / "model", "classify", folder / "plain.onnx")
+        write_fused(folder / "model", folder / "plain.onnx", folder / "model.onnx")
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@contextmanager
+def running(command: Sequence[str], batched: bool, log: Path) -> Iterator[Contestant]:
+    """A server, from its start to its end."""
+    port = free_port()
+    path = "/v1/classify" if batched else "/classify"
+    with log.open("w") as out:
+        process = subprocess.Popen([*command, str(port)], stdout=out, stderr=out)
+    contestant = Contestant(process.pid, port, path, batched)
+    try:
+        wait_for(contestant, process, log)
+        yield contestant
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(contestant: Contestant, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until a server answers."""
+    end = time.monotonic() + SECONDS_TO_START
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{contestant.port}{contestant.path}",
+        contestant.body("a text").encode(),
+        {"content-type": "application/json"},
+    )
+    while True:
+        try:
+            urllib.request.urlopen(asked, timeout=10).close()
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"a server did not start:\n{log.read_text()}") from None
+            time.sleep(0.2)
+        else:
+            return
+
+
+def read_texts(data: Path, start: Start, count: int) -> dict[str, list[str]]:
+    """Workload -> texts: sentences; and sentences with every fourth text a longer passage."""
+    sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 2.0)
+    lengths = [len(ids) + 2 for ids in start.tokenizer.encode_batch(sentences)]
+    short = [s for s, n in zip(sentences, lengths, strict=True) if 8 <= n <= 64][:count]
+    generator = np.random.Generator(np.random.Philox(key=7))
+    mixed, at = [], 0
+    for number in range(count):
+        wanted = 0 if number % 4 else int(generator.integers(100, LONGEST - 64))
+        text, tokens = [sentences[at]], lengths[at]
+        at += 1
+        while tokens < wanted and tokens + lengths[at] < LONGEST:
+            text.append(sentences[at])
+            tokens += lengths[at]
+            at += 1
+        mixed.append(" ".join(text)[: 4 * LONGEST])
+    return {"short": short, "mixed": mixed}
+
+
+def load(contestant: Contestant, texts: Sequence[str], clients: int, seconds: float) -> Row:
+    """What some clients saw."""
+    asked = {
+        "port": contestant.port,
+        "path": contestant.path,
+        "bodies": [contestant.body(text) for text in texts],
+        "clients": clients,
+        "seconds": seconds,
+    }
+    found = subprocess.run(
+        [sys.executable, "-m", "benchmarks.serving_clients"],
+        input=json.dumps(asked).encode(),
+        capture_output=True,
+        check=True,
+    )
+    return json.loads(found.stdout)
+
+
+def measure(
+    contestants: Mapping[str, Contestant], texts: Mapping[str, Sequence[str]], settings: Settings
+) -> dict[str, Row]:
+    """Rows by workload, clients and contestant, as in "short, 32 clients"."""
+    runs: dict[str, dict[str, list[Row]]] = {}
+    for repeat in range(-1, settings.repeats):
+        for workload, own in texts.items():
+            for clients in settings.clients if repeat >= 0 else (8,):
+                for name, contestant in contestants.items():
+                    seconds = settings.seconds if repeat >= 0 else settings.seconds / 2
+                    found = load(contestant, own, clients, seconds)
+                    if repeat < 0:  # warms up
+                        continue
+                    rows = runs.setdefault(f"{workload}, {clients} clients", {})
+                    rows.setdefault(name, []).append(found)
+                    print(workload, clients, name, found["requests"] / seconds, flush=True)
+    return {place: compared(rows) for place, rows in runs.items()}
+
+
+def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
+    """Rates and latencies, and rates over those of the better of each peer's two styles."""
+    rates = {name: [one["requests"] / one["seconds"] for one in own] for name, own in runs.items()}
+    rows = {}
+    for name, own in runs.items():
+        taken = [one for run in own for one in run["milliseconds"]]
+        rows[name] = {
+            "runs": len(own),
+            "requests_per_second": summary(rates[name]),
+            "p50_milliseconds": round(statistics.median(taken), 2),
+            "p99_milliseconds": round(float(np.percentile(taken, 99)), 2),
+            "failed": sum(one["failed"] for one in own),
+        }
+        for kind in ("transformers", "onnxruntime"):
+            best = max(
+                (other for other in rates if kind in other),
+                key=lambda o: statistics.median(rates[o]),
+            )
+            pairs = zip(rates[name], rates[best], strict=True)
+            rows[name][f"over_{kind}"] = summary([mine / theirs for mine, theirs in pairs])
+    return rows
+
+
+def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Any], Row]:
+    """All rows, and what belongs to them."""
+    start = read_start(start_model())
+    write_models(folder, start)
+    texts = read_texts(data, start, settings.texts)
+    with ExitStack() as stack:
+        contestants = {
+            name: stack.enter_context(running(command, own, folder / f"{number}.log"))
+            for number, (name, (command, own)) in enumerate(commands(folder).items())
+        }
+        rows = measure(contestants, texts, settings)
+    models = [str(folder / "model"), f"minilm={start_model()}"]
+    command = [sys.executable, "-m", "bertkit", "serve", *models, "--no-log-requests", "--port"]
+    with running(command, True, folder / "mixed.log") as ours:
+        rows["mixed and malformed"] = asyncio.run(
+            stress(ours.port, ours.process, texts["mixed"], settings.mixed)
+        )
+    tokens = {
+        name: summary([len(ids) + 2.0 for ids in start.tokenizer.encode_batch(own)])
+        for name, own in texts.items()
+    }
+    return rows, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
+
+
+def main() -> None:
+    """Measure and write `results/serving.json`."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--repeats", type=int, default=Settings.repeats)
+    parser.add_argument("--seconds", type=float, default=Settings.seconds)
+    parser.add_argument("--quick", action="store_true", help="a second each; writes no results")
+    given = parser.parse_args()
+    settings = replace(Settings(), repeats=given.repeats, seconds=given.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        rows, details = run(
+            data_folder(given.data), Path(folder), QUICK if given.quick else settings
+        )
+    if given.quick:
+        print(json.dumps(rows, indent=1))
+    else:
+        print(write_result("serving", rows, details))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Directories for other libraries: transformers, sentence-transformers, Google's code.
+
+Google's fine-tuning scripts (google-research/bert, `run_classifier.py` and `run_squad.py`) keep
+their heads under names of their own; tagging and choice have none there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertkit.errors import BertkitError
+from bertkit.export.examples import Arrays, Opened
+from bertkit.export.graph import silence
+from bertkit.export.padded import INPUTS, OUTPUTS, PaddedModel
+from bertkit.export.source import Source, read_source
+from bertkit.model.directory import assemble, describe, foreign_tensors, save_model
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.families import OWN_FIELDS
+from bertkit.model.features import FeatureModel
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.names import from_google_name, google_name
+from bertkit.model.pooling import write_pooling
+from bertkit.model.tensorflow import read_checkpoint, write_checkpoint, write_google_config
+
+CHECKPOINT = "bert_model.ckpt"
+GOOGLE_HEADS = {
+    "classifier.weight": "output_weights",
+    "classifier.bias": "output_bias",
+    "qa_outputs.weight": "cls/squad/output_weights",
+    "qa_outputs.bias": "cls/squad/output_bias",
+}
+"""Hugging Face's names → variables of Google's scripts; the matrices are not transposed there."""
+IN_GOOGLE = {
+    *("classify", "multi-label", "regress", "answer", "pretraining", "words", "encoder"),
+}
+OTHER_NAMES = {"sop_logits": "seq_relationship_logits"}
+"""What ALBERT's class calls an output."""
+
+
+def write_hugging_face(source: Source, folder: Path) -> Opened:
+    """Write a directory for transformers, or, of the head "embedding", for sentence-transformers.
+
+    Raises:
+        BertkitError: they have no class for the network or its head.
+    """
+    check_plain(source)
+    details = dict(source.details)
+    architecture = describe(source.model, source.config, details)["architectures"][0]
+    if architecture == "bertkit":
+        raise BertkitError(
+            f"transformers has no class for this network with the head '{source.head}' "
+            f"({unusual(source.config) or 'plain'}); choose --to onnx"
+        )
+
+    def extra(inside: Path) -> None:
+        if source.pooling is not None:
+            longest = dataclasses.replace(source.pooling, longest=source.longest)
+            write_pooling(inside, longest, source.config)
+
+    save_model(folder, source.model, source.tokenizer, details, extra=extra)
+    reader = "sentence_transformers" if source.head == "embedding" else "transformers"
+    if importlib.util.find_spec(reader) is None:
+        return read_back(read_source(folder).padded())
+    if source.head == "embedding":
+        return open_sentence_transformer(folder)
+    return open_transformer(folder, architecture)
+
+
+def unusual(config: ModelConfig) -> str:
+    """What a network has that BERT has not."""
+    plain = ModelConfig(vocab_size=1)
+    found = [name for name in OWN_FIELDS if getattr(config, name) != getattr(plain, name)]
+    return ", ".join(f"{name} {getattr(config, name)}" for name in found)
+
+
+def check_plain(source: Source) -> None:
+    """Refuse heads that other libraries do not have.
+
+    Raises:
+        BertkitError: says what they have.
+    """
+    if isinstance(source.model, FeatureModel) or getattr(source.model, "bilstm", None) is not None:
+        raise BertkitError(
+            "no other library has a head that reads chosen layers or a BiLSTM; export the encoder "
+            "with --head encoder"
+        )
+
+
+def open_transformer(folder: Path, architecture: str) -> Opened:
+    """A directory in transformers."""
+    import transformers
+    from transformers.utils import logging as their_logging
+
+    their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with silence():
+        model: Any = getattr(transformers, architecture).from_pretrained(folder).eval()
+
+    @torch.inference_mode()
+    def run(arrays: Arrays) -> Arrays:
+        with silence():
+            outputs = model(**{name: torch.from_numpy(arrays[name]) for name in INPUTS})
+        named = {OTHER_NAMES.get(name, name): value for name, value in outputs.items()}
+        wanted = {name for names in OUTPUTS.values() for name in names}
+        return {name: value.numpy() for name, value in named.items() if name in wanted}
+
+    return Opened(("transformers",), run)
+
+
+def open_sentence_transformer(folder: Path) -> Opened:
+    """A directory in sentence-transformers, with the pooling that it finds there."""
+    from transformers.utils import logging as their_logging
+
+    their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with silence():
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).eval()
+
+    @torch.inference_mode()
+    def run(arrays: Arrays) -> Arrays:
+        with silence():
+            outputs = model({name: torch.from_numpy(arrays[name]) for name in INPUTS})
+        return {"sentence_embedding": outputs["sentence_embedding"].numpy()}
+
+    return Opened(("sentence-transformers", "transformers"), run)
+
+
+def read_back(model: PaddedModel) -> Opened:
+    """A model of bertkit, run as others are."""
+    model.eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def run(arrays: Arrays) -> Arrays:
+        outputs = model(*(torch.from_numpy(arrays[name]) for name in INPUTS))
+        return dict(zip(model.outputs, (tensor.numpy() for tensor in outputs), strict=True))
+
+    return Opened(("bertkit",), run)
+
+
+def write_google(source: Source, folder: Path) -> Opened:
+    """Write `bert_config.json`, `vocab.txt` and `bert_model.ckpt.*`, and read them back.
+
+    Raises:
+        BertkitError: Google's code has no such head or network.
+    """
+    check_plain(source)
+    if source.head not in IN_GOOGLE:
+        raise BertkitError(
+            f"Google's code has no head '{source.head}'; choose --to onnx, or --head encoder"
+        )
+    write_google_config(source.config, folder)
+    write_checkpoint(folder / CHECKPOINT, google_variables(source))
+    source.tokenizer.save(folder)
+    (folder / "tokenizer.json").unlink()  # Google's code reads vocab.txt alone
+    (folder / "tokenizer_config.json").unlink()
+    again = read_google(source, folder)
+    return read_back(PaddedModel(again, source.head, source.outputs))
+
+
+def google_variables(source: Source) -> dict[str, np.ndarray]:
+    """The parameters as variables of Google's checkpoints; kernels are transposed there.
+
+    A pooler that no head reads was trained by nothing, and is left out.
+    """
+    pooler = source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
+    variables = {}
+    for name, tensor in foreign_tensors(source.model, "bert", pooler=pooler).items():
+        bare = not name.startswith(("bert.", "cls.")) and name not in GOOGLE_HEADS
+        full = f"bert.{name}" if bare else name
+        variable, array = GOOGLE_HEADS.get(full) or google_name(full), tensor.numpy()
+        variables[variable] = array.T if variable.endswith("/kernel") else array
+    return variables
+
+
+def read_google(source: Source, folder: Path) -> nn.Module:
+    """A model of the source's class with the weights of a checkpoint, whatever its head."""
+    heads = {variable: name for name, variable in GOOGLE_HEADS.items()}
+    tensors = {}
+    for variable, array in read_checkpoint(folder / CHECKPOINT, slots=False).items():
+        plain = np.array(array.T if variable.endswith("/kernel") else array, order="C")
+        tensors[heads.get(variable) or from_google_name(variable)] = torch.from_numpy(plain)
+
+    def build(config: ModelConfig) -> Any:
+        if source.task is not None:
+            return source.task.build(config)
+        if isinstance(source.model, Encoder):
+            return Encoder(config)
+        return PretrainingModel(config, pairs=source.model.nsp is not None)
+
+    return assemble(source.config, tensors, build, folder).model
+
+
+def described(source: Source) -> Mapping[str, Any]:
+    """`config.json` for a folder without weights of Hugging Face, such as one of ONNX."""
+    return describe(source.model, source.config, source.details)

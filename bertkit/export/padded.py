@@ -1,0 +1,230 @@
+"""The network as others run it: rectangles of ids with a mask, for every head.
+
+This is a border of the packed world (design law 1). Inputs have the names, order and meaning that
+Hugging Face's models give them; padding stands at the end of a sequence. The layers are those of
+`bertkit.model.encoder` with the same weights. Only attention is written out anew, as three
+operations that every exporter knows.
+
+| head                          | outputs, and their shapes                                       |
+|-------------------------------|-----------------------------------------------------------------|
+| classify, multi-label, regress| logits (batch, classes)                                         |
+| choose                        | logits (batch, choices); the inputs are (batch, choices, length) |
+| tag                           | logits (batch, length, classes)                                 |
+| answer                        | start_logits, end_logits (batch, length)                        |
+| pretraining                   | prediction_logits (batch, length, vocabulary) and               |
+|                               | seq_relationship_logits (batch, 2)                              |
+| words                         | logits (batch, length, vocabulary): masked or left to right     |
+| replaced                      | logits (batch, length): above 0 for a replaced token            |
+| encoder                       | last_hidden_state (batch, length, width) and, where the model   |
+|                               | has it, pooler_output (batch, width)                            |
+| embedding                     | sentence_embedding (batch, width)                               |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation, initialize
+from bertkit.model.features import FeatureModel, combine
+from bertkit.model.pooling import TextPooling
+from bertkit.model.replaced import ReplacedTokenHead
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+OUTPUTS = {
+    "classify": ("logits",),
+    "multi-label": ("logits",),
+    "regress": ("logits",),
+    "choose": ("logits",),
+    "tag": ("logits",),
+    "answer": ("start_logits", "end_logits"),
+    "pretraining": ("prediction_logits", "seq_relationship_logits"),
+    "words": ("logits",),
+    "replaced": ("logits",),
+    "encoder": ("last_hidden_state", "pooler_output"),
+    "embedding": ("sentence_embedding",),
+}
+"""Head → names of its outputs, those of transformers (of sentence-transformers, for the last)."""
+
+OF_TEXTS = ("classify", "multi-label", "regress", "choose")
+"""Heads of one linear layer on the pooled summary."""
+
+OF_TOKENS = {
+    *("logits of tag", "logits of words", "logits of replaced"),
+    *("start_logits", "end_logits", "prediction_logits", "last_hidden_state"),
+}
+
+
+def of_tokens(head: str, output: str) -> bool:
+    """Whether an output has a row for each token; else it has one for each sequence."""
+    return not OF_TOKENS.isdisjoint({output, f"{output} of {head}"})
+
+
+class Discriminator(nn.Module):
+    """An ELECTRA without its generator: encoder and a head on every token."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.rtd = ReplacedTokenHead(config)
+        initialize(self.rtd, config)
+
+
+class PaddedModel(nn.Module):
+    """A model of bertkit with the inputs and outputs of the table above.
+
+    Args:
+        model: in evaluation mode, fp32, on the CPU; its weights are used, not copied.
+        head: a key of `OUTPUTS`.
+        outputs: their names; () for all of the head. "encoder" may do without its pooler's.
+        pooling: of the head "embedding".
+
+    Raises:
+        BertkitError: the model has parts that have no padded form: a BiLSTM, a second encoder.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str,
+        outputs: tuple[str, ...] = (),
+        pooling: TextPooling | None = None,
+    ) -> None:
+        super().__init__()
+        if getattr(model, "bilstm", None) is not None or getattr(model, "beside", None) is not None:
+            raise BertkitError(
+                "a model with a BiLSTM or a second encoder has no form with padding; export its "
+                "encoder with --head encoder"
+            )
+        self.model, self.head, self.pooling = model, head, pooling
+        found = model if isinstance(model, Encoder) else model.encoder
+        assert isinstance(found, Encoder)
+        self.config, self.encoder = found.config, found
+        self.outputs = outputs or OUTPUTS[head]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
+    ) -> tuple[Tensor, ...]:
+        """The outputs, in the order of `outputs`.
+
+        Args:
+            input_ids: (batch, length) int64; (batch, choices, length) for the head "choose".
+            attention_mask: of the same shape, 1 for tokens and 0 for padding after them.
+            token_type_ids: of the same shape, 0 or 1.
+        """
+        if self.head == "choose":
+            shape = input_ids.shape[:2]
+            rows = (input_ids, attention_mask, token_type_ids)
+            states = self.states(*(tensor.flatten(0, 1) for tensor in rows))
+            [scores] = self.read(states, attention_mask.flatten(0, 1))
+            return (scores.view(shape),)
+        states = self.states(input_ids, attention_mask, token_type_ids)
+        return self.read(states, attention_mask)
+
+    def states(self, ids: Tensor, mask: Tensor, segments: Tensor) -> list[Tensor]:
+        """Hidden states after the embeddings and every layer, each (batch, length, width)."""
+        encoder = self.encoder
+        positions = encoder.position_embeddings.weight[: ids.shape[1]]
+        embedded = encoder.word_embeddings(ids) + encoder.segment_embeddings(segments) + positions
+        hidden = encoder.embedding_norm(embedded)
+        if encoder.projection is not None:
+            hidden = encoder.projection(hidden)
+        hindrance = hidden_keys(mask, self.config.direction)
+        states = [hidden]
+        for layer in encoder.stack:
+            assert isinstance(layer, Layer)
+            states.append(padded_layer(layer, states[-1], hindrance))
+        return states
+
+    def read(self, states: list[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
+        """What the head makes of the states."""
+        model: Any = self.model
+        hidden = states[-1]
+        if self.head == "embedding":
+            return (self.embedding(states, mask),)
+        if self.head == "tag":
+            return (model.classifier(self.features(states)),)
+        if self.head == "answer":
+            return model.qa_outputs(hidden).unbind(-1)
+        if self.head == "replaced":
+            return (model.rtd(hidden.flatten(0, 1)).view(mask.shape),)
+        return self.read_summary(hidden, mask)
+
+    def read_summary(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """What heads that read the pooled summary make of the last states, and the words' head."""
+        model: Any = self.model
+        pooled = self.encoder.pool(self.summary(hidden, mask))
+        if self.head == "encoder":
+            return (hidden, pooled)[: len(self.outputs)]
+        if self.head in OF_TEXTS:
+            return (model.classifier(pooled),)
+        language = model.mlm
+        transformed = language.norm(activation(language.dense(hidden), self.config))
+        words = self.encoder.word_embeddings.weight
+        logits = nn.functional.linear(transformed, words, language.bias)
+        return (logits,) if self.head == "words" else (logits, model.nsp(pooled))
+
+    def summary(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """(batch, width) of [CLS]; of a model that reads left to right, of the last token."""
+        if self.config.direction != "left_to_right":
+            return hidden[:, 0]
+        last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        return hidden.gather(1, last).squeeze(1)
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """(batch, length, features) of chosen layers, where the encoder was frozen."""
+        if not isinstance(self.model, FeatureModel):
+            return states[-1]
+        batch, length, _ = states[0].shape
+        flat = [state.flatten(0, 1) for state in states]
+        return combine(flat, self.model.layers, self.model.mix).view(batch, length, -1)
+
+    def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
+        """(batch, width): pooled, and normalised where it is wanted."""
+        assert self.pooling is not None
+        pooling = self.pooling.pooling
+        if pooling in ("cls", "pooler"):
+            vectors = self.summary(states[-1], mask)
+            vectors = self.encoder.pool(vectors) if pooling == "pooler" else vectors
+        else:
+            hidden = states[-1] if pooling == "mean" else torch.stack(states[-4:]).mean(0)
+            real = mask.to(hidden.dtype)[:, :, None]
+            vectors = (hidden * real).sum(1) / real.sum(1).clamp(min=1.0)
+        if self.pooling.normalize:
+            vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        return vectors
+
+
+def hidden_keys(mask: Tensor, direction: str) -> Tensor:
+    """What is added to attention's scores: 0 where a query may see a key, else very little.
+
+    (batch, 1, 1 or length, length). The number is finite, and so small a one that two of them can
+    be added: a padded query that sees nothing gets some numbers, which nobody reads, and no NaN.
+    """
+    least = torch.finfo(torch.float32).min / 4
+    added = (1.0 - mask.to(torch.float32))[:, None, None, :] * least
+    if direction == "bidirectional":
+        return added
+    places = torch.arange(mask.shape[1], device=mask.device)
+    ahead = places[None, :] - places[:, None]  # of a key, as its query sees it
+    unseen = ahead > 0 if direction == "left_to_right" else ahead < 0
+    return added + unseen.to(torch.float32) * least
+
+
+def padded_layer(layer: Layer, hidden: Tensor, hindrance: Tensor) -> Tensor:
+    """One layer on (batch, length, width); see `bertkit.model.encoder.Layer`."""
+    batch, length, width = hidden.shape
+    heads = layer.config.num_attention_heads
+    projected = layer.query_key_value(hidden).view(batch, length, 3, heads, width // heads)
+    query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(width // heads) + hindrance
+    attended = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
+    hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
+    expanded = activation(layer.intermediate(hidden), layer.config)
+    return layer.output_norm(layer.output(expanded) + hidden)

@@ -1,0 +1,140 @@
+"""What is exported: any model that bertkit reads, with the head that it has or that is asked for.
+
+The tuned kinds are those of paper section 4; a pre-trained model has the heads of section 3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
+from bertkit.model.directory import complete
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import TextPooling
+from bertkit.model.start import Start, model_folder, read_start
+from bertkit.predict.embedding import read_embedder
+from bertkit.predict.load import is_tuned
+from bertkit.tasks.load import load_task_model
+from bertkit.tasks.task import Task
+from bertkit.tokens.tokenizer import Tokenizer
+
+HEADS = ("auto", "encoder", "embedding")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on the CPU, in fp32 and in evaluation mode, and what it is for."""
+
+    path: Path
+    head: str
+    """A key of `bertkit.export.padded.OUTPUTS`."""
+    model: Any
+    tokenizer: Tokenizer
+    details: Mapping[str, Any]
+    """The content of `bertkit.json`; of a foreign model, what was read off its config."""
+    task: Task[Any, Any] | None = None
+    """Of a tuned model."""
+    pooling: TextPooling | None = None
+    """Of the head "embedding"."""
+    pooler: bool = True
+    """Whether the pooler has weights of its own."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder of the model."""
+        found = self.model if isinstance(self.model, Encoder) else self.model.encoder
+        assert isinstance(found, Encoder)
+        return found
+
+    @property
+    def config(self) -> ModelConfig:
+        """The sizes."""
+        return self.encoder.config
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence."""
+        positions = self.config.max_position_embeddings
+        wanted = self.pooling.longest if self.pooling else getattr(self.task, "longest", 0)
+        return min(wanted or positions, positions)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of its outputs."""
+        every = OUTPUTS[self.head]
+        return every[:1] if self.head == "encoder" and not self.pooler else every
+
+    def padded(self) -> PaddedModel:
+        """The model with the inputs and outputs of others.
+
+        Raises:
+            BertkitError: see `PaddedModel`.
+        """
+        padded = PaddedModel(self.model, self.head, self.outputs, self.pooling)
+        return padded.eval().requires_grad_(False)
+
+
+def read_source(
+    path: Path, *, head: str = "auto", pooling: str = "auto", normalize: bool | None = None
+) -> Source:
+    """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
+
+    Args:
+        path: of the model.
+        head: "auto" for what the model was trained for; "encoder" or "embedding" for any model.
+        pooling: of the head "embedding"; see `bertkit.predict.embedding.load_embedder`.
+        normalize: see there.
+
+    Raises:
+        BertkitError: there is no model, it is damaged, or the head is unknown.
+    """
+    if head not in HEADS:
+        raise BertkitError(f"no head is called '{head}'{nearest(head, HEADS)}")
+    if head == "embedding" or (head == "auto" and (path / "modules.json").is_file()):
+        encoder, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
+        details = {"task": "embedding"}
+        return Source(path, "embedding", encoder, tokenizer, details, pooling=settings)
+    if pooling != "auto" or normalize is not None:
+        raise BertkitError("--pooling and --normalize are of --head embedding; add it")
+    if head == "auto" and is_tuned(model_folder(path)):
+        loaded = load_task_model(path, CPU)
+        kind, model = loaded.task.kind, loaded.model.float()
+        return Source(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
+    start = read_start(path)
+    return pretrained_source(start) if head == "auto" else encoder_source(start)
+
+
+def encoder_source(start: Start) -> Source:
+    """The encoder alone; its pooler may be missing, and then is no output."""
+    loaded = start.build(Encoder, keep_head=False)
+    details = {"task": "features"}
+    pooler = not loaded.new
+    return Source(start.path, "encoder", loaded.model, start.tokenizer, details, pooler=pooler)
+
+
+def pretrained_source(start: Start) -> Source:
+    """A model with the heads that its weights hold."""
+    build: Any
+    if "discriminator_predictions.dense.weight" in start.tensors:
+        head, build = "replaced", Discriminator
+    elif "cls.predictions.bias" in start.tensors:
+        pairs = "cls.seq_relationship.weight" in start.tensors
+        head = "pretraining" if pairs else "words"
+        build = partial(PretrainingModel, pairs=pairs)
+    else:
+        return encoder_source(start)
+    loaded = start.build(build, keep_head=True)
+    if head != "pretraining":  # the pooler is read by the head on pairs alone
+        loaded.new[:] = [name for name in loaded.new if not name.startswith("bert.pooler.")]
+    model: nn.Module = complete(loaded, start.path)
+    return Source(start.path, head, model, start.tokenizer, start.details, pooler=False)

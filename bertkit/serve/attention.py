@@ -1,0 +1,166 @@
+"""The pieces of a text, and what one head takes from where (paper, section 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertkit.examples.packed import pack
+from bertkit.explain.network import attention_weights
+from bertkit.model.encoder import Encoder, Layer
+from bertkit.model.start import Start
+from bertkit.serve.answers import Piece
+from bertkit.serve.batching import Prepared
+from bertkit.serve.bodies import AttentionRequest, PiecesRequest
+from bertkit.serve.limits import RefusedError
+from bertkit.tokens.tokenizer import PairEncoding, Tokenizer
+
+DIGITS = 5
+"""Of a weight."""
+MOST_WEIGHTS = 8_000_000
+"""In the maps of one request; of base's 144 heads, 235 tokens."""
+MOST_PIECES = 10_000
+"""Of an answer with pieces alone, which has about 80 bytes for each."""
+
+
+class Head(NamedTuple):
+    """A sequence, and the head that is asked for; both numbers from 0."""
+
+    encoded: PairEncoding
+    layer: int
+    head: int
+
+
+class AttentionWork:
+    """The weights of one head.
+
+    The served layers are laid out for speed and forget their weights at once, so the encoder is
+    built once more, in fp32, when this is asked for the first time.
+
+    Args:
+        start: the weights; those of a safetensors file are left on the disk until then, whatever
+            becomes of its folder.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.start, self.config, self.tokenizer = start, start.config, start.tokenizer
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """In fp32, on the CPU."""
+        return self.start.build(Encoder, keep_head=False).model.eval()
+
+    def prepare(self, asked: AttentionRequest) -> Prepared:
+        """The sequence.
+
+        Raises:
+            RefusedError: there is no such layer or head, or the sequence is longer than the model.
+        """
+        sizes = {
+            "layer": self.config.num_hidden_layers,
+            "head": self.config.num_attention_heads,
+        }
+        for field, most in sizes.items():
+            if (number := getattr(asked, field)) > most:
+                raise RefusedError(
+                    422, f"{field}: the model has {most} {field}s, there is no {number}", field
+                )
+        encoded = self.encode(asked, self.config.max_position_embeddings, "the model reads")
+        head = Head(encoded, asked.layer - 1, asked.head - 1)
+        return Prepared(head, len(encoded.ids), 1)
+
+    def encode(self, asked: PiecesRequest, most: int, reason: str) -> PairEncoding:
+        """The sequence of a text or a pair.
+
+        Raises:
+            RefusedError: it has more than `most` tokens.
+        """
+        encoded = self.tokenizer.encode_pair(asked.text, asked.pair)
+        if len(encoded.ids) > most:
+            raise RefusedError(
+                422,
+                f"text: {len(encoded.ids):,} tokens with [CLS] and [SEP], and {reason} {most:,}; "
+                "shorten it",
+                "text",
+            )
+        return encoded
+
+    @torch.inference_mode()
+    def run(self, many: Sequence[Head]) -> list[np.ndarray]:
+        """(tokens, tokens) for each request, rounded; rows are the tokens that look."""
+        found = []
+        for encoded, number, head in many:
+            *_, weights = self.weights(encoded, number + 1)
+            found.append(weights[head].double().numpy().round(DIGITS))
+        return found
+
+    def weights(self, encoded: PairEncoding, layers: int) -> Iterator[Tensor]:
+        """(heads, tokens, tokens) of the first layers, one after the other."""
+        packed = pack([encoded.ids], [encoded.segment_ids])
+        hidden = self.encoder.embed(packed)
+        for number, layer in enumerate(self.encoder.stack[:layers], 1):
+            assert isinstance(layer, Layer)
+            yield attention_weights(layer, hidden)[0]
+            if number < layers:
+                hidden = layer(hidden, packed)
+
+
+class AttentionMapsWork:
+    """The weights of all heads at once, as bytes, to be looked at.
+
+    Args:
+        one: has the encoder.
+    """
+
+    def __init__(self, one: AttentionWork) -> None:
+        self.one, self.config = one, one.config
+
+    def prepare(self, asked: PiecesRequest) -> Prepared:
+        """The sequence.
+
+        Raises:
+            RefusedError: it is longer than the model, or has too many weights.
+        """
+        heads = self.config.num_hidden_layers * self.config.num_attention_heads
+        fitting, longest = math.isqrt(MOST_WEIGHTS // heads), self.config.max_position_embeddings
+        reason = "the model reads" if longest <= fitting else "maps of all heads are made up to"
+        encoded = self.one.encode(asked, min(fitting, longest), reason)
+        return Prepared(encoded, len(encoded.ids), 1)
+
+    @torch.inference_mode()
+    def run(self, many: Sequence[PairEncoding]) -> list[bytes]:
+        """A byte for each (layer, head, token, token), for each request."""
+        return [
+            b"".join(
+                (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()
+                for weights in self.one.weights(encoded, self.config.num_hidden_layers)
+            )
+            for encoded in many
+        ]
+
+
+def pieces_of(tokenizer: Tokenizer, encoded: PairEncoding) -> list[Piece]:
+    """The pieces of a sequence and where they stand."""
+    return [Piece(**row) for row in piece_rows(tokenizer, encoded)]
+
+
+def piece_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:
+    """The same as plain dictionaries, see `Piece`."""
+    rows = zip(encoded.ids, encoded.segment_ids, encoded.offsets, encoded.text_index, strict=True)
+    return [
+        {
+            "piece": tokenizer.vocabulary[index],
+            "id": index,
+            "segment": segment,
+            "start": start,
+            "end": end,
+            "part": None if part < 0 else part,
+        }
+        for index, segment, (start, end), part in rows
+    ]

@@ -1,0 +1,246 @@
+"""Requests become batches: a bounded queue and one thread for each model.
+
+The thread takes what is there as soon as it is free, oldest first, up to a budget of tokens. While
+it computes, the next batch gathers; so batches grow with the load, and a request to an idle model
+is begun at once. torch lets go of the interpreter while it computes.
+
+Where several requests were answered together, their clients are likely to ask again at about the
+same time. The thread then waits some milliseconds, but no longer than until as many are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from bertkit.predict.engine import compute_with
+from bertkit.serve.limits import Limits, RefusedError, too_many
+from bertkit.serve.metrics import Metrics
+
+LOG = logging.getLogger("bertkit.serve")
+SLOWEST_RETRY = 60
+"""Most seconds that a refused client is told to wait."""
+
+
+class Prepared(NamedTuple):
+    """A request that is ready to be computed."""
+
+    content: Any
+    """For `Work.run`."""
+    tokens: int
+    """Of all sequences."""
+    inputs: int
+    windowed: int = 0
+    """Inputs that take more than one window."""
+    cut: dict[str, int] | None = None
+    """What was lost -> of how many inputs."""
+
+
+class Work(Protocol):
+    """Something that a model does; requests for the same work are computed together."""
+
+    def run(self, many: Sequence[Any]) -> list[Any]:
+        """One result for each content, in order."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request in the queue."""
+
+    work: Work
+    prepared: Prepared
+    answer: asyncio.Future[Any]
+    arrived: float
+
+
+class Worker:
+    """One model's queue and thread.
+
+    Args:
+        name: of the model.
+        limits: of the queue and of a batch.
+        metrics: are told of every batch.
+    """
+
+    def __init__(self, name: str, limits: Limits, metrics: Metrics) -> None:
+        self.name, self.limits, self.metrics = name, limits, metrics
+        self.waiting: deque[Job] = deque()
+        self.tokens = 0
+        """Of the jobs that wait."""
+        self.closed = False
+        self.rate = 0.0
+        """Tokens a second, of the batches so far; the latest count most."""
+        self.changed = threading.Condition()
+        self.threads = torch.get_num_threads()
+        """That a batch is computed with."""
+        metrics.begin(name)
+        self.thread = threading.Thread(target=self._work, name=f"model {name}", daemon=True)
+        self.thread.start()
+
+    def check_room(self, tokens: int) -> None:
+        """Refuse a request for which there is no room.
+
+        Raises:
+            RefusedError: 413 where it could never be taken, 429 where others wait, 503 at the end.
+        """
+        if tokens > self.limits.max_queue:
+            raise too_many(tokens, self.limits.max_queue)
+        if self.closed or not self.thread.is_alive():
+            reason = "the server is shutting down" if self.closed else "the model's thread has died"
+            raise RefusedError(503, f"{reason}; ask another server", retry_after=1)
+        if self.tokens + tokens > self.limits.max_queue:
+            raise RefusedError(
+                429,
+                f"{self.tokens:,} tokens wait for the model '{self.name}' already; try again later",
+                retry_after=self.seconds_to_wait(),
+            )
+
+    def seconds_to_wait(self) -> int:
+        """In which the queue may be expected to be worked through."""
+        expected = self.tokens / self.rate if self.rate else 1.0
+        return min(SLOWEST_RETRY, max(1, math.ceil(expected)))
+
+    @asynccontextmanager
+    async def deadline(self) -> AsyncIterator[None]:
+        """Bound what is done for a request.
+
+        Raises:
+            RefusedError: 503 where the deadline has passed.
+        """
+        try:
+            async with asyncio.timeout(self.limits.deadline):
+                yield
+        except TimeoutError:
+            raise RefusedError(
+                503,
+                f"not answered within {self.limits.deadline:g} s; try again later",
+                retry_after=self.seconds_to_wait(),
+            ) from None
+
+    async def ask(self, work: Work, prepared: Prepared) -> Any:
+        """The result for a request, once its turn has come; it leaves the queue if cancelled.
+
+        Raises:
+            RefusedError: see `check_room`.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        job = Job(work, prepared, answer, time.perf_counter())
+        with self.changed:
+            self.check_room(prepared.tokens)
+            self.waiting.append(job)
+            self.tokens += prepared.tokens
+            self.changed.notify()
+        self.metrics.queued(self.name, len(self.waiting), self.tokens)
+        try:
+            return await answer
+        finally:
+            self._forget(job)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Compute what waits, take nothing more, and end the thread."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+        self.thread.join(seconds)
+
+    def _forget(self, job: Job) -> None:
+        """Take a job that nobody waits for any more out of the queue."""
+        if not job.answer.cancelled():
+            return
+        with self.changed:
+            if job in self.waiting:
+                self.waiting.remove(job)
+                self.tokens -= job.prepared.tokens
+
+    def _work(self) -> None:
+        """Batch after batch, until closed and empty."""
+        compute_with(self.threads)
+        together = 0
+        while jobs := self._take(together):
+            together = len(jobs)
+            try:
+                self._answer(jobs)
+            except Exception as error:
+                LOG.exception("batch failed", extra={"fields": {"model": self.name}})
+                deliver(jobs, [error] * len(jobs))
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        """Compute a batch."""
+        started = time.perf_counter()
+        results = results_of(jobs)
+        seconds = time.perf_counter() - started
+        tokens = sum(job.prepared.tokens for job in jobs)
+        now = tokens / max(seconds, 1e-6)
+        self.rate = now if not self.rate else 0.8 * self.rate + 0.2 * now
+        deliver(jobs, results)
+        waits = [started - job.arrived for job in jobs]
+        self.metrics.computed(self.name, tokens, waits, seconds)
+
+    def _take(self, before: int) -> list[Job]:
+        """The next batch; none at the end.
+
+        Args:
+            before: requests in the batch before.
+        """
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.closed)
+            if before > 1 and self.limits.linger:
+                self.changed.wait_for(
+                    lambda: len(self.waiting) >= before or self.closed, self.limits.linger / 1000
+                )
+                self.changed.wait_for(lambda: self.waiting or self.closed)
+            taken: list[Job] = []
+            left: deque[Job] = deque()
+            room = self.limits.max_batch
+            for job in self.waiting:
+                fits = not taken or job.prepared.tokens <= room
+                if fits and job.work is self.waiting[0].work:
+                    taken.append(job)
+                    room -= job.prepared.tokens
+                else:
+                    left.append(job)
+                    room = room if fits else 0  # nobody overtakes one that did not fit
+            self.waiting = left
+            self.tokens -= sum(job.prepared.tokens for job in taken)
+        self.metrics.queued(self.name, len(left), self.tokens)
+        return taken
+
+
+def results_of(jobs: Sequence[Job]) -> list[Any]:
+    """A result or an exception for each job; one that fails does not harm the others."""
+    work = jobs[0].work
+    try:
+        results = work.run([job.prepared.content for job in jobs])
+        if len(results) != len(jobs):
+            raise RuntimeError(f"{len(results)} results for {len(jobs)} requests")
+        return results
+    except Exception as error:
+        if len(jobs) == 1:
+            return [error]
+    return [result for job in jobs for result in results_of([job])]
+
+
+def deliver(jobs: Sequence[Job], results: Sequence[Any]) -> None:
+    """Give each request its result, in the thread of its event loop."""
+
+    def give() -> None:
+        for job, result in zip(jobs, results, strict=True):
+            if job.answer.done():  # its deadline has passed
+                continue
+            if isinstance(result, Exception):
+                job.answer.set_exception(result)
+            else:
+                job.answer.set_result(result)
+
+    with suppress(RuntimeError):  # the loop has ended, and nobody waits
+        jobs[0].answer.get_loop().call_soon_threadsafe(give)

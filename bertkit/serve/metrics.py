@@ -1,0 +1,89 @@
+"""What Prometheus reads at /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+
+SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The numbers of one server; every one begins with `bertkit_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"bertkit_{name}", text, labels, registry=self.registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"bertkit_{name}", text, labels, registry=self.registry)
+
+        def histogram(
+            name: str, text: str, buckets: Sequence[float], label: str = "model"
+        ) -> Histogram:
+            full = f"bertkit_{name}"
+            return Histogram(full, text, [label], registry=self.registry, buckets=buckets)
+
+        self.requests = counter("requests", "Requests answered.", "route", "status")
+        self.inputs = counter("inputs", "Inputs of requests that were taken.", "model")
+        self.seconds = histogram("request_seconds", "Until the answer.", SECONDS, "route")
+        self.in_flight = gauge("requests_in_flight", "Requests at work or waiting.")
+        self.queue_requests = gauge("queue_requests", "Requests that wait.", "model")
+        self.queue_tokens = gauge("queue_tokens", "Tokens that wait.", "model")
+        self.queue_seconds = histogram("queue_seconds", "From arrival to a batch.", SECONDS)
+        self.batch_seconds = histogram("batch_seconds", "Computing a batch.", SECONDS)
+        self.batch_tokens = histogram("batch_tokens", "Tokens in a batch.", TOKENS)
+        self.batch_requests = histogram("batch_requests", "Requests in a batch.", REQUESTS)
+
+    def begin(self, model: str) -> None:
+        """A model is there: its numbers begin at 0, and are not absent until it is asked."""
+        for metric in (self.queue_requests, self.queue_tokens, self.inputs):
+            metric.labels(model)
+        for spread in (self.queue_seconds, self.batch_seconds, self.batch_tokens):
+            spread.labels(model)
+        self.batch_requests.labels(model)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self.requests.labels(route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+
+    def queued(self, model: str, requests: int, tokens: int) -> None:
+        """What waits for a model now."""
+        self.queue_requests.labels(model).set(requests)
+        self.queue_tokens.labels(model).set(tokens)
+
+    def computed(self, model: str, tokens: int, waits: Sequence[float], seconds: float) -> None:
+        """A batch was computed.
+
+        Args:
+            model: its name.
+            tokens: of the batch.
+            waits: seconds that each of its requests waited.
+            seconds: that it took.
+        """
+        queue_seconds = self.queue_seconds.labels(model)
+        for wait in waits:
+            queue_seconds.observe(wait)
+        self.batch_seconds.labels(model).observe(seconds)
+        self.batch_tokens.labels(model).observe(tokens)
+        self.batch_requests.labels(model).observe(len(waits))
+
+    def text(self) -> bytes:
+        """All of them, in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,190 @@
+// The page of `bertkit serve`: choose a model and what to do, ask, and see. See views.js for what
+// there is to do, results.js and its neighbours for what is shown.
+
+import {make} from "./elements.js";
+import {Refusal, request, useToken} from "./server.js";
+import {MASK} from "./texts.js";
+import {VIEWS} from "./views.js";
+
+const element = (id) => document.getElementById(id);
+const [ask, results, problem, views, fields] =
+  ["ask", "results", "error", "views", "fields"].map(element);
+
+const state = {
+  /** Cards of /v1/models by name. */
+  models: new Map(),
+  model: null,
+  /** The route that is shown. */
+  route: "",
+  /** Route -> field -> what was typed; kept while the reader looks elsewhere. */
+  values: {},
+  /** The task whose texts a look inside begins with. */
+  lastTask: "",
+  busy: false,
+  /** "model route" -> the element with what was found there. */
+  found: new Map(),
+};
+const INSIDE = ["pieces", "attention-maps"];
+
+function say(message) {
+  problem.textContent = message;
+  problem.hidden = !message;
+}
+
+/** Run something that may be refused; what is shown already stays. */
+async function trying(action) {
+  try {
+    await action();
+    say("");
+  } catch (error) {
+    say(error.message);
+    if (!(error instanceof Refusal)) return;
+    if (error.status === 401) {
+      element("token").hidden = false;
+      element("token-field").focus();
+    }
+  }
+}
+
+async function start() {
+  const {data} = await request("v1/models");
+  element("token").hidden = true;
+  state.models = new Map(data.map((card) => [card.id, card]));
+  const select = element("model");
+  select.replaceChildren(...data.map(({id}) => make("option", {value: id}, id)));
+  select.disabled = false;
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  select.value = state.models.has(wanted.get("model")) ? wanted.get("model") : data[0].id;
+  ask.hidden = false;
+  chooseModel(select.value, wanted.get("do"));
+}
+
+/** Show a model's views, the one that was shown before if it can do that too. */
+function chooseModel(name, route = state.route) {
+  state.model = state.models.get(name);
+  const {kind, layers, heads, precision, routes} = state.model;
+  element("card").textContent =
+    `${kind}, ${layers} layers of ${heads} heads, ${precision}, windows of ${state.model.longest} tokens`;
+  const able = Object.keys(VIEWS).filter((one) => routes.includes(one));
+  const chosen = able.includes(route) ? route : able[0];
+  const legend = views.querySelector("legend");
+  views.replaceChildren(legend, ...able.map((one) => make("label", {},
+    make("input", {type: "radio", name: "view", value: one, checked: one === chosen,
+      change: () => chooseView(one)}),
+    make("span", {}, VIEWS[one].name))));
+  chooseView(chosen);
+}
+
+function chooseView(route) {
+  const view = VIEWS[route];
+  state.route = route;
+  const values = state.values[route] ??= {};
+  if (INSIDE.includes(route)) bringTexts(values);
+  else state.lastTask = route;
+  element("about").textContent = view.about;
+  element("go").textContent = view.verb;
+  fields.replaceChildren(...view.fields.map((field) => fieldOf(field, values)));
+  showFound();
+  const address = new URLSearchParams({model: state.model.id, do: route});
+  history.replaceState(null, "", `#${address}`);
+}
+
+/** Look into the texts of the task before, unless others were typed here. */
+function bringTexts(values) {
+  const task = state.values[state.lastTask];
+  if (!task || (values.text ?? "") !== (values.brought ?? "")) return;
+  const [text = "", pair = ""] = VIEWS[state.lastTask].texts(task);
+  Object.assign(values, {text, pair, brought: text});
+}
+
+/** A text area with its label. @param {import("./views.js").Field} field */
+function fieldOf({name, label, rows, optional, masks}, values) {
+  const id = `field-${name}`;
+  const area = make("textarea", {id, name, rows, "aria-required": !optional,
+    input: () => { values[name] = area.value; }});
+  area.value = values[name] ??= "";
+  const tag = make("label", {for: id}, label);
+  const whole = make("div", {class: "field"}, tag, area);
+  if (optional) tag.append(make("span", {class: "quiet"}, " (may stay empty)"));
+  if (masks) whole.append(make("button", {type: "button", click: () => {
+    area.setRangeText(MASK, area.selectionStart, area.selectionEnd, "end");
+    values[name] = area.value;
+    area.focus();
+  }}, `Put ${MASK} in`));
+  return whole;
+}
+
+const key = () => `${state.model.id} ${state.route}`;
+
+function showFound() {
+  const found = state.found.get(key());
+  results.hidden = !found;
+  if (results.firstElementChild !== found) results.replaceChildren(...(found ? [found] : []));
+}
+
+/** @param {boolean} on @param {string} message for readers who listen. */
+function busy(on, message) {
+  state.busy = on;
+  element("status").textContent = message;
+  results.setAttribute("aria-busy", on);
+  const button = element("go");
+  button.setAttribute("aria-disabled", on); // not disabled: the focus stays
+  button.textContent = on ? "Working …" : VIEWS[state.route].verb;
+  document.body.classList.toggle("busy", on);
+}
+
+async function submit() {
+  if (state.busy) return;
+  const {model, route} = state, view = VIEWS[route], place = key();
+  const values = readFields(view);
+  let done = "";
+  busy(true, "Working");
+  try {
+    for (const {name, label, optional} of view.fields) {
+      if (optional || values[name].trim()) continue;
+      element(`field-${name}`).focus();
+      throw new Error(`${label}: write something here first.`);
+    }
+    const answer = await request(`v1/${route}`, {model: model.id, ...view.body(values)});
+    const here = () => state.model === model && state.route === route;
+    const field = (name) => (here() ? element(`field-${name}`) : undefined);
+    const shown = await view.show(answer, {values, model, field});
+    state.found.set(place, make("div", {}, ...shown));
+    showFound();
+    results.scrollIntoView({block: "nearest"}); // on a phone they are below the form
+    done = `Done. ${results.querySelector(".outcome")?.textContent ?? ""}`;
+  } finally {
+    busy(false, done);
+  }
+}
+
+/** What stands in the form, as it is now. */
+function readFields(view) {
+  const values = state.values[state.route];
+  for (const {name} of view.fields) values[name] = element(`field-${name}`).value;
+  return {...values};
+}
+
+ask.addEventListener("submit", (event) => {
+  event.preventDefault();
+  trying(submit);
+});
+ask.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+  event.preventDefault();
+  trying(submit);
+});
+element("example").addEventListener("click", () => {
+  const {example} = VIEWS[state.route];
+  for (const [name, text] of Object.entries(example)) element(`field-${name}`).value = text;
+  readFields(VIEWS[state.route]);
+  element(`field-${Object.keys(example)[0]}`).focus();
+});
+element("model").addEventListener("change", (event) => chooseModel(event.target.value));
+element("token").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useToken(element("token-field").value.trim());
+  element("token-field").value = "";
+  trying(start);
+});
+trying(start);

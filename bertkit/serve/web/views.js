@@ -1,0 +1,147 @@
+// What one can do with a model: for each route its fields, its request, and what shows the answer.
+
+import {showMaps} from "./attention.js";
+import {showNearest} from "./nearest.js";
+import {
+  showAnswer, showChoice, showFollows, showLabels, showMasks, showPieces, showTags, showValue,
+} from "./results.js";
+import {linesOf, MASK} from "./texts.js";
+
+const MOST_LINES = 2047; // with the query the most inputs of a request
+
+/**
+ * @typedef {object} Field
+ * @property {string} name
+ * @property {string} label
+ * @property {number} [rows] lines of a text area.
+ * @property {boolean} [optional]
+ * @property {boolean} [masks] a button beside it puts a mask in.
+ *
+ * @typedef {object} View
+ * @property {string} name as it stands on the page.
+ * @property {string} about
+ * @property {string} verb on the button.
+ * @property {Field[]} fields
+ * @property {Object<string, string>} example field -> text.
+ * @property {(values: Object<string, string>) => object} body of the request, without the model;
+ *   throws an Error that says what is wrong with the values.
+ * @property {(values: Object<string, string>) => string[]} texts one or two, to look inside.
+ * @property {(answer: any, asked: Asked) => Node[]|Promise<Node[]>} show
+ *
+ * @typedef {object} Asked what a result may need of its request.
+ * @property {Object<string, string>} values of the fields.
+ * @property {object} model its card.
+ * @property {(name: string) => HTMLTextAreaElement|undefined} field on the page now, if the form
+ *   that asked is there.
+ */
+
+const TEXT = {name: "text", label: "Text", rows: 5};
+const PAIR = {name: "pair", label: "Second text, for models of pairs", rows: 3, optional: true};
+const REVIEW = "The plot is thin, but the two leads are a joy to watch.";
+
+const textAndPair = ({text, pair}) => ({text, ...(pair.trim() ? {pair} : {})});
+const one = (input) => ({inputs: [input]});
+const bothTexts = ({text, pair}) => (pair?.trim() ? [text, pair] : [text]);
+
+/** Route -> what can be done there, in the order of the page. @type {Object<string, View>} */
+export const VIEWS = {
+  classify: {
+    name: "Classify", verb: "Classify",
+    about: "The probability of every label for a text, or a pair of texts.",
+    fields: [TEXT, PAIR], example: {text: REVIEW, pair: ""},
+    body: (values) => one(textAndPair(values)), texts: bothTexts, show: showLabels,
+  },
+  regress: {
+    name: "Score", verb: "Score",
+    about: "A number for a text, or a pair of texts.",
+    fields: [TEXT, PAIR],
+    example: {text: "A man is playing a guitar.", pair: "Somebody makes music on a guitar."},
+    body: (values) => one(textAndPair(values)), texts: bothTexts, show: showValue,
+  },
+  choose: {
+    name: "Choose", verb: "Choose",
+    about: "The most probable of several ways to go on.",
+    fields: [TEXT, {name: "choices", label: "Choices, one a line", rows: 4}],
+    example: {
+      text: "Which of these is the best conductor of electricity?",
+      choices: "a copper wire\na wooden spoon\na rubber band\na glass of pure water",
+    },
+    body: ({text, choices}) => one({text, choices: linesOf(choices)}),
+    texts: ({text, choices}) => [text, ...linesOf(choices).slice(0, 1)], show: showChoice,
+  },
+  tag: {
+    name: "Tag", verb: "Tag",
+    about: "A tag for every word, and the entities that they make.",
+    fields: [{...TEXT, rows: 6}],
+    example: {text: "Ada Lovelace met Charles Babbage in London in June 1833. Their letters are " +
+      "kept at the Bodleian Library of the University of Oxford."},
+    body: ({text}) => one({text}), texts: ({text}) => [text], show: showTags,
+  },
+  answer: {
+    name: "Answer", verb: "Answer",
+    about: "The answer to a question, found in a context of any length.",
+    fields: [{name: "question", label: "Question", rows: 2},
+      {name: "context", label: "Context", rows: 9}],
+    example: {
+      question: "What does the lighthouse burn?",
+      context: "The lighthouse on the northern cape was built in 1869 by two brothers from the " +
+        "village. For sixty years its lamp burned whale oil, and since 1931 it has burned " +
+        "paraffin. The keeper rows across the bay once a month to fetch letters and fresh bread.",
+    },
+    body: ({question, context}) => one({question, context}),
+    texts: ({question, context}) => [question, context], show: showAnswer,
+  },
+  "fill-mask": {
+    name: "Fill masks", verb: "Fill",
+    about: `Guesses at each ${MASK}. Choose one to put it in.`,
+    fields: [{...TEXT, masks: true}],
+    example: {text: `She opened the ${MASK} and looked out at the ${MASK}.`},
+    body: ({text}) => {
+      if (!text.includes(MASK)) throw new Error(`Text: put at least one ${MASK} into it.`);
+      return one({text, top: 8});
+    },
+    texts: ({text}) => [text], show: showMasks,
+  },
+  "next-sentence": {
+    name: "Next sentence", verb: "Compare",
+    about: "Whether the second text follows the first in one document.",
+    fields: [{...TEXT, rows: 3}, {name: "following", label: "Does this follow?", rows: 3}],
+    example: {text: "He opened the door of the old mill.", following: "It was dark inside."},
+    body: ({text, following}) => one({text, following}),
+    texts: ({text, following}) => [text, following], show: showFollows,
+  },
+  embeddings: {
+    name: "Nearest", verb: "Search",
+    about: "Which lines are nearest to a text in meaning: the cosine of their vectors.",
+    fields: [{name: "query", label: "Search for", rows: 2},
+      {name: "lines", label: "In these lines", rows: 9}],
+    example: {
+      query: "How do I get my money back?",
+      lines: "Refunds are paid within five days.\nThe shop opens at nine.\nOur parcels leave the " +
+        "store every evening.\nSend the goods back and we return what you paid.\nParking is free " +
+        "behind the house.\nYou can pay by card or by transfer.",
+    },
+    body: ({query, lines}) => {
+      const texts = linesOf(lines);
+      if (texts.length > MOST_LINES) {
+        throw new Error(`In these lines: ${texts.length} are more than ${MOST_LINES}.`);
+      }
+      return {input: [query, ...texts], encoding_format: "base64"};
+    },
+    texts: ({query}) => [query], show: (answer, {values}) => showNearest(answer, linesOf(values.lines), values.query),
+  },
+  pieces: {
+    name: "Pieces", verb: "Cut",
+    about: "The WordPiece sequence that the model reads.",
+    fields: [TEXT, {...PAIR, label: "Second text"}],
+    example: {text: "Unbelievably, the antidisestablishmentarians agreed.", pair: "Nobody knew."},
+    body: textAndPair, texts: bothTexts, show: showPieces,
+  },
+  "attention-maps": {
+    name: "Attention", verb: "Look",
+    about: "What each piece takes from the others, in every head of every layer.",
+    fields: [TEXT, {...PAIR, label: "Second text"}],
+    example: {text: "The cat sat on the mat because it was tired.", pair: ""},
+    body: textAndPair, texts: bothTexts, show: showMaps,
+  },
+};

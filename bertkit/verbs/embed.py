@@ -1,0 +1,137 @@
+"""`bertkit predict embed` and `bertkit predict similar`: the texts of a file as vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import rich.console
+from rich.markup import escape
+from rich.table import Table
+
+from bertkit.predict.embedding import Embedder, chunks, load_embedder, nearest_texts
+from bertkit.tasks.feature_files import feature_format, write_features
+from bertkit.tasks.features import TextFeatures
+from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.training.journal import Console
+from bertkit.verbs.features import Progress, read_lines
+
+
+def embed(
+    model: Path,
+    file: str,
+    *,
+    out: Path,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    cut: bool = False,
+    precision: str = "auto",
+    device: str = "auto",
+) -> None:
+    """Write a vector for every text of a file, in order.
+
+    Plain text has a text on each line; CSV, TSV, JSON lines, Parquet and hf:NAME have one in a
+    column. Long texts are read through windows. The file may be larger than memory.
+
+    Parameters
+    ----------
+    model
+        A model directory, also one of sentence-transformers, or a run directory.
+    file
+        The texts.
+    out
+        The file to write.
+    format
+        safetensors, parquet, npy, or auto for the ending of the file.
+    column
+        The column of the text, in formats that have columns.
+    pooling
+        cls, mean, pooler, mean-last-four, or auto: as the model's directory says, else mean.
+    normalize
+        Divide vectors by their length; where not given, as the directory says, else yes.
+    cut
+        Leave out what is beyond the model's length, as sentence-transformers does.
+    precision
+        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
+    device
+        auto, cpu or cuda.
+    """
+    feature_format(out, format)
+    embedder = load_embedder(
+        model, device=device, precision=precision, pooling=pooling, normalize=normalize
+    )
+    counts = TextCounts()
+    with Console() as console:
+        console.start(None, title="embedding", unit="texts")
+        progress = Progress(console)
+        found = Embedding(embedder, read_lines(file, column, counts), cut=cut)
+        details = {"model": str(model), "normalize": embedder.settings.normalize}
+        details |= {"pooling": embedder.settings.pooling, "precision": embedder.mode}
+        write_features(out, progress.follow(found), format, details)
+        console.close()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        console.say(
+            f"{out}: {progress.texts:,} vectors of {progress.width:,} numbers, "
+            f"{progress.windowed:,} texts in several windows, {found.lost:,} cut"
+        )
+
+
+class Embedding:
+    """The vectors of texts, stretch by stretch; `lost` counts the texts that lose their ends."""
+
+    def __init__(self, embedder: Embedder, texts: Iterable[str], *, cut: bool) -> None:
+        self.embedder, self.texts, self.cut, self.lost = embedder, texts, cut, 0
+
+    def __iter__(self) -> Iterator[TextFeatures]:
+        for stretch in chunks(self.texts):
+            encoded = self.embedder.encode(stretch, windows=not self.cut)
+            self.lost += sum(text.cut > 0 for text in encoded)
+            vectors = self.embedder.vectors(encoded)
+            for text, vector in zip(encoded, vectors, strict=True):
+                yield TextFeatures(vector[None], [], [], len(text.parts))
+
+
+def similar(
+    model: Path,
+    file: str,
+    text: str,
+    *,
+    top: int = 5,
+    column: str = "text",
+    pooling: str = "auto",
+    precision: str = "auto",
+    device: str = "auto",
+) -> None:
+    """Find the texts of a file that are most like a text, by the cosine of their vectors.
+
+    Parameters
+    ----------
+    model
+        A model directory, also one of sentence-transformers, or a run directory.
+    file
+        The texts; see bertkit predict embed.
+    text
+        What to look for.
+    top
+        How many are shown.
+    column
+        The column of the text, in formats that have columns.
+    pooling
+        cls, mean, pooler, mean-last-four, or auto: as the model's directory says, else mean.
+    precision
+        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
+    device
+        auto, cpu or cuda.
+    """
+    embedder = load_embedder(model, device=device, precision=precision, pooling=pooling)
+    counts = TextCounts()
+    table = Table("number", "cosine", "text")
+    lines = read_lines(file, column, counts)
+    for cosine, number, found in nearest_texts(embedder, text, lines, top):
+        table.add_row(f"{number + 1:,}", f"{cosine:.4f}", escape(found.strip()))
+    rich.console.Console().print(table)
+    for line in describe_skipped(counts.skipped, counts.examples):
+        rich.console.Console(stderr=True).print(line)

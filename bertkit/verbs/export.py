@@ -1,0 +1,129 @@
+"""`bertkit export`: a model → files for other libraries, checked against bertkit's own outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
+from bertkit.export.examples import of_texts
+from bertkit.export.export import Check, export_model
+from bertkit.export.source import Source, read_source
+from bertkit.tasks.own_files import Columns, read_own
+from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.training.journal import Console
+from bertkit.verbs.features import read_lines
+from bertkit.verbs.predict import columns_of, read_inputs
+
+COLUMNS = Columns()
+TRIED = 200
+"""Inputs of a file on which outputs are compared."""
+
+
+def export(
+    model: Path,
+    *,
+    to: str,
+    out: Path,
+    head: str = "auto",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    inputs: str = "",
+    dev: str = "",
+    max_error: float | None = None,
+    bound: float = 1.0,
+    columns: Annotated[Columns, FLATTEN] = COLUMNS,
+) -> None:
+    """Write a model for other libraries, and check what was written.
+
+    The files are run and compared with bertkit on real inputs; export.json beside them says how
+    far they are apart. Beyond the bounds nothing is written.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory or a Google checkpoint.
+    to
+        onnx, onnx-int8 (8-bit weights), huggingface (for transformers; embedding models for
+        sentence-transformers), tensorflow (Google's checkpoints) or torch-export (.pt2).
+    out
+        The folder to write.
+    head
+        auto for what the model was trained for; encoder or embedding for any model.
+    pooling
+        Of embeddings: cls, mean, pooler, mean-last-four, or auto.
+    normalize
+        Of embeddings: divide vectors by their length.
+    inputs
+        A file of inputs to compare outputs on (the first 200); some built-in sentences where not
+        given.
+    dev
+        A labelled file: the change of the metric is measured on it.
+    max_error
+        The largest difference of an output, for outputs up to 1, and a share of larger ones;
+        0.0001 where not given, and for onnx-int8 none.
+    bound
+        The most that the deciding metric may fall on --dev, in points of 100.
+    """
+    source = read_source(model, head=head, pooling=pooling, normalize=normalize)
+    counts = TextCounts()
+    check = Check(max_error=max_error, bound=bound)
+    named = columns_of(columns, source.details)
+    with Console() as console:
+        if inputs:
+            parts = tried(source, inputs, named, counts)
+            check = replace(check, parts=parts, examples=inputs)
+        if dev:
+            check = replace(check, labelled=labelled(source, dev, named, counts), dev=dev)
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        manifest = export_model(source, to, out, check)
+        for line in described(out, manifest):
+            console.say(line)
+
+
+def tried(source: Source, file: str, columns: Columns, counts: TextCounts) -> list[Any]:
+    """Sequences of the first inputs of a file."""
+    if source.task is None:
+        return of_texts(source, islice(read_lines(file, columns.text, counts), TRIED))
+    given = list(islice(read_inputs(source.task.kind, file, columns, counts), TRIED))
+    return [
+        part for item in source.task.items(given, source.tokenizer).items for part in item.parts
+    ]
+
+
+def labelled(source: Source, file: str, columns: Columns, counts: TextCounts) -> list[Any]:
+    """The labelled inputs of a file.
+
+    Raises:
+        BertkitError: the model has no task, or the file is absent or damaged, or lacks a column.
+    """
+    if source.task is None:
+        raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
+    return list(read_own(source.task.kind, file, columns, counts, scoring=True))
+
+
+def described(out: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """What a manifest says, in a few lines."""
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
+    check = manifest["check"]
+    told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
+    for name, one in check["outputs"].items():
+        lines.append(
+            f"{name}: differs by at most {one['max_error']:.1g}, of values up to "
+            f"{one['largest']:.2g}, on {told}"
+        )
+    if metric := manifest.get("metric"):
+        name = metric["name"]
+        lines.append(
+            f"{name} on {metric['dev']}: {100 * metric['bertkit'][name]:.2f} → "
+            f"{100 * metric['exported'][name]:.2f}"
+        )
+    elif manifest["format"] == "onnx-int8":
+        lines.append("what 8 bits cost in the metric is not known; give a labelled file by --dev")
+    return lines

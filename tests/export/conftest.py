@@ -1,0 +1,80 @@
+"""A small model for every head, and families of networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.export.padded import Discriminator
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.features import FeatureModel, save_feature_model
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import TextPooling, write_pooling
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.regress import Regress
+from bertkit.tasks.tag import Tag
+from bertkit.tokens.tokenizer import Tokenizer
+
+TASKS: dict[str, Any] = {
+    "classify": Classify(("dry", "damp", "wet"), longest=40),
+    "multi-label": ClassifyMany(("a", "b"), longest=40),
+    "regress": Regress(longest=40),
+    "choose": Choose(longest=40),
+    "tag": Tag(("O", "B-X", "I-X"), longest=40),
+    "answer": Answer(null=True, longest=40, stride=8, question_length=16),
+}
+
+
+def sizes(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
+    values: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 40,
+        "initializer_range": 0.2,
+    }
+    return ModelConfig(vocab_size=tokenizer.size, **{**values, **changes})
+
+
+@pytest.fixture(scope="session")
+def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models of random weights."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models")
+    plain = sizes(tokenizer)
+    for name, task in TASKS.items():
+        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        save_model(folder / name, task.build(plain), tokenizer, details)
+    pretraining = {"task": "pretraining"}
+    save_model(folder / "pretraining", PretrainingModel(plain), tokenizer, pretraining)
+    albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
+    save_model(folder / "albert", PretrainingModel(albert), tokenizer, pretraining)
+    for direction in ("left_to_right", "right_to_left"):
+        model = PretrainingModel(sizes(tokenizer, direction=direction), pairs=False)
+        save_model(folder / direction, model, tokenizer, pretraining)
+    electra = Discriminator(sizes(tokenizer, embedding_size=16))
+    save_model(folder / "electra", electra, tokenizer, pretraining)
+    encoder = Encoder(plain)
+    save_model(folder / "encoder", encoder, tokenizer, {"task": "features"})
+    save_model(
+        folder / "embedding",
+        encoder,
+        tokenizer,
+        {"task": "embedding"},
+        extra=lambda inside: write_pooling(inside, TextPooling("mean", longest=24), plain),
+    )
+    tags = TASKS["tag"]
+    details = {"task": "tag", "labels": list(tags.labels), "settings": tags.settings()}
+    deep = sizes(tokenizer, num_hidden_layers=4)
+    for name, head in (("frozen", "linear"), ("bilstm", "bilstm")):
+        layers = "weighted-sum-last-four" if name == "frozen" else "last"
+        frozen = FeatureModel(deep, 3, layers, head, units=8)
+        save_feature_model(folder / name, frozen, tokenizer, details)
+    return folder

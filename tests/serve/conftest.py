@@ -1,0 +1,76 @@
+"""Tiny models of every kind, and a server of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.serve.app import make_app
+from bertkit.serve.limits import Limits
+from bertkit.serve.metrics import Metrics
+from bertkit.serve.served import load_models
+from bertkit.serve.serving import Serving
+from bertkit.tokens.tokenizer import Tokenizer
+from tests.predict.conftest import TASKS
+
+CONFIG = ModelConfig(
+    vocab_size=80,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=64,
+    max_position_embeddings=40,
+    initializer_range=0.2,
+)
+LIMITS = Limits(grace=0.2)
+
+
+@pytest.fixture(scope="session")
+def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of random weights for every task, a pre-trained one and an encoder."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("served")
+    config = replace(CONFIG, vocab_size=tokenizer.size)
+    for name, task in TASKS.items():
+        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        save_model(folder / name, task.build(config), tokenizer, details)
+    save_model(folder / "pretrained", PretrainingModel(config), tokenizer, {})
+    save_model(folder / "encoder", Encoder(config), tokenizer, {})
+    return folder
+
+
+NAMES = [*TASKS, "pretrained", "encoder"]
+
+
+@pytest.fixture(scope="session")
+def serve(models: Path) -> Iterator[Callable[..., TestClient]]:
+    """Makes clients of servers; each gets names of models, limits and a token."""
+    clients = []
+
+    def make(*names: str, limits: Limits = LIMITS, token: str = "") -> TestClient:
+        metrics = Metrics()
+        folders = [str(models / name) for name in names]
+        served = load_models(folders, limits, metrics, precision="fp32", device="cpu")
+        app = make_app(Serving(served, limits, metrics), token=token)
+        client = TestClient(app, raise_server_exceptions=False)
+        client.__enter__()
+        clients.append(client)
+        return client
+
+    yield make
+    for client in clients:
+        client.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def client(serve: Callable[..., TestClient]) -> TestClient:
+    """Of a server with all models."""
+    return serve(*NAMES)

@@ -1,0 +1,179 @@
+"""A server as a process of its own: OpenAI's client, many clients at once, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from benchmarks.serving_mixed import stress
+from benchmarks.settings import start_model
+from bertkit.predict.embedding import load_embedder
+from bertkit.predict.load import load
+from bertkit.serve.limits import Limits
+
+TEXTS = ["river stone", "The harbour in the evening.", "a letter " * 30, "kettle", ""]
+CODE = """
+import sys
+from bertkit.serve.limits import Limits
+from bertkit.verbs.serve import serve
+limits = Limits(max_queue=int(sys.argv[1]))
+serve(*sys.argv[2:], port=0, precision="fp32", device="cpu", limits=limits)
+"""
+
+
+class Running:
+    """A server that runs."""
+
+    def __init__(self, *models: str, queue: int = Limits().max_queue) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(queue), *models],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        lines = iter(self.process.stdout.readline, "")
+        self.address = next(line.split()[2].rstrip(",") for line in lines if "serving at" in line)
+        assert httpx.get(f"{self.address}/ready", timeout=60).status_code == 200
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(60)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture(scope="module")
+def own(models: Path) -> Iterator[Running]:
+    """One process for most tests, since each takes seconds to start."""
+    running = Running(
+        f"vectors={models / 'encoder'}", str(models / "classify"), f"minilm={start_model()}"
+    )
+    yield running
+    assert running.stop() == -signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_openais_client(own: Running, models: Path) -> None:
+    with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
+        wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").many(TEXTS)
+        found = client.embeddings.create(model="vectors", input=TEXTS)  # in base64
+        np.testing.assert_allclose([d.embedding for d in found.data], wanted, atol=1e-5)
+        assert found.usage.total_tokens > 5
+        plain = client.embeddings.create(model="vectors", input=TEXTS[0], encoding_format="float")
+        np.testing.assert_allclose(plain.data[0].embedding, wanted[0], atol=1e-5)
+        assert [model.id for model in client.models.list()] == [*("vectors", "classify", "minilm")]
+        assert client.models.retrieve("vectors").owned_by == "bertkit"
+        with pytest.raises(openai.NotFoundError, match="did you mean 'vectors'"):
+            client.embeddings.create(model="vector", input="a")
+        with pytest.raises(openai.UnprocessableEntityError, match="dimensions"):
+            client.embeddings.create(model="vectors", input="a", dimensions=3)
+
+
+@pytest.mark.slow
+def test_many_clients_get_their_own_answers_in_order(own: Running, models: Path) -> None:
+    asyncio.run(ask_at_once(own.address, models))
+
+
+async def ask_at_once(address: str, models: Path) -> None:
+    """Forty clients, each with its own texts; the answers are those of the predictor."""
+    direct: Any = load(models / "classify", device="cpu", precision="fp32")
+    texts = [f"{text} {word}" for text in TEXTS for word in ("stone", "a", "sailor", "x y z")]
+    wanted = {text: direct(text).probabilities for text in texts}
+
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+
+        async def ask(number: int) -> None:
+            for turn in range(5):
+                own = [texts[(number * 7 + turn * 3 + i) % len(texts)] for i in range(1 + turn)]
+                body = {"model": "classify", "inputs": [{"text": text} for text in own]}
+                answer = await client.post("/v1/classify", json=body)
+                assert answer.status_code == 200
+                for text, found in zip(own, answer.json()["predictions"], strict=True):
+                    assert found["probabilities"] == pytest.approx(wanted[text], abs=1e-5)
+
+        await asyncio.gather(*map(ask, range(40)))
+        metrics = (await client.get("/metrics")).text
+    batches = number_of(metrics, 'bertkit_batch_requests_count{model="classify"}')
+    assert batches < 200, "no requests were computed together"
+
+
+def number_of(metrics: str, name: str) -> float:
+    return float(metrics.split(f"{name} ")[1].split(maxsplit=1)[0])
+
+
+@pytest.mark.slow
+def test_sigterm_loses_no_accepted_request(models: Path) -> None:
+    own = Running(str(models / "classify"), queue=10**7)
+    statuses, refused = asyncio.run(end_under_load(own))
+    assert statuses == {200: 12}
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"]
+    assert own.process.wait(60) == -signal.SIGTERM
+    assert own.process.stdout is not None
+    own.process.stdout.close()
+
+
+async def end_under_load(own: Running) -> tuple[Counter[int], httpx.Response]:
+    """Statuses of requests that had been accepted before SIGTERM, and an answer after it."""
+    body = {"inputs": [{"text": "stone river " * 200}] * 30}
+    limits = httpx.Limits(max_connections=40)
+    async with httpx.AsyncClient(base_url=own.address, timeout=60, limits=limits) as client:
+        tasks = [asyncio.create_task(client.post("/v1/classify", json=body)) for _ in range(12)]
+        accepted = 0.0
+        while accepted < 12:
+            await asyncio.sleep(0.005)
+            text = (await client.get("/metrics")).text
+            waiting = number_of(text, 'bertkit_queue_requests{model="classify"}')
+            begun = number_of(text, 'bertkit_batch_requests_sum{model="classify"}')
+            accepted = waiting + begun + (waiting > 0)  # one of them is at work
+        own.process.send_signal(signal.SIGTERM)
+        refused = await client.get("/ready")
+        while refused.status_code == 200:  # the signal is on its way
+            refused = await client.get("/ready")
+        refused = await client.post("/v1/classify", json={"inputs": [{"text": "river"}]})
+        answers = await asyncio.gather(*tasks)
+    return Counter(answer.status_code for answer in answers), refused
+
+
+@pytest.mark.slow
+def test_requests_of_every_sort(own: Running) -> None:
+    """A small part of what benchmarks/serving.py does."""
+    texts = [f"{text} {number}" for number in range(4) for text in TEXTS]
+    found = asyncio.run(stress(own.port, own.process.pid, texts, 300))
+    statuses = found["statuses"]
+    assert not [one for one in statuses if one.startswith("5") and one != "503"], statuses
+    assert statuses["200"] > 150
+    assert {"400", "404", "405", "413", "422"} <= set(statuses)
+    assert "connection lost" not in statuses
+    assert sum(statuses.values()) == 300
+    assert httpx.get(f"{own.address}/ready").status_code == 200
+    memory = found["resident_mebibytes"]
+    assert max(memory[5:]) < memory[4] + 64, memory
+
+
+@pytest.mark.slow
+def test_embeddings_of_a_real_model(own: Running) -> None:
+    """tests/predict compares the embedder with sentence-transformers itself."""
+    texts = ["A man is eating food.", "The girl carries a baby.", "", "Word " * 180]
+    wanted = load_embedder(start_model(), device="cpu", precision="fp32").many(texts)
+    with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
+        data = client.embeddings.create(model="minilm", input=texts).data
+    found = np.array([one.embedding for one in data])
+    assert ((found * wanted).sum(1) > 0.99999).all()

@@ -1,0 +1,291 @@
+"""Every route end to end on tiny models: the answers are those of the predictors."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from bertkit.examples.packed import pack
+from bertkit.explain.network import look_inside
+from bertkit.model.directory import save_model
+from bertkit.model.encoder import Encoder
+from bertkit.model.start import read_start
+from bertkit.predict.embedding import load_embedder
+from bertkit.predict.load import load
+from bertkit.predict.predictor import load_pretrained
+from bertkit.serve.answers import Predictions
+from bertkit.serve.app import make_app
+from bertkit.serve.attention import AttentionWork
+from bertkit.serve.bodies import AttentionRequest
+from bertkit.serve.limits import TYPES, Limits
+from bertkit.serve.metrics import Metrics
+from bertkit.serve.served import load_models
+from bertkit.serve.serving import Serving
+from bertkit.serve.works import EmbeddingWork
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.verbs.serve import serve as serve_verb
+from tests.markdown import ROOT
+from tests.serve.conftest import NAMES
+
+LONG = "The sailor walking slowly over the bridge. " * 12
+TEXTS = ["river stone", "", LONG, "Évening, the harbour!", "x"]
+
+
+def post(client: TestClient, route: str, **body: Any) -> Any:
+    answer = client.post(f"/v1/{route}", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def predictor(models: Path, name: str) -> Any:
+    return load(models / name, device="cpu", precision="fp32")
+
+
+def close_to(found: Any, wanted: Any) -> bool:
+    """Equal, numbers to 1e-5: batches of other sizes sum in another order."""
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(close_to(found[k], wanted[k]) for k in wanted)
+    if isinstance(wanted, list | tuple):
+        return len(found) == len(wanted) and all(map(close_to, found, wanted))
+    if isinstance(wanted, float):
+        return found == pytest.approx(wanted, abs=1e-5)
+    return bool(found == wanted)
+
+
+@pytest.mark.parametrize("name", ["classify", "multi-label", "regress"])
+@pytest.mark.parametrize("pair", [None, "silver thread", LONG])
+def test_texts(client: TestClient, models: Path, name: str, pair: str | None) -> None:
+    route = "regress" if name == "regress" else "classify"
+    inputs = [{"text": text, "pair": pair} for text in TEXTS]
+    found = post(client, route, model=name, inputs=inputs)
+    direct = predictor(models, name)
+    assert found["model"] == name
+    assert close_to(found["predictions"], [direct(text, pair)._asdict() for text in TEXTS])
+    assert found["usage"]["inputs"] == len(TEXTS)
+    assert found["usage"]["windowed"] == (5 if pair == LONG else 1)
+
+
+def test_choices(client: TestClient, models: Path) -> None:
+    inputs = [
+        {"text": text, "choices": ["the river", LONG, "stone"][: 1 + i % 3]}
+        for i, text in enumerate(TEXTS)
+    ]
+    found = post(client, "choose", inputs=inputs)["predictions"]
+    direct = predictor(models, "choose")
+    assert close_to(found, [direct(one["text"], one["choices"])._asdict() for one in inputs])
+
+
+def test_tags(client: TestClient, models: Path) -> None:
+    direct = predictor(models, "tag")
+    given: list[Any] = [*TEXTS, LONG.split(), [], ["", "\u200b", "two words"]]
+    inputs = [{"words" if isinstance(one, list) else "text": one} for one in given]
+    found = post(client, "tag", model="tag", inputs=inputs)["predictions"]
+    for own, one in zip(found, given, strict=True):
+        wanted = direct(one)
+        assert close_to(own["words"], [word._asdict() for word in wanted.words])
+        assert own["entities"] == [entity._asdict() for entity in wanted.entities]
+    for entity in found[2]["entities"]:
+        assert LONG[entity["start"] : entity["end"]] == entity["text"]
+    assert any(own["entities"] for own in found)
+
+
+def test_sentences_of_a_document_are_read_together(client: TestClient) -> None:
+    sentences = [{"text": text} for text in ("River stone.", "The bridge.", "A letter.")]
+
+    def ask(documents: list[int | None]) -> Any:
+        inputs = [{**s, "document": d} for s, d in zip(sentences, documents, strict=True)]
+        return post(client, "tag", model="documents", inputs=inputs)["predictions"]
+
+    apart, alone = ask([None] * 3), ask([1, 2, 3])
+    assert close_to(apart, alone)
+    assert not close_to(ask([7, 7, 7]), apart)
+    assert close_to(ask([7, 7, 8])[2], apart[2])
+
+
+def test_answers(client: TestClient, models: Path) -> None:
+    direct = predictor(models, "answer")
+    asked = [("who", LONG), ("where is the bridge", "river"), ("what", "a letter from a sailor")]
+    inputs = [{"question": question, "context": context} for question, context in asked]
+    found = post(client, "answer", inputs=inputs)
+    for own, pair in zip(found["predictions"], asked, strict=True):
+        del own["null_odds"]
+        assert close_to(own, direct(*pair)._asdict())
+    assert found["usage"]["windowed"] == 1
+    assert found["usage"]["cut"] == {}
+    cut = post(client, "answer", inputs=[{"question": LONG, "context": "river"}])["usage"]["cut"]
+    assert cut == {"questions cut at 16 tokens": 1}
+
+
+def test_masks(client: TestClient, models: Path) -> None:
+    direct = load_pretrained(models / "pretrained", device="cpu")
+    texts = ["river [MASK] stone", f"[MASK] {LONG} [MASK]", "[MASK]"]
+    inputs = [{"text": text, "top": 3 + i} for i, text in enumerate(texts)]
+    found = post(client, "fill-mask", inputs=inputs)["predictions"]
+    wanted = [
+        [[guess._asdict() for guess in mask] for mask in direct.fill_mask(text, 3 + i)]
+        for i, text in enumerate(texts)
+    ]
+    assert close_to(found, wanted)
+
+
+def test_next_sentences(client: TestClient, models: Path) -> None:
+    direct = load_pretrained(models / "pretrained", device="cpu")
+    pairs = [("river", "stone"), (LONG, LONG), ("river", LONG)]
+    inputs = [{"text": text, "following": following} for text, following in pairs]
+    found = post(client, "next-sentence", inputs=inputs)
+    assert close_to(
+        found["predictions"], [{"probability": direct.next_sentence(*pair)} for pair in pairs]
+    )
+    assert found["usage"]["cut"] == {"pairs cut to the tokens around their joint": 2}
+
+
+def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> None:
+    wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").many(TEXTS)
+    found = post(client, "embeddings", model="encoder", input=TEXTS)
+    assert [item["index"] for item in found["data"]] == list(range(5))
+    vectors = np.array([item["embedding"] for item in found["data"]])
+    np.testing.assert_allclose(vectors, wanted, atol=1e-5)
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 100
+
+    plain = post(client, "embeddings", model="encoder", input=TEXTS[0], encoding_format=None)
+    assert plain["data"][0]["embedding"] == pytest.approx(wanted[0], abs=1e-5)
+    coded = post(client, "embeddings", model="encoder", input=TEXTS, encoding_format="base64")
+    raw = [base64.b64decode(item["embedding"]) for item in coded["data"]]
+    decoded = np.stack([np.frombuffer(one, "<f4") for one in raw])
+    np.testing.assert_allclose(decoded, wanted, atol=1e-5)
+
+    ids = tokenizer.encode_batch(TEXTS)
+    by_ids = post(client, "embeddings", model="encoder", input=[ids[0], ids[2]], dimensions=32)
+    vectors = np.array([item["embedding"] for item in by_ids["data"]])
+    np.testing.assert_allclose(vectors, wanted[[0, 2]], atol=1e-5)
+    alone = post(client, "embeddings", model="encoder", input=ids[0])
+    np.testing.assert_allclose(alone["data"][0]["embedding"], wanted[0], atol=1e-5)
+
+
+def test_ids_stand_behind_the_prompt_as_texts_do(models: Path, tokenizer: Tokenizer) -> None:
+    embedder = load_embedder(models / "encoder", device="cpu", precision="fp32")
+    embedder.settings = replace(embedder.settings, prompt="river: ")
+    work = EmbeddingWork(embedder)
+    texts = [text for text in TEXTS if text]
+    [vectors] = work.run([work.prepare(tokenizer.encode_batch(texts)).content])
+    np.testing.assert_allclose(vectors, embedder.many(texts), atol=1e-6)
+
+
+def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
+    found = post(client, "pieces", model="tag", text="Évening kettle", pair="stone")["pieces"]
+    encoded = tokenizer.encode_pair("Évening kettle", "stone")
+    assert [piece["id"] for piece in found] == encoded.ids
+    assert [piece["piece"] for piece in found] == [tokenizer.vocabulary[i] for i in encoded.ids]
+    assert [(piece["start"], piece["end"]) for piece in found] == encoded.offsets
+    assert [piece["part"] for piece in found] == [None, 0, 0, 0, None, 1, None]
+    assert [piece["segment"] for piece in found] == encoded.segment_ids
+
+
+@pytest.mark.parametrize("name", ["classify", "pretrained", "encoder"])
+def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name: str) -> None:
+    start = read_start(models / name)
+    encoder = start.build(Encoder, keep_head=False).model.eval()
+    encoded = tokenizer.encode_pair("river kettle", "stone")
+    with torch.inference_mode():
+        wanted = look_inside(encoder, pack([encoded.ids], [encoded.segment_ids])).attention
+    for layer, head in ((1, 1), (1, 2), (2, 1)):
+        asked = {"text": "river kettle", "pair": "stone", "layer": layer, "head": head}
+        found = post(client, "attention", model=name, **asked)
+        np.testing.assert_allclose(found["weights"], wanted[layer - 1, head - 1], atol=2e-5)
+        assert np.abs(np.sum(found["weights"], axis=1) - 1).max() < 1e-3
+        assert len(found["pieces"]) == len(encoded.ids)
+        assert (found["layers"], found["heads"]) == (2, 2)
+    maps = post(client, "attention-maps", model=name, text="river kettle", pair="stone")
+    coded = np.frombuffer(base64.b64decode(maps["weights"]), np.uint8).reshape(wanted.shape)
+    np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
+    assert maps["pieces"] == found["pieces"]
+    assert (maps["layers"], maps["heads"]) == wanted.shape[:2]
+
+
+def test_attention_is_that_of_the_model_that_was_loaded(models: Path, tmp_path: Path) -> None:
+    """Whatever has become of its folder since."""
+    folder = tmp_path / "model"
+    shutil.copytree(models / "encoder", folder)
+    limits, metrics = Limits(), Metrics()
+    served = load_models([str(folder)], limits, metrics, precision="fp32", device="cpu")
+    start = read_start(models / "tag")
+    save_model(folder, start.build(Encoder, keep_head=False).model, start.tokenizer, {})
+    shutil.rmtree(folder)
+    asked = AttentionRequest(text="river kettle", layer=1, head=1)
+    with TestClient(make_app(Serving(served, limits, metrics))) as own:
+        found = post(own, "attention", text="river kettle")["weights"]
+    work = AttentionWork(read_start(models / "encoder"))
+    [wanted] = work.run([work.prepare(asked).content])
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+def test_models_are_listed_with_what_they_can_do(client: TestClient) -> None:
+    cards = {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+    assert sorted(cards) == sorted(NAMES)
+    assert cards["classify"]["labels"] == ["dry", "damp", "wet"]
+    assert "fill-mask" in cards["pretrained"]["routes"]
+    assert cards["encoder"]["routes"] == ["attention", "attention-maps", "embeddings", "pieces"]
+    assert client.get("/v1/models/tag").json() == cards["tag"]
+
+
+def test_the_description_needs_no_network(client: TestClient) -> None:
+    for path in ("/docs", "/redoc"):
+        page = client.get(path)
+        assert page.status_code == 200
+        assert "cdn" not in page.text
+        assert "//fonts" not in page.text
+    script = client.get("/static-offline-docs/swagger-ui-bundle.js")
+    assert script.status_code == 200
+    routes = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/classify", "/v1/embeddings", "/v1/attention", "/ready"} <= set(routes)
+
+
+def test_the_page_is_served_where_there_is_one(client: TestClient, tmp_path: Path) -> None:
+    serving = client.app.state.serving  # type: ignore[attr-defined]
+    assert TestClient(make_app(serving, web=tmp_path)).get("/").status_code == 404
+    (tmp_path / "index.html").write_text("<title>try it</title>")
+    (tmp_path / "page.js").write_text("1")
+    own = TestClient(make_app(serving, token="secret", web=tmp_path))
+    assert "try it" in own.get("/").text
+    assert own.get("/page.js").text == "1"
+    assert own.get("/v1/models").status_code == 401
+    assert own.get("/health").status_code == 200
+
+
+def test_answers_have_the_declared_form(client: TestClient) -> None:
+    found = post(client, "classify", model="multi-label", inputs=[{"text": "river"}])
+    assert list(found) == list(Predictions.model_fields)
+
+
+def test_the_page_about_serving_names_what_there_is(client: TestClient) -> None:
+    page = (ROOT / "docs/serving.md").read_text()
+    routes = set(client.get("/openapi.json").json()["paths"])
+    named = {
+        route.replace("/NAME", "/{name}")
+        for route in re.findall(r"`(?:GET |POST )?(/[^`]+)`", page)
+    }
+    named |= {f"/v1/{route}" for route in re.findall(r"POST /v1/([\w-]+)", page)}
+    assert routes <= named, routes - named
+    known = routes | {"/v1/", "/docs", "/redoc", "/openapi.json"}
+    assert named <= known, named - known
+    parameters = {*inspect.signature(serve_verb).parameters, *vars(Limits())}
+    flags = {f"--{name.replace('_', '-')}" for name in parameters} | {"--no-log-requests", "--help"}
+    found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page))
+    assert found <= flags, found - flags
+    for status in TYPES:
+        assert status == 500 or f"\n| {status} |" in page
+    examples = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert len(examples) > 5
+    for example in examples:
+        json.loads(example)

@@ -1,0 +1,106 @@
+"""The pages made from the code: the commands are those of --help, the reference has every name."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+from importlib import import_module
+
+import pytest
+from rich.console import Console
+
+import bertkit
+from bertkit.cli import application
+from bertkit.predict import tasks
+from docs import commands
+from tests.markdown import ROOT, section, table_rows
+
+REFERENCE = (ROOT / "docs/reference.md").read_text()
+COMMANDS = (ROOT / "docs/commands.md").read_text()
+VERBS = [name for name, _ in commands.verbs()]
+WIDE = 1000
+"""Columns in which nothing is broken over lines."""
+
+
+def help_of(verb: str, width: int) -> str:
+    """What --help prints."""
+    file = io.StringIO()
+    application().help_print(verb.split(), console=Console(width=width, file=file))
+    return file.getvalue()
+
+
+def plain(text: str) -> str:
+    """Text without marks, frames and the width of white space."""
+    return " ".join(re.sub(r"[`*\\]", "", text.replace("│", " ")).split())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_into_80_columns(verb: str) -> None:
+    assert max(map(len, help_of(verb, 80).splitlines())) <= 80
+
+
+def test_the_page_of_commands_is_made_from_the_code() -> None:
+    """If this fails: python -m docs.commands."""
+    assert commands.page() == COMMANDS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_page_of_commands_says_what_help_says(verb: str) -> None:
+    level = "###" if " " in verb else "##"
+    part = re.split(r"\n##+ ", COMMANDS.split(f"\n{level} {verb}\n")[1])[0]
+    found = table_rows(part) if "\n| " in part else []
+    rows = [row for row in found if "SECTION.FIELD" not in row[0]]
+    printed = plain(help_of(verb, WIDE))
+    for what, meaning, *_ in rows:
+        assert all(flag in printed for flag in re.findall(r"--[a-z][\w-]*", what)), what
+        assert plain(meaning) in printed, (what, meaning)
+    shown = set(re.findall(r"--[a-z][\w.-]*", " ".join(row[0] for row in rows)))
+    flags = re.findall(r"^│ [* ]*((?:--[a-z][\w.-]* ?)+)", help_of(verb, WIDE), re.MULTILINE)
+    fields = {flag for text in flags for flag in text.split() if "." in flag}
+    printed_flags = {flag for text in flags for flag in text.split()} - fields
+    assert printed_flags - {"--help", "--version"} <= shown | places(verb)
+    assert bool(fields) == ("SECTION.FIELD" in part)
+
+
+def places(verb: str) -> set[str]:
+    """Flags that are given by their place as a rule."""
+    app = dict(commands.verbs())[verb]
+    if app.default_command is None:
+        return set()
+    return {
+        name
+        for argument in app.assemble_argument_collection()
+        if argument.index is not None
+        for name in argument.names
+    }
+
+
+def test_the_reference_has_every_public_name() -> None:
+    named = set(re.findall(r"auto\w+:: bertkit\.(\w+)$", REFERENCE, re.MULTILINE))
+    assert named == set(bertkit.__all__)
+
+
+def test_the_reference_names_what_is_there() -> None:
+    named = re.findall(r"auto(\w+):: ([\w.]+)", REFERENCE)
+    assert len(named) > 25
+    for kind, path in named:
+        if kind == "module":
+            assert inspect.getdoc(import_module(path))
+            continue
+        module, _, name = path.rpartition(".")
+        found = getattr(import_module(module), name)
+        assert inspect.isfunction(found) == (kind == "function"), path
+        assert inspect.getdoc(found), path
+
+
+def test_what_predictors_return_is_in_the_reference() -> None:
+    part = section(REFERENCE, "Tuned models")
+    returned = [inspect.signature(kind.__call__).return_annotation for kind in PREDICTORS]
+    names = {name for text in returned for name in re.findall(r"\w+", str(text))}
+    assert {"Label", "Value", "Choice", "Tagging", "GivenAnswer"} <= names
+    for name in names:
+        assert getattr(tasks, name).__module__ == tasks.__name__ or f".{name}\n" in part, name
+
+
+PREDICTORS = sorted(set(tasks.PREDICTORS.values()), key=lambda kind: kind.__name__)
