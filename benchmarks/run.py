@@ -22,6 +22,7 @@ BENCHMARKS = (
     "inference",
     "growth",
     "plan",
+    "embeddings",
     "short_runs",
 )
 """Quality takes hours: `python -m benchmarks.reference`, then `python -m benchmarks.quality`."""

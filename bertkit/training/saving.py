@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
 from bertkit.training.checkpoint import (
     Checkpoint,
@@ -89,6 +90,8 @@ class Checkpoints:
             load_sharded(path, tensors["model"] | prefixed(tensors["optimizer"]))
         else:
             tensors = checkpoint.tensors
+            if tensors.keys() != {"model", "optimizer"} or "place" not in checkpoint.progress:
+                raise BertkitError(f"{path} is no checkpoint of a pre-training run; remove it")
             restore_model(self.model, tensors["model"])
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         return checkpoint
