@@ -62,6 +62,7 @@ class PretrainingRun:
         start: a model to go on from; its sizes take the place of the recipe's.
         ranks: the processes that share the work.
         strategy: of several ranks: "ddp", or "fsdp" for a network too large for one.
+        held: keeps other processes out of the folder until it is closed.
         console: where progress is shown.
 
     Raises:
@@ -83,6 +84,7 @@ class PretrainingRun:
         start: Path | None = None,
         ranks: Ranks = ALONE,
         strategy: str = "ddp",
+        held: ExitStack,
         console: Console,
     ) -> None:
         self.store, self.folder = store, folder
@@ -124,6 +126,9 @@ class PretrainingRun:
             weight_decay=training.weight_decay,
             bias_correction=training.bias_correction,
         )
+        # of several, the first may have been cut off and replaced, and still be saving
+        wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
+        ranks.together(lambda: held.enter_context(only_process(folder, wait)))
         ranks.agree(self._facts(digest, strategy))
         self.changes = ranks.together(self._claim(digest)) or []
         self.checkpoints = Checkpoints(
@@ -480,15 +485,11 @@ def pretrain(
     opened = store if isinstance(store, TokenStore) else TokenStore(store)
     device = local_device(device)
     check_strategy(strategy)
-    folder = Path(out)
     with joined(choose_device(device), timeout) as ranks, ExitStack() as held:
-        # of several, the first may have been cut off and replaced, and still be saving
-        wait = timeout / 2 if ranks.world > 1 else 0.0
-        ranks.together(lambda: held.enter_context(only_process(folder, wait)))
         return PretrainingRun(
             resolved,
             opened,
-            folder,
+            Path(out),
             recipe_name=Path(name).stem,
             workers=workers,
             device=device,
@@ -497,5 +498,6 @@ def pretrain(
             start=start,
             ranks=ranks,
             strategy=strategy,
+            held=held,
             console=console or Console(),
         ).run()
