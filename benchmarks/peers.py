@@ -23,12 +23,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from benchmarks.exports import INPUTS, logits_of, open_session, their_model
+from benchmarks.exports import logits_of, open_session, their_model
+from bertkit.export.examples import padded_arrays
 from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.start import Start
 from bertkit.model.task_heads import ClassificationModel, SpanModel
-from bertkit.tasks.task import Encoded
+from bertkit.tasks.task import Encoded, Part
 
 CLASSES = 32
 """Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
@@ -63,13 +64,7 @@ def write_model(folder: Path, start: Start, head: str) -> Path:
 
 def padded(sequences: Sequence[Encoded]) -> Arrays:
     """A batch as padded models take it, each array (sequences, longest) int64."""
-    shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
-    arrays = {name: np.zeros(shape, dtype=np.int64) for name in INPUTS}
-    for row, (ids, first) in enumerate(sequences):
-        arrays["input_ids"][row, : len(ids)] = ids
-        arrays["attention_mask"][row, : len(ids)] = 1
-        arrays["token_type_ids"][row, first : len(ids)] = 1
-    return arrays
+    return padded_arrays([Part((sequence,)) for sequence in sequences], head="classify")
 
 
 def longest_first(sequences: Sequence[Encoded]) -> list[int]:

@@ -21,8 +21,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -30,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.prepare import PARTS, resident_megabytes
+from benchmarks.prepare import PARTS, watched
 from benchmarks.record import data_folder, installed, summary, write_result
 
 CHANGED = 0.02
@@ -147,24 +145,11 @@ def child(name: str, corpus: Path, vocabulary: Path, out: Path, processes: int) 
 
 def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> None:
     """The child: do the work, then print what it took as one JSON line."""
-    finished, peaks = threading.Event(), [0.0]
-
-    def watch() -> None:
-        while not finished.wait(0.1):
-            peaks[0] = max(peaks[0], resident_megabytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    started = time.perf_counter()
-    try:
+    with watched() as taken:
         done = WORK[name](corpus, vocabulary, Path(out), int(processes))
-        taken = time.perf_counter() - started
-    finally:
-        finished.set()
-        watcher.join()
     if "clean" not in name:
         done["store_sha256"] = store_digest(Path(out))
-    print(json.dumps({"seconds": taken, "peak_megabytes": peaks[0], **NOTHING, **done}))
+    print(json.dumps({**taken, **NOTHING, **done}))
 
 
 NOTHING = {"store_sha256": None, "kept": None, "key_megabytes": None}

@@ -19,6 +19,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +35,32 @@ def prepare_once(arguments: list[str]) -> None:
     from bertkit.tokens.tokenizer import Tokenizer
 
     processes, out, vocabulary, *texts = arguments
-    finished, peaks = threading.Event(), [0.0]
+    with watched() as taken:
+        store = prepare(
+            texts, Tokenizer.load(vocabulary), Path(out), PrepareOptions(), processes=int(processes)
+        )
+    counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
+    print(json.dumps({**taken, **counts}))
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, float]]:
+    """Fill in what the block takes: "seconds", and the "peak_megabytes" of all its processes."""
+    finished, taken = threading.Event(), {"seconds": 0.0, "peak_megabytes": 0.0}
 
     def watch() -> None:
         while not finished.wait(0.1):
-            peaks[0] = max(peaks[0], resident_megabytes())
+            taken["peak_megabytes"] = max(taken["peak_megabytes"], resident_megabytes())
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     started = time.perf_counter()
-    store = prepare(
-        texts, Tokenizer.load(vocabulary), Path(out), PrepareOptions(), processes=int(processes)
-    )
-    taken = time.perf_counter() - started
-    finished.set()
-    watcher.join()
-    counts = {"bytes": store.manifest["text"]["bytes"], "tokens": store.tokens}
-    print(json.dumps({"seconds": taken, "peak_megabytes": peaks[0], **counts}))
+    try:
+        yield taken
+    finally:
+        taken["seconds"] = time.perf_counter() - started
+        finished.set()
+        watcher.join()
 
 
 def resident_megabytes() -> float:

@@ -11,6 +11,7 @@ from cyclopts import App, Group
 import bertkit
 from bertkit.config import FLAGS, parse, recipe_flags
 from bertkit.errors import BertkitError
+from bertkit.processes import rank
 
 STORY = {
     "Start": {
@@ -85,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         status = parse(application(next(iter(words), None)), words)
     except BertkitError as error:
-        rank = os.environ.get("RANK", "0")
-        who = "error" if rank == "0" else f"error of rank {rank}"
+        who = f"error of rank {rank()}" if rank() else "error"
         print(f"{who}: {error}", file=sys.stderr)  # noqa: T201 - the command line prints
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Worker processes on this machine: how they begin and end, and results in the order of the work.
+"""Processes: which one of a run this is, worker processes, and results in the order of the work.
 
 Text is read once, by the process that collects the results (appendix A.2 trains on one corpus for
 everyone); workers turn blocks of it into counts, ids or verdicts.
@@ -17,6 +17,11 @@ from typing import TypeVar
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
+
+
+def rank() -> int:
+    """The number of this process among those of its run, by torchrun's variable; alone it is 0."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def begin_worker(*, interrupted: bool = False) -> None:

@@ -89,6 +89,9 @@ def test_public_names_exist_and_are_sorted() -> None:
     [
         ("bertkit", ["torch", "numpy", "tokenizers"]),
         ("bertkit.cli", ["torch", "numpy", "matplotlib", "datasets"]),
+        ("bertkit.verbs.learn", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.verbs.prepare", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.verbs.clean", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.corpus.prepare", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
     ],

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import fsspec
 
 from bertkit.errors import BertkitError
-from bertkit.text.sources import one_line
+from bertkit.text.sources import missing_package, one_line
 
 BLOCK_BYTES = 1 << 20
 PAUSES = (1.0, 5.0)
@@ -37,10 +37,7 @@ def opened(url: str) -> Iterator[Callable[[int], bytes]]:
     except (FileNotFoundError, BertkitError):
         raise
     except ImportError as error:
-        raise BertkitError(
-            f"{url} needs a package that is not installed ({one_line(error)}); "
-            f"run: pip install 'fsspec[{url.partition('://')[0]}]'"
-        ) from error
+        raise missing_package(url, error) from error
     except Exception as error:  # every file system raises errors of its own
         raise UnreachableError(
             f"cannot read {url}: {one_line(error)}; check the address and the network"

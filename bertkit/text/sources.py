@@ -156,15 +156,21 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         names = sorted(name for name in found if name not in hidden and system.isfile(name))
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
     except ImportError as error:
-        raise BertkitError(
-            f"{url} needs a package that is not installed ({one_line(error)}); "
-            f"run: pip install 'fsspec[{url.partition('://')[0].split('::')[-1]}]'"
-        ) from error
+        raise missing_package(url, error) from error
     except Exception as error:  # every file system raises errors of its own
         raise BertkitError(f"cannot reach {url}: {one_line(error)}") from error
     if not files:
         raise BertkitError(f"{url} does not exist or holds no file; check the address")
     return files, False
+
+
+def missing_package(url: str, error: ImportError) -> BertkitError:
+    """What to say where fsspec lacks what it needs for the protocol of an address."""
+    protocol = url.partition("://")[0].split("::")[-1]
+    return BertkitError(
+        f"{url} needs a package that is not installed ({one_line(error)}); "
+        f"run: pip install 'fsspec[{protocol}]'"
+    )
 
 
 def format_of(path: str, wanted: str) -> str:

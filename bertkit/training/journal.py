@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, write_text
-from bertkit.training.ranks import is_first
+from bertkit.processes import rank
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -195,7 +195,7 @@ class Console:
 
     def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
         self.interval = interval
-        self.stream = stream or (sys.stderr if is_first() else io.StringIO())
+        self.stream = stream or (io.StringIO() if rank() else sys.stderr)
         self.bar: Progress | None = None
         self.total: int | None = None
         self.title = self.unit = ""

@@ -214,11 +214,6 @@ def joined(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
         distributed.destroy_process_group()
 
 
-def is_first() -> bool:
-    """Whether this process is the one of its run that writes, by torchrun's variables."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def local_device(name: str) -> str:
     """The device called `name` for this process: each on a host takes a GPU of its own."""
     local = os.environ.get("LOCAL_RANK")

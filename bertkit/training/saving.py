@@ -83,6 +83,9 @@ class Checkpoints:
             return None
         path = self.folder / f"step-{step:08d}"
         checkpoint = found or load_checkpoint(path, step, verify=False)
+        whole = checkpoint.is_sharded or checkpoint.tensors.keys() == {"model", "optimizer"}
+        if not whole or "place" not in checkpoint.progress:
+            raise BertkitError(f"{path} is no checkpoint of a pre-training run; remove it")
         if checkpoint.is_sharded:
             from bertkit.training.parallel import load_sharded
 
@@ -90,8 +93,6 @@ class Checkpoints:
             load_sharded(path, tensors["model"] | prefixed(tensors["optimizer"]))
         else:
             tensors = checkpoint.tensors
-            if tensors.keys() != {"model", "optimizer"} or "place" not in checkpoint.progress:
-                raise BertkitError(f"{path} is no checkpoint of a pre-training run; remove it")
             restore_model(self.model, tensors["model"])
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         return checkpoint

@@ -10,11 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.predict.embedding import Embedder, chunks, load_embedder, nearest_texts
-from bertkit.tasks.feature_files import feature_format, write_features
+from bertkit.tasks.feature_files import feature_format
 from bertkit.tasks.features import TextFeatures
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
-from bertkit.verbs.features import Progress, read_lines
+from bertkit.verbs.features import read_lines, write_all
 
 
 def embed(
@@ -65,14 +65,10 @@ def embed(
     counts = TextCounts()
     with Console() as console:
         console.start(None, title="embedding", unit="texts")
-        progress = Progress(console)
         found = Embedding(embedder, read_lines(file, column, counts), cut=cut)
         details = {"model": str(model), "normalize": embedder.settings.normalize}
         details |= {"pooling": embedder.settings.pooling, "precision": embedder.mode}
-        write_features(out, progress.follow(found), format, details)
-        console.close()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            console.say(line)
+        progress = write_all(out, found, format, details, console, counts)
         console.say(
             f"{out}: {progress.texts:,} vectors of {progress.width:,} numbers, "
             f"{progress.windowed:,} texts in several windows, {found.lost:,} cut"

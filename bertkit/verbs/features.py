@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -74,12 +74,8 @@ def features(
             device=where,
             precision=choose_precision(precision, where),
         )
-        progress = Progress(console)
         details = {"model": str(model), "layers": extraction.layers, "pooling": extraction.pooling}
-        write_features(out, progress.follow(found), format, details)
-        console.close()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            console.say(line)
+        progress = write_all(out, found, format, details, console, counts)
         console.say(
             f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
             f"numbers, {progress.windowed:,} texts in several windows, 0 cut"
@@ -102,6 +98,23 @@ class Progress:
             self.windowed += text.windows > 1
             yield text
             self.console.update({"done": self.texts, "vectors": self.rows})
+
+
+def write_all(
+    out: Path,
+    found: Iterable[TextFeatures],
+    format: str,  # noqa: A002 - the flag's natural name
+    details: dict[str, Any],
+    console: Console,
+    counts: TextCounts,
+) -> Progress:
+    """Write the features with progress, then say what was noted about their texts."""
+    progress = Progress(console)
+    write_features(out, progress.follow(found), format, details)
+    console.close()
+    for line in describe_skipped(counts.skipped, counts.examples):
+        console.say(line)
+    return progress
 
 
 def learned_mix(model: Path, start: Start, layers: str) -> Tensor | None:

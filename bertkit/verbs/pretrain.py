@@ -12,12 +12,12 @@ from bertkit.config import FLATTEN, as_json, claim_settings
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.processes import rank
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import check_precision, choose_device
 from bertkit.training.journal import Console
 from bertkit.training.pretrain import pretrain as pretrain_store
-from bertkit.training.ranks import is_first
 from bertkit.training.recipe import PretrainRecipe
 from bertkit.verbs.learn import learn_tokenizer
 from bertkit.verbs.prepare import make_store
@@ -132,7 +132,7 @@ def pretrain(
             timeout=timeout,
             console=console,
         )
-        if is_first() and (out / "journal.jsonl").is_file():
+        if not rank() and (out / "journal.jsonl").is_file():
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
 
