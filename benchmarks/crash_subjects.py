@@ -121,9 +121,9 @@ def make_inputs(home: Path) -> None:
     ended = run(command, home / "store", home / "log")
     if ended.status:
         raise RuntimeError(ended.shown)
-    from bertkit.model.directory import save_model
     from bertkit.model.encoder import ModelConfig
     from bertkit.model.heads import PretrainingModel
+    from bertkit.model.saving import save_model
     from bertkit.tokens.tokenizer import Tokenizer
 
     torch.manual_seed(0)

@@ -17,7 +17,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.corpus.writing import DocumentArrays, write_manifest, write_shard
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import BatchBuilder, ExampleTable, Step, stream_steps
+from bertkit.examples.stream import BatchBuilder, Step, stream_steps
+from bertkit.examples.table import ExampleTable
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.devices import synchronize
 

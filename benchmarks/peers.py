@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.exports import logits_of, open_session, their_model
 from bertkit.export.examples import padded_arrays
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start
 from bertkit.model.task_heads import ClassificationModel, SpanModel
 from bertkit.tasks.task import Encoded, Part

@@ -25,10 +25,11 @@ from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import BatchBuilder, ExampleTable, PretrainingBatch, stream_steps
-from bertkit.model.directory import save_model
+from bertkit.examples.stream import BatchBuilder, PretrainingBatch, stream_steps
+from bertkit.examples.table import ExampleTable
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.objectives import pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast, matmul_peak, training_flops

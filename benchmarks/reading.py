@@ -127,7 +127,8 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
 
     from bertkit.examples.masking import MaskingOptions
     from bertkit.examples.pairs import PairOptions
-    from bertkit.examples.stream import START, BatchBuilder, ExampleTable
+    from bertkit.examples.stream import BatchBuilder
+    from bertkit.examples.table import START, ExampleTable
 
     torch.set_num_threads(1)
     before = own_megabytes()

@@ -34,7 +34,7 @@ from benchmarks.record import data_folder, summary, write_result
 from benchmarks.serving_mixed import stress
 from benchmarks.settings import start_model
 from benchmarks.tokenization import read_sentences
-from bertkit.model.directory import save_model
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.tasks.classify import Classify
 

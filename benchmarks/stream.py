@@ -18,7 +18,8 @@ from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions, measure_pairs
-from bertkit.examples.stream import BatchBuilder, ExampleTable, stream_steps
+from bertkit.examples.stream import BatchBuilder, stream_steps
+from bertkit.examples.table import ExampleTable
 from bertkit.tokens.tokenizer import Tokenizer
 
 

@@ -30,8 +30,8 @@ from benchmarks.peers import (
     write_model,
 )
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.tasks.task import Encoded
 from bertkit.tokens.tokenizer import Tokenizer

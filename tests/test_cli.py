@@ -203,9 +203,9 @@ def test_pieces_are_shown_as_they_are(
     store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """[unused1] and the like are no markup."""
-    from bertkit.model.directory import save_model
     from bertkit.model.encoder import ModelConfig
     from bertkit.model.heads import PretrainingModel
+    from bertkit.model.saving import save_model
 
     vocabulary = [*store.tokenizer.vocabulary, "[unused1]", "[/b]"]
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)

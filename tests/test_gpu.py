@@ -304,7 +304,7 @@ def check_run(folder: Path) -> None:
 @gpu
 def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> None:
     from bertkit import Files, Tuning, finetune, load
-    from bertkit.model.directory import save_model
+    from bertkit.model.saving import save_model
     from bertkit.tasks.grid import Grid
 
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ from benchmarks import tables
 from bertkit import ModelConfig, PretrainingModel, Tokenizer
 from bertkit.cli import GROUPS, VERBS, application
 from bertkit.config import shipped_recipes
-from bertkit.model.directory import save_model
+from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from tests.markdown import DOCUMENTS, ROOT, blocks, commands, section
 

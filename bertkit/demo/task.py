@@ -17,8 +17,8 @@ import torch
 from bertkit.demo.docstrings import Docstring, is_apart
 from bertkit.errors import BertkitError
 from bertkit.examples.generator import SPLIT, generator
-from bertkit.model.directory import foreign_tensors
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import foreign_tensors
 from bertkit.model.start import Start
 from bertkit.tasks.classify import Classify
 from bertkit.tasks.inputs import TextInput

@@ -26,7 +26,7 @@ from bertkit.corpus.shards import ShardArrays, ShardInfo
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.pairs import ROW, PairOptions
-from bertkit.examples.stream import START, AnyPlace, ExampleTable, Place
+from bertkit.examples.table import START, AnyPlace, ExampleTable, Place
 from bertkit.tokens.tokenizer import Tokenizer
 
 PARTS = 10**8

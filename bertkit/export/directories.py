@@ -21,13 +21,14 @@ from bertkit.export.examples import Arrays, Opened
 from bertkit.export.graph import silence
 from bertkit.export.padded import INPUTS, OUTPUTS, PaddedModel
 from bertkit.export.source import Source, read_source
-from bertkit.model.directory import assemble, describe, foreign_tensors, save_model
+from bertkit.model.directory import assemble
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.families import OWN_FIELDS
 from bertkit.model.features import FeatureModel
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import from_google_name, google_name
 from bertkit.model.pooling import write_pooling
+from bertkit.model.saving import describe, foreign_tensors, save_model
 from bertkit.model.tensorflow import read_checkpoint, write_checkpoint, write_google_config
 
 CHECKPOINT = "bert_model.ckpt"

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import new_folder, read_json, write_json
-from bertkit.model.directory import check_free, describe
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.families import family_names
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import check_free, describe
 from bertkit.model.start import Start, model_folder
 from bertkit.model.weights import write_tensors
 from bertkit.text.lines import TextCounts

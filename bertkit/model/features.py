@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
 from bertkit.model.bilstm import BiLSTM
-from bertkit.model.directory import SavedTokenizer, load_model, save_model
+from bertkit.model.directory import load_model
 from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
+from bertkit.model.saving import SavedTokenizer, save_model
 from bertkit.model.start import read_details
 from bertkit.model.weights import read_tensors, some, write_tensors
 from bertkit.shapes import ClassLogits, Hidden

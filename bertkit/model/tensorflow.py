@@ -24,11 +24,12 @@ from bertkit.errors import BertkitError
 from bertkit.files import check_file_size, write_atomic, write_json
 from bertkit.model.checks import TIED, check_parameters, shown
 from bertkit.model.crc32c import masked_crc32c
-from bertkit.model.directory import assemble, complete, foreign_tensors, read_config
+from bertkit.model.directory import assemble, complete, read_config
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.families import OWN_FIELDS
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.names import from_google_name, google_name
+from bertkit.model.saving import foreign_tensors
 from bertkit.model.sstable import read_table, read_varint, varint, write_table
 
 STRING = 7

@@ -37,13 +37,7 @@ from bertkit.model.pooling import (
     weighted_vectors,
 )
 from bertkit.model.start import model_folder
-from bertkit.predict.engine import (
-    BATCHES_PER_THREAD,
-    LEAST_TOKENS,
-    THREAD_TOKENS,
-    choose_mode,
-    one_thread_each,
-)
+from bertkit.predict.engine import choose_mode, one_thread_each, shares
 from bertkit.tasks.task import PREDICTION_TOKENS, Encoded, Part, make_batch, split_parts
 from bertkit.tasks.words import context_windows
 from bertkit.tokens.tokenizer import Tokenizer
@@ -99,10 +93,8 @@ class Embedder:
             raise BertkitError(f"windows of {self.settings.longest} tokens are too short; give 3")
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
-        self.threads = 1
         if device.type == "cpu":
             prepare_encoder(self.encoder, mode)
-            self.threads = torch.get_num_threads()
 
     @property
     def width(self) -> int:
@@ -176,12 +168,12 @@ class Embedder:
 
     def _batches(self, parts: Sequence[Part]) -> Iterator[np.ndarray]:
         """The shares of windows in their texts' vectors, batch by batch, in order."""
-        tokens = sum(part.tokens for part in parts) // (self.threads * BATCHES_PER_THREAD)
-        if self.threads == 1 or tokens < LEAST_TOKENS:
+        threads, tokens = shares(sum(part.tokens for part in parts), self.device)
+        if threads == 1:
             yield from map(self._compute, split_parts(parts, PREDICTION_TOKENS))
             return
-        with one_thread_each(self.threads) as pool:
-            yield from pool.map(self._compute, split_parts(parts, min(THREAD_TOKENS, tokens)))
+        with one_thread_each(threads) as pool:
+            yield from pool.map(self._compute, split_parts(parts, tokens))
 
     @torch.inference_mode()
     def _compute(self, parts: list[Part]) -> np.ndarray:

@@ -44,8 +44,8 @@ def choose_mode(name: str, device: torch.device) -> str:
 THREAD_TOKENS = 2048
 """Tokens in a batch where each thread has its own."""
 BATCHES_PER_THREAD = 4
-"""At least, so that all end at about the same time."""
-LEAST_TOKENS = 128
+"""So that all end at about the same time, where there are tokens enough."""
+LEAST_TOKENS = 400
 """Batches smaller than this are not worth a thread of their own."""
 
 
@@ -61,10 +61,8 @@ class Engine:
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
         self.model = model.to(device).eval()
         self.device, self.mode = device, mode
-        self.threads = 1
         if device.type == "cpu":
             prepare_encoder(self.model.encoder, mode)
-            self.threads = torch.get_num_threads()
 
     def run(
         self, items: Items, progress: Callable[[int], None] = lambda done: None
@@ -78,13 +76,29 @@ class Engine:
         # prepared layers compute in their own precision, without autocast
         precision = "fp32" if self.device.type == "cpu" else self.mode
         run = partial(run_model, self.model, items, self.device, precision=precision)
-        if self.threads == 1:
+        threads, tokens = shares(items.tokens, self.device)
+        if threads == 1:
             return run(progress=progress)
-        tokens = min(THREAD_TOKENS, items.tokens // (self.threads * BATCHES_PER_THREAD))
-        if tokens < LEAST_TOKENS:  # too little to share: the threads work on one batch together
-            return run(progress=progress)
-        with one_thread_each(self.threads) as pool:
+        with one_thread_each(threads) as pool:
             return run(progress=progress, tokens=tokens, each=pool.map)
+
+
+def shares(tokens: int, device: torch.device) -> tuple[int, int]:
+    """How the threads that torch has in this one share some work.
+
+    Args:
+        tokens: of all sequences.
+        device: where to compute.
+
+    Returns:
+        How many of them compute batches of their own, and the tokens of such a batch; (1, 0) where
+        they had better work on the same batch.
+    """
+    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    if threads == 1 or tokens < threads * LEAST_TOKENS:
+        return 1, 0
+    share = tokens // (threads * BATCHES_PER_THREAD)
+    return threads, min(THREAD_TOKENS, max(LEAST_TOKENS, share))
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.directory import HEADS
 from bertkit.model.families import heads_of
+from bertkit.model.saving import HEADS
 from bertkit.model.start import model_folder, read_details
 from bertkit.predict.predictor import Predictor, load_pretrained
 from bertkit.predict.tasks import PREDICTORS, TaskPredictor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,11 +50,16 @@ class AttentionWork:
 
     def __init__(self, start: Start) -> None:
         self.start, self.config, self.tokenizer = start, start.config, start.tokenizer
+        self.built: Encoder | None = None
+        self.building = threading.Lock()
 
-    @cached_property
+    @property
     def encoder(self) -> Encoder:
-        """In fp32, on the CPU."""
-        return self.start.build(Encoder, keep_head=False).model.eval()
+        """In fp32, on the CPU; built once, whoever asks first."""
+        with self.building:
+            if self.built is None:
+                self.built = self.start.build(Encoder, keep_head=False).model.eval()
+            return self.built
 
     def prepare(self, asked: AttentionRequest) -> Prepared:
         """The sequence.

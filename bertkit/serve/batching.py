@@ -1,8 +1,13 @@
-"""Requests become batches: a bounded queue and one thread for each model.
+"""Requests become batches: a bounded queue for each model, and the threads that work through it.
 
-The thread takes what is there as soon as it is free, oldest first, up to a budget of tokens. While
+A thread takes what is there as soon as it is free, oldest first, up to a budget of tokens. While
 it computes, the next batch gathers; so batches grow with the load, and a request to an idle model
 is begun at once. torch lets go of the interpreter while it computes.
+
+On a CPU two threads share the queue, each with half of the cores. One thread with all of them would
+have to wait for the slowest core after every product, and one core or another is always needed for
+requests and answers. Where half of the cores is a single one, a request that comes alone is
+computed by both (`alone`).
 
 Where several requests were answered together, their clients are likely to ask again at about the
 same time. The thread then waits some milliseconds, but no longer than until as many are there.
@@ -17,8 +22,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -70,9 +77,10 @@ class Worker:
         name: of the model.
         limits: of the queue and of a batch.
         metrics: are told of every batch.
+        lanes: threads that share the queue.
     """
 
-    def __init__(self, name: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, name: str, limits: Limits, metrics: Metrics, lanes: int = 1) -> None:
         self.name, self.limits, self.metrics = name, limits, metrics
         self.waiting: deque[Job] = deque()
         self.tokens = 0
@@ -81,11 +89,23 @@ class Worker:
         self.rate = 0.0
         """Tokens a second, of the batches so far; the latest count most."""
         self.changed = threading.Condition()
-        self.threads = torch.get_num_threads()
-        """That a batch is computed with."""
+        self.cores = max(1, torch.get_num_threads() // lanes)
+        """That a lane computes with."""
+        self.alone = alone() if lanes > 1 and self.cores == 1 else None
+        self.at_work: list[int] = []
+        """Tokens of the batches that are computed."""
         metrics.begin(name)
-        self.thread = threading.Thread(target=self._work, name=f"model {name}", daemon=True)
-        self.thread.start()
+        self.lanes = [
+            threading.Thread(target=self._work, name=f"model {name}", daemon=True)
+            for _ in range(lanes)
+        ]
+        for lane in self.lanes:
+            lane.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether no thread has died or ended."""
+        return all(lane.is_alive() for lane in self.lanes)
 
     def check_room(self, tokens: int) -> None:
         """Refuse a request for which there is no room.
@@ -95,7 +115,7 @@ class Worker:
         """
         if tokens > self.limits.max_queue:
             raise too_many(tokens, self.limits.max_queue)
-        if self.closed or not self.thread.is_alive():
+        if self.closed or not self.alive:
             reason = "the server is shutting down" if self.closed else "the model's thread has died"
             raise RefusedError(503, f"{reason}; ask another server", retry_after=1)
         if self.tokens + tokens > self.limits.max_queue:
@@ -139,7 +159,7 @@ class Worker:
             self.check_room(prepared.tokens)
             self.waiting.append(job)
             self.tokens += prepared.tokens
-            self.changed.notify()
+            self.changed.notify_all()
         self.metrics.queued(self.name, len(self.waiting), self.tokens)
         try:
             return await answer
@@ -150,8 +170,10 @@ class Worker:
         """Compute what waits, take nothing more, and end the thread."""
         with self.changed:
             self.closed = True
-            self.changed.notify()
-        self.thread.join(seconds)
+            self.changed.notify_all()
+        end = time.monotonic() + seconds
+        for lane in self.lanes:
+            lane.join(max(0.0, end - time.monotonic()))
 
     def _forget(self, job: Job) -> None:
         """Take a job that nobody waits for any more out of the queue."""
@@ -164,7 +186,7 @@ class Worker:
 
     def _work(self) -> None:
         """Batch after batch, until closed and empty."""
-        compute_with(self.threads)
+        compute_with(self.cores)
         together = 0
         while jobs := self._take(together):
             together = len(jobs)
@@ -173,11 +195,17 @@ class Worker:
             except Exception as error:
                 LOG.exception("batch failed", extra={"fields": {"model": self.name}})
                 deliver(jobs, [error] * len(jobs))
+            finally:
+                with self.changed:
+                    self.at_work.remove(sum(job.prepared.tokens for job in jobs))
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Compute a batch."""
         started = time.perf_counter()
-        results = results_of(jobs)
+        if self.alone and len(jobs) == len(self.at_work) == 1:
+            results = self.alone.submit(results_of, jobs).result()
+        else:
+            results = results_of(jobs)
         seconds = time.perf_counter() - started
         tokens = sum(job.prepared.tokens for job in jobs)
         now = tokens / max(seconds, 1e-6)
@@ -201,7 +229,8 @@ class Worker:
                 self.changed.wait_for(lambda: self.waiting or self.closed)
             taken: list[Job] = []
             left: deque[Job] = deque()
-            room = self.limits.max_batch
+            share = -(-(self.tokens + sum(self.at_work)) // len(self.lanes))
+            room = min(self.limits.max_batch, share)
             for job in self.waiting:
                 fits = not taken or job.prepared.tokens <= room
                 if fits and job.work is self.waiting[0].work:
@@ -211,9 +240,23 @@ class Worker:
                     left.append(job)
                     room = room if fits else 0  # nobody overtakes one that did not fit
             self.waiting = left
-            self.tokens -= sum(job.prepared.tokens for job in taken)
+            tokens = sum(job.prepared.tokens for job in taken)
+            self.tokens -= tokens
+            if taken:
+                self.at_work.append(tokens)
         self.metrics.queued(self.name, len(left), self.tokens)
         return taken
+
+
+@cache
+def alone() -> ThreadPoolExecutor:
+    """The thread that has all cores, for requests that come alone; it loads models, too.
+
+    One for all models: with more, the threads that OpenMP keeps for each would be more than the
+    cores, and it would put them to sleep after every product.
+    """
+    threads = torch.get_num_threads()
+    return ThreadPoolExecutor(1, "alone", initializer=compute_with, initargs=(threads,))
 
 
 def results_of(jobs: Sequence[Job]) -> list[Any]:

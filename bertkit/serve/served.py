@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.pooling import read_pooling
@@ -19,12 +21,13 @@ from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.serve.answers import ModelCard
 from bertkit.serve.attention import AttentionMapsWork, AttentionWork
-from bertkit.serve.batching import Worker
+from bertkit.serve.batching import Worker, alone
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.pretrained import FillMask, Network, NextSentence
 from bertkit.serve.works import EmbeddingWork, TaskWork
 from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training.devices import choose_device
 
 NAME = re.compile(r"[\w.:-]+")
 ROUTES = {
@@ -106,7 +109,8 @@ def load_models(
         named[name] = path
     served: dict[str, Served] = {}
     for name, path in named.items():
-        served[name] = load_model(name, path, limits, metrics, precision, device)
+        loading = alone().submit(load_model, name, path, limits, metrics, precision, device)
+        served[name] = loading.result()
     return served
 
 
@@ -159,7 +163,8 @@ def load_model(
             works |= pretraining_works(home, limits, precision, device)
     works["attention"] = one = AttentionWork(start)
     works["attention-maps"] = AttentionMapsWork(one)
-    worker = Worker(name, limits, metrics)
+    lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
+    worker = Worker(name, limits, metrics, lanes)
     return Served(name, kind, config, tokenizer, mode, longest, tuple(labels), works, worker)
 
 

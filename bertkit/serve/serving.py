@@ -69,7 +69,7 @@ class Serving:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        alive = all(model.worker.thread.is_alive() for model in self.models.values())
+        alive = all(model.worker.alive for model in self.models.values())
         return alive and not self.draining
 
     def find(self, name: str | None, route: str) -> Served:

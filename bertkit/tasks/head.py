@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import (
     HEADS,
@@ -20,6 +19,7 @@ from bertkit.model.features import (
     save_feature_model,
     save_with_head,
 )
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import TaskModel, add_bilstm
 from bertkit.tasks.task import Task

@@ -15,9 +15,10 @@ import torch
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json
-from bertkit.model.directory import HEADS, check_vocabulary, complete, load_config, load_model
+from bertkit.model.directory import check_vocabulary, complete, load_config, load_model
 from bertkit.model.families import heads_of
 from bertkit.model.features import load_feature_model
+from bertkit.model.saving import HEADS
 from bertkit.model.start import model_folder, read_details
 from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
 from bertkit.tasks.answer import Answer

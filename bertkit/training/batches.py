@@ -11,7 +11,8 @@ from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions, PairStatistics, measure_pairs
-from bertkit.examples.stream import BatchBuilder, Examples, ExampleTable, PretrainingBatch
+from bertkit.examples.stream import BatchBuilder, PretrainingBatch
+from bertkit.examples.table import Examples, ExampleTable
 from bertkit.training.recipe import PretrainRecipe, mixture_of
 
 HELD_OUT_BATCH = 64

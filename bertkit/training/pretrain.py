@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.examples.stream import START, AnyPlace, BatchBuilder, Examples, stream_steps
+from bertkit.examples.stream import BatchBuilder, stream_steps
+from bertkit.examples.table import START, AnyPlace, Examples
 from bertkit.files import only_process, read_json, write_text
-from bertkit.model.directory import save_generator, save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
+from bertkit.model.saving import save_generator, save_model
 from bertkit.model.weights import some
 from bertkit.training.batches import (
     held_out_batches,

@@ -31,7 +31,8 @@ from bertkit.examples.mixture import (
     whole_parts,
 )
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import START, BatchBuilder, ExampleTable, Place, Step, stream_steps
+from bertkit.examples.stream import BatchBuilder, Step, stream_steps
+from bertkit.examples.table import START, ExampleTable, Place
 from bertkit.files import read_json
 from bertkit.model.directory import load_pretraining_model
 from bertkit.tokens.normalize import is_cjk

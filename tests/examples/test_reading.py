@@ -20,12 +20,13 @@ from bertkit.corpus import store as store_module
 from bertkit.corpus.shards import ShardArrays
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples import stream
+from bertkit.examples import table as table_module
 from bertkit.examples.generator import SHARD_ORDER, generator
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.mixture import MixtureTable, mix
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import START, BatchBuilder, ExampleTable, Place, Step, stream_steps
+from bertkit.examples.stream import BatchBuilder, Step, stream_steps
+from bertkit.examples.table import START, ExampleTable, Place
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from tests.examples.test_mixture import TOY
@@ -97,7 +98,7 @@ def test_the_window_ahead_is_the_same(fresh: TokenStore, monkeypatch: pytest.Mon
         "only the first is waited for"
     )
     assert not planned[0].startswith("bertkit-plan")
-    monkeypatch.setattr(stream.Ahead, "result", lambda *_: None)
+    monkeypatch.setattr(table_module.Ahead, "result", lambda *_: None)
     alone = take_all(ExampleTable(fresh, OPTIONS, 3), START, 5)
     assert alone.tobytes() == rows.tobytes()
 

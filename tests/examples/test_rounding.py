@@ -22,7 +22,8 @@ from bertkit.examples.rounding import (
     round_packed,
     shape_above,
 )
-from bertkit.examples.stream import BatchBuilder, ExampleTable, PretrainingBatch, stream_steps
+from bertkit.examples.stream import BatchBuilder, PretrainingBatch, stream_steps
+from bertkit.examples.table import ExampleTable
 from bertkit.model import attention as attention_module
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel

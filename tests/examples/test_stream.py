@@ -10,15 +10,8 @@ from bertkit.errors import BertkitError
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.packed import Packed, pack
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import (
-    START,
-    BatchBuilder,
-    ExampleTable,
-    Place,
-    PretrainingBatch,
-    Step,
-    stream_steps,
-)
+from bertkit.examples.stream import BatchBuilder, PretrainingBatch, Step, stream_steps
+from bertkit.examples.table import START, ExampleTable, Place
 from tests.conftest import make_document
 
 LENGTH = 48

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bertkit.explain.trace import Trace, follow
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.tokens.tokenizer import Tokenizer
 
 TEXT = "River stone, bridge <script>alert('no')</script> walking quickly & slowly."

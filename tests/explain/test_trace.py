@@ -19,9 +19,10 @@ from bertkit.explain.masks import ids_of, mask
 from bertkit.explain.network import attention_weights, finish, look_inside
 from bertkit.explain.sections import SECTIONS
 from bertkit.explain.trace import Trace, follow
-from bertkit.model.directory import load_pretraining_model, save_model
+from bertkit.model.directory import load_pretraining_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel, TokenClassificationModel
 from bertkit.objectives import pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from bertkit.export.padded import Discriminator
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import TextPooling, write_pooling
+from bertkit.model.saving import save_model
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany

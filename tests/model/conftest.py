@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bertkit.examples.packed import Packed, pack
-from bertkit.model.directory import foreign_tensors
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.saving import foreign_tensors
 
 Batch = Callable[..., Packed]
 

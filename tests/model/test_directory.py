@@ -20,10 +20,10 @@ from bertkit.model.directory import (
     load_model,
     load_pretraining_model,
     load_state,
-    save_model,
 )
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 

@@ -13,7 +13,7 @@ from bertkit.config import parse
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
 from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_encoder, load_model, load_pretraining_model, save_model
+from bertkit.model.directory import load_encoder, load_model, load_pretraining_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.extend import (
     Extension,
@@ -23,6 +23,7 @@ from bertkit.model.extend import (
     pieces_of,
 )
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.text.documents import TextCounts

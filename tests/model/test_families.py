@@ -14,20 +14,14 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
 from bertkit.files import read_json, write_json
-from bertkit.model.directory import (
-    load_config,
-    load_encoder,
-    load_model,
-    load_pretraining_model,
-    save_generator,
-    save_model,
-)
+from bertkit.model.directory import load_config, load_encoder, load_model, load_pretraining_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.families import bert_name, choose_class, family_name, heads_of
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.model.inference import prepare_encoder
 from bertkit.model.names import parameter_names
 from bertkit.model.replaced import ReplacedTokenModel
+from bertkit.model.saving import save_generator, save_model
 from bertkit.model.start import read_start
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from bertkit.tokens.tokenizer import Tokenizer

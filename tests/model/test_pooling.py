@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers.normalizers import Lowercase
 
 from bertkit.errors import BertkitError
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.pooling import TextPooling, lower, read_pooling, write_pooling
+from bertkit.model.saving import save_model
 from bertkit.predict.embedding import Embedder, load_embedder
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 

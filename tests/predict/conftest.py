@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.saving import save_model
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany

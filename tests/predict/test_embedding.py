@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.model.directory import load_encoder, save_model
+from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
-from bertkit.predict import embedding
+from bertkit.model.saving import save_model
+from bertkit.predict import embedding, engine
 from bertkit.predict.embedding import Embedder, load_embedder, nearest_texts
 from bertkit.tasks.feature_files import read_npy
 from bertkit.tasks.features import Extraction, extract
@@ -93,12 +94,14 @@ def test_order_company_and_threads_change_nothing(
     order: list[int], threads: int, directory: Path
 ) -> None:
     embedder = load(directory)
-    embedder.threads = threads
-    before, embedding.LEAST_TOKENS = embedding.LEAST_TOKENS, 1
+    before, threads_before = engine.LEAST_TOKENS, torch.get_num_threads()
+    engine.LEAST_TOKENS = 1
+    torch.set_num_threads(threads)
     try:
         found = embedder.many([TEXTS[i] for i in order])
     finally:
-        embedding.LEAST_TOKENS = before
+        engine.LEAST_TOKENS = before
+        torch.set_num_threads(threads_before)
     alone = np.concatenate([load(directory).many([TEXTS[i]]) for i in order])
     np.testing.assert_allclose(found, alone, atol=2e-6)
 

@@ -8,9 +8,9 @@ from transformers import BertConfig, BertForPreTraining
 
 from bertkit import load
 from bertkit.errors import BertkitError
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.predict.predictor import Predictor, window_around
 from bertkit.tokens.tokenizer import Tokenizer
 

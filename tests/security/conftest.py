@@ -10,9 +10,9 @@ import jaxtyping
 import pytest
 import torch
 
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokens.tokenizer import Tokenizer
 

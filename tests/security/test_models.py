@@ -157,7 +157,7 @@ def test_shared_layers_have_a_limit(config: Any, tokenizer: Tokenizer, tmp_path:
     """ALBERT's layers take no bytes each, and so nothing else would limit them."""
     from dataclasses import replace
 
-    from bertkit.model.directory import save_model
+    from bertkit.model.saving import save_model
 
     albert = replace(config, share_layers=True, embedding_size=8)
     save_model(tmp_path / "albert", Encoder(albert), tokenizer, {})

@@ -10,9 +10,9 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics

@@ -9,10 +9,12 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
+from bertkit.serve import batching
 from bertkit.serve.batching import SLOWEST_RETRY, Prepared, Worker
 from bertkit.serve.limits import Limits, RefusedError
 from bertkit.serve.metrics import Metrics
@@ -46,8 +48,8 @@ def closing() -> Iterator[None]:
         workers.pop().close()
 
 
-def worker(**limits: Any) -> Worker:
-    workers.append(Worker("m", Limits(**{"linger": 0.0, **limits}), Metrics()))
+def worker(lanes: int = 1, **limits: Any) -> Worker:
+    workers.append(Worker("m", Limits(**{"linger": 0.0, **limits}), Metrics(), lanes))
     return workers[-1]
 
 
@@ -79,6 +81,56 @@ def test_requests_that_wait_are_computed_together_and_get_their_own_answers() ->
     work = Doubling()
     assert run(gather_behind(worker(), work, [10] * 5)) == [0, 2, 4, 6, 8]
     assert work.batches == [[99], [0, 1, 2, 3, 4]]
+
+
+def test_lanes_share_what_waits() -> None:
+    """While one has a batch, the other takes the next; then each takes about half of all."""
+    work, own = Doubling(), worker(lanes=2)
+
+    async def ask() -> list[int]:
+        work.allowed.clear()
+        at_work = []
+        for number in (97, 98):  # a batch for each lane
+            work.begun.clear()
+            at_work.append(asyncio.create_task(own.ask(work, Prepared(number, 1, 1))))
+            await asyncio.to_thread(work.begun.wait, 20)
+        tasks = [asyncio.create_task(own.ask(work, Prepared(i, 10, 1))) for i in range(6)]
+        await asyncio.sleep(0.01)
+        work.allowed.set()
+        await asyncio.gather(*at_work)
+        return await asyncio.gather(*tasks)
+
+    assert run(ask()) == [0, 2, 4, 6, 8, 10]
+    assert sorted(i for batch in work.batches for i in batch) == [*range(6), 97, 98]
+    sizes = [len(batch) for batch in work.batches if batch[0] < 90]
+    assert len(sizes) > 1, "one lane took everything"
+    assert own.at_work == []
+
+
+def test_a_request_alone_has_all_cores_and_others_have_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Looking(Doubling):
+        def run(self, many: Sequence[int]) -> list[int]:
+            seen.append((threading.current_thread().name, torch.get_num_threads()))
+            return super().run(many)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    batching.alone.cache_clear()
+    try:
+        work, own = Looking(), worker(lanes=2)
+        assert run(own.ask(work, Prepared(1, 1, 1))) == 2
+        name, threads = seen.pop()
+        assert (name.startswith("alone"), threads) == (True, 2)
+        run(gather_behind(own, work, [10, 10, 10]))
+        assert {threads for name, threads in seen if name.startswith("model")} == {1}
+    finally:
+        batching.alone().shutdown()
+        batching.alone.cache_clear()
+        torch.set_num_threads(before)
 
 
 def test_a_batch_ends_at_the_budget_and_nobody_overtakes() -> None:
@@ -177,7 +229,7 @@ def test_closing_answers_what_waits_and_takes_no_more() -> None:
         return await asyncio.gather(*tasks)
 
     assert run(ask()) == [0, 2, 4, 6, 8, 10]
-    assert not own.thread.is_alive()
+    assert not own.alive
 
 
 def test_a_request_to_an_idle_model_does_not_linger() -> None:
@@ -213,12 +265,13 @@ def test_after_a_batch_of_several_the_clients_are_awaited() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=30),
     st.integers(1, 100),
+    st.integers(1, 3),
 )
 def test_every_request_is_answered_once_with_its_own_answer(
-    requests: list[tuple[int, int]], budget: int
+    requests: list[tuple[int, int]], budget: int, lanes: int
 ) -> None:
     works = [Doubling() for _ in range(4)]
-    own = Worker("m", Limits(max_batch=budget, linger=0.0), Metrics())
+    own = Worker("m", Limits(max_batch=budget, linger=0.0), Metrics(), lanes)
 
     async def ask() -> list[int]:
         return await asyncio.gather(
@@ -229,7 +282,8 @@ def test_every_request_is_answered_once_with_its_own_answer(
     own.close()
     for number, work in enumerate(works):
         done = [i for batch in work.batches for i in batch]
-        assert done == [i for i, (_, w) in enumerate(requests) if w == number]
+        wanted = [i for i, (_, w) in enumerate(requests) if w == number]
+        assert done == wanted if lanes == 1 else sorted(done) == wanted
         for batch in work.batches:
             assert len(batch) == 1 or sum(requests[i][0] for i in batch) <= budget
 
@@ -264,7 +318,7 @@ def test_what_fails_beside_the_model_does_not_end_its_thread(
     monkeypatch.setattr(own.metrics, "computed", lambda *given: 1 / 0)
     assert run(own.ask(work, Prepared(1, 1, 1))) == 2
     assert run(own.ask(work, Prepared(2, 1, 1))) == 4
-    assert own.thread.is_alive()
+    assert own.alive
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -274,6 +328,6 @@ def test_a_model_whose_thread_has_died_refuses(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(own, "_take", lambda before: 1 / 0)
     asking = own.ask(work, Prepared(1, 1, 1))  # the thread still waits for this one
     assert run(asking) == 2
-    own.thread.join(20)
+    own.lanes[0].join(20)
     with pytest.raises(RefusedError, match="has died"):
         run(own.ask(work, Prepared(1, 1, 1)))

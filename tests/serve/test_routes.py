@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 
 from bertkit.examples.packed import pack
 from bertkit.explain.network import look_inside
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import Encoder
+from bertkit.model.saving import save_model
 from bertkit.model.start import read_start
 from bertkit.predict.embedding import load_embedder
 from bertkit.predict.load import load

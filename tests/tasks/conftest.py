@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.model.directory import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.tokens.tokenizer import Tokenizer
 

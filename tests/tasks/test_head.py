@@ -14,11 +14,12 @@ import torch
 from bertkit import Files, Tuning, finetune, load
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.directory import load_config, save_model
+from bertkit.model.directory import load_config
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.features import FeatureModel
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.replaced import ReplacedTokenModel
+from bertkit.model.saving import save_model
 from bertkit.model.start import read_start
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tasks.grid import Grid

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.model.directory import save_model
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start
 from bertkit.objectives import total_loss
 from bertkit.tasks.conll import read_conll

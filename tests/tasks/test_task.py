@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from bertkit.model.directory import save_model
+from bertkit.model.saving import save_model
 from bertkit.model.start import Start
 from bertkit.objectives import total_loss
 from bertkit.tasks.answer import Answer

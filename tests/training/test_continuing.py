@@ -11,9 +11,10 @@ import torch
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.directory import load_pretraining_model, save_model
+from bertkit.model.directory import load_pretraining_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.saving import save_model
 from bertkit.objectives import Objectives
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import read_journal

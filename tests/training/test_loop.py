@@ -11,7 +11,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import START, BatchBuilder, ExampleTable, stream_steps
+from bertkit.examples.stream import BatchBuilder, stream_steps
+from bertkit.examples.table import START, ExampleTable
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import Sum, pretraining_objective, total_loss
