@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from cyclopts import App, Group
 
 import bertkit
 from bertkit.config import FLAGS, parse, recipe_flags
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, nearest
 from bertkit.processes import rank
 
 STORY = {
@@ -47,7 +49,10 @@ STORY = {
     },
 }
 VERBS = {verb: text for verbs in STORY.values() for verb, text in verbs.items()}
-GROUPS = ("predict", "vocab")
+GROUPS = {
+    "predict": ("embed", "fill-mask", "next-sentence", "similar"),
+    "vocab": ("extend", "measure"),
+}
 """Verbs with verbs of their own."""
 
 
@@ -80,10 +85,33 @@ def application(asked: str | None = None) -> App:
     return app
 
 
+def check_verb(words: Sequence[str]) -> None:
+    """Refuse a verb that is not there, and say which one may be meant.
+
+    Raises:
+        BertkitError: the first word is a verb of a group, or no verb; or the second is like a verb
+            of the group, and no file.
+    """
+    verb, second, *_ = [*words, "", ""]
+    if not verb or verb.startswith("-"):
+        return
+    for group, own in GROUPS.items():
+        if verb in own:
+            raise BertkitError(f"no verb '{verb}'; it is bertkit {group} {verb}")
+    known = {*VERBS, *GROUPS}
+    if verb not in known:
+        raise BertkitError(f"no verb '{verb}'{nearest(verb, known)}")
+    own = GROUPS.get(verb, ())
+    close = difflib.get_close_matches(second, own, n=1, cutoff=0.8)
+    if close and second not in own and not Path(second).exists():
+        raise BertkitError(f"no verb '{verb} {second}'; did you mean '{verb} {close[0]}'?")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: 0 if it did its work, 2 on a user's error, 128 + n after signal n."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        check_verb(words)
         status = parse(application(next(iter(words), None)), words)
     except BertkitError as error:
         who = f"error of rank {rank()}" if rank() else "error"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -228,3 +229,27 @@ def test_counted_losses_are_told_by_learn(
     assert "counted: invalid UTF-8 replaced, kept: 1" in capsys.readouterr().err
     run("learn", str(text), "--out", str(tmp_path / "t"), "--size", "99999999999", status=2)
     assert "a vocabulary needs a size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["embed", "model", "texts.txt"], "no verb 'embed'; it is bertkit predict embed"),
+        (["pretrian"], "no verb 'pretrian'; did you mean 'pretrain'?"),
+        (["predict", "fil-mask", "m"], "no verb 'predict fil-mask'; did you mean 'predict fill-"),
+        (["vocab", "extent"], "no verb 'vocab extent'; did you mean 'vocab extend'?"),
+    ],
+)
+def test_a_misspelt_verb_is_answered_with_the_right_one(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_groups_name_all_their_verbs() -> None:
+    for verb, own in GROUPS.items():
+        group = importlib.import_module(f"bertkit.verbs.{verb}").application
+        assert {name for name in group if not name.startswith("-")} == set(own)

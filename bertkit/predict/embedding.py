@@ -93,8 +93,10 @@ class Embedder:
             raise BertkitError(f"windows of {self.settings.longest} tokens are too short; give 3")
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
+        self.threads = 1
         if device.type == "cpu":
             prepare_encoder(self.encoder, mode)
+            self.threads = torch.get_num_threads()
 
     @property
     def width(self) -> int:
@@ -168,7 +170,7 @@ class Embedder:
 
     def _batches(self, parts: Sequence[Part]) -> Iterator[np.ndarray]:
         """The shares of windows in their texts' vectors, batch by batch, in order."""
-        threads, tokens = shares(sum(part.tokens for part in parts), self.device)
+        threads, tokens = shares(sum(part.tokens for part in parts), self.threads)
         if threads == 1:
             yield from map(self._compute, split_parts(parts, PREDICTION_TOKENS))
             return

@@ -8,6 +8,7 @@ is given at once, not the length of a file: `bertkit predict` reads it piece by 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -49,6 +50,10 @@ LEAST_TOKENS = 400
 """Batches smaller than this are not worth a thread of their own."""
 
 
+told = threading.local()
+"""`threads`: what `compute_with` was called with in this thread."""
+
+
 class Engine:
     """A model that predicts and is trained no more.
 
@@ -61,8 +66,10 @@ class Engine:
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
         self.model = model.to(device).eval()
         self.device, self.mode = device, mode
+        self.threads = 1
         if device.type == "cpu":
             prepare_encoder(self.model.encoder, mode)
+            self.threads = torch.get_num_threads()
 
     def run(
         self, items: Items, progress: Callable[[int], None] = lambda done: None
@@ -76,25 +83,25 @@ class Engine:
         # prepared layers compute in their own precision, without autocast
         precision = "fp32" if self.device.type == "cpu" else self.mode
         run = partial(run_model, self.model, items, self.device, precision=precision)
-        threads, tokens = shares(items.tokens, self.device)
+        threads, tokens = shares(items.tokens, self.threads)
         if threads == 1:
             return run(progress=progress)
         with one_thread_each(threads) as pool:
             return run(progress=progress, tokens=tokens, each=pool.map)
 
 
-def shares(tokens: int, device: torch.device) -> tuple[int, int]:
-    """How the threads that torch has in this one share some work.
+def shares(tokens: int, threads: int) -> tuple[int, int]:
+    """How threads share some work.
 
     Args:
         tokens: of all sequences.
-        device: where to compute.
+        threads: of the caller, where `compute_with` has not said it for this thread.
 
     Returns:
         How many of them compute batches of their own, and the tokens of such a batch; (1, 0) where
         they had better work on the same batch.
     """
-    threads = torch.get_num_threads() if device.type == "cpu" else 1
+    threads = getattr(told, "threads", threads)
     if threads == 1 or tokens < threads * LEAST_TOKENS:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
@@ -113,13 +120,19 @@ def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
             another thread has such workers at that time, torch says 1.
     """
     try:
-        with ThreadPoolExecutor(workers, initializer=compute_with, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(workers, initializer=set_threads, initargs=(1,)) as pool:
             yield pool
     finally:
-        compute_with(workers)  # what a worker sets is what new threads begin with
+        set_threads(workers)  # what a worker sets is what new threads begin with
 
 
 def compute_with(threads: int) -> None:
+    """Let this thread compute with so many from now on: torch, and `shares`."""
+    told.threads = threads
+    set_threads(threads)
+
+
+def set_threads(threads: int) -> None:
     """Let torch compute with so many threads what is called in this one."""
     torch.get_num_threads()  # a thread's first call takes over what any other one has set last
     torch.set_num_threads(threads)

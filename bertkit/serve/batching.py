@@ -22,15 +22,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from bertkit.predict.engine import compute_with
+from bertkit.predict.engine import LEAST_TOKENS, compute_with
+from bertkit.serve.alone import Alone, alone
 from bertkit.serve.limits import Limits, RefusedError, too_many
 from bertkit.serve.metrics import Metrics
 
@@ -68,10 +67,12 @@ class Job:
     prepared: Prepared
     answer: asyncio.Future[Any]
     arrived: float
+    first: bool = False
+    """Whether the model had nothing else to do when it was taken."""
 
 
 class Worker:
-    """One model's queue and thread.
+    """One model's queue and the threads that work through it.
 
     Args:
         name: of the model.
@@ -87,11 +88,11 @@ class Worker:
         """Of the jobs that wait."""
         self.closed = False
         self.rate = 0.0
-        """Tokens a second, of the batches so far; the latest count most."""
+        """Tokens a second of one lane, in the batches so far; the latest count most."""
         self.changed = threading.Condition()
         self.cores = max(1, torch.get_num_threads() // lanes)
         """That a lane computes with."""
-        self.alone = alone() if lanes > 1 and self.cores == 1 else None
+        self.alone: Alone | None = alone() if lanes > 1 else None
         self.at_work: list[int] = []
         """Tokens of the batches that are computed."""
         metrics.begin(name)
@@ -127,7 +128,7 @@ class Worker:
 
     def seconds_to_wait(self) -> int:
         """In which the queue may be expected to be worked through."""
-        expected = self.tokens / self.rate if self.rate else 1.0
+        expected = self.tokens / (self.rate * len(self.lanes)) if self.rate else 1.0
         return min(SLOWEST_RETRY, max(1, math.ceil(expected)))
 
     @asynccontextmanager
@@ -160,14 +161,14 @@ class Worker:
             self.waiting.append(job)
             self.tokens += prepared.tokens
             self.changed.notify_all()
-        self.metrics.queued(self.name, len(self.waiting), self.tokens)
+            self.metrics.queued(self.name, len(self.waiting), self.tokens)
         try:
             return await answer
         finally:
             self._forget(job)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Compute what waits, take nothing more, and end the thread."""
+        """Compute what waits, take nothing more, and end the threads."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -183,6 +184,7 @@ class Worker:
             if job in self.waiting:
                 self.waiting.remove(job)
                 self.tokens -= job.prepared.tokens
+                self.metrics.queued(self.name, len(self.waiting), self.tokens)
 
     def _work(self) -> None:
         """Batch after batch, until closed and empty."""
@@ -195,24 +197,37 @@ class Worker:
             except Exception as error:
                 LOG.exception("batch failed", extra={"fields": {"model": self.name}})
                 deliver(jobs, [error] * len(jobs))
-            finally:
-                with self.changed:
-                    self.at_work.remove(sum(job.prepared.tokens for job in jobs))
 
     def _answer(self, jobs: Sequence[Job]) -> None:
         """Compute a batch."""
-        started = time.perf_counter()
-        if self.alone and len(jobs) == len(self.at_work) == 1:
-            results = self.alone.submit(results_of, jobs).result()
-        else:
-            results = results_of(jobs)
-        seconds = time.perf_counter() - started
         tokens = sum(job.prepared.tokens for job in jobs)
+        started = time.perf_counter()
+        try:
+            results = self._compute(jobs, tokens)
+        finally:
+            with self.changed:
+                self.at_work.remove(tokens)
+        seconds = time.perf_counter() - started
         now = tokens / max(seconds, 1e-6)
-        self.rate = now if not self.rate else 0.8 * self.rate + 0.2 * now
+        with self.changed:
+            self.rate = now if not self.rate else 0.8 * self.rate + 0.2 * now
         deliver(jobs, results)
         waits = [started - job.arrived for job in jobs]
         self.metrics.computed(self.name, tokens, waits, seconds)
+
+    def _compute(self, jobs: Sequence[Job], tokens: int) -> list[Any]:
+        """The results: by this lane's cores, or, of a single request, by all of them.
+
+        All are worth it where nothing else is computed for this model, if a lane has no helpers
+        that would sleep then; and where the request is so large that they can share it out.
+        """
+        if self.alone and len(jobs) == 1:
+            first = self.cores == 1 and jobs[0].first
+            if first or tokens >= self.alone.threads * LEAST_TOKENS:
+                found = self.alone.compute(lambda: results_of(jobs))
+                if found is not None:
+                    return found.result()
+        return results_of(jobs)
 
     def _take(self, before: int) -> list[Job]:
         """The next batch; none at the end.
@@ -220,13 +235,12 @@ class Worker:
         Args:
             before: requests in the batch before.
         """
+        linger = self.limits.linger / 1000
         with self.changed:
+            soon = self.changed.wait_for(lambda: self.waiting or self.closed, linger)
+            if soon and before > 1 and linger:
+                self.changed.wait_for(lambda: len(self.waiting) >= before or self.closed, linger)
             self.changed.wait_for(lambda: self.waiting or self.closed)
-            if before > 1 and self.limits.linger:
-                self.changed.wait_for(
-                    lambda: len(self.waiting) >= before or self.closed, self.limits.linger / 1000
-                )
-                self.changed.wait_for(lambda: self.waiting or self.closed)
             taken: list[Job] = []
             left: deque[Job] = deque()
             share = -(-(self.tokens + sum(self.at_work)) // len(self.lanes))
@@ -243,20 +257,10 @@ class Worker:
             tokens = sum(job.prepared.tokens for job in taken)
             self.tokens -= tokens
             if taken:
+                taken[0].first = not (left or self.at_work)
                 self.at_work.append(tokens)
-        self.metrics.queued(self.name, len(left), self.tokens)
+            self.metrics.queued(self.name, len(left), self.tokens)
         return taken
-
-
-@cache
-def alone() -> ThreadPoolExecutor:
-    """The thread that has all cores, for requests that come alone; it loads models, too.
-
-    One for all models: with more, the threads that OpenMP keeps for each would be more than the
-    cores, and it would put them to sleep after every product.
-    """
-    threads = torch.get_num_threads()
-    return ThreadPoolExecutor(1, "alone", initializer=compute_with, initargs=(threads,))
 
 
 def results_of(jobs: Sequence[Job]) -> list[Any]:

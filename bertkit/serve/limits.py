@@ -43,7 +43,8 @@ class Limits:
     max_queue: int = 65_536
     """Tokens that may wait for each model; a request beyond that is answered with 429."""
     max_batch: int = PREDICTION_TOKENS
-    """Tokens that a model computes at once; a larger request stands alone."""
+    """Tokens that a thread computes at once, and each model has up to two; a larger request stands
+    alone."""
     deadline: float = 30.0
     """Seconds in which a request's body must come (else 408), and from then on seconds until the
     request is answered with 503 instead."""

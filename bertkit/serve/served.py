@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from bertkit.predict.embedding import load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.tasks import TaskPredictor
+from bertkit.serve.alone import alone
 from bertkit.serve.answers import ModelCard
 from bertkit.serve.attention import AttentionMapsWork, AttentionWork
-from bertkit.serve.batching import Worker, alone
+from bertkit.serve.batching import Worker
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.pretrained import FillMask, Network, NextSentence
@@ -109,8 +111,9 @@ def load_models(
         named[name] = path
     served: dict[str, Served] = {}
     for name, path in named.items():
-        loading = alone().submit(load_model, name, path, limits, metrics, precision, device)
-        served[name] = loading.result()
+        load_this = partial(load_model, name, path, limits, metrics, precision, device)
+        loading = alone().compute(load_this)
+        served[name] = load_this() if loading is None else loading.result()
     return served
 
 

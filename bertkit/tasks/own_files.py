@@ -43,7 +43,7 @@ class Columns:
     format: str = "auto"
     """csv, tsv, jsonl, parquet, huggingface, or auto."""
     header: bool = True
-    """False: columns are called 0, 1, 2, ..."""
+    """Whether the first row names the columns; where it does not, they are called 0, 1, 2, ..."""
     first_choice: int = -1
     """Of choose: what the first choice is called where labels are numbers: 0, 1, or -1 to decide by
     the training file."""

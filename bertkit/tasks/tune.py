@@ -46,7 +46,9 @@ class Tuning:
     warmup: float = 0.1
     """Share of the updates over which the learning rate rises; it then falls to 0."""
     weight_decay: float = 0.01
+    """Not on biases and LayerNorm."""
     max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
     bias_correction: bool = True
     """False for the paper's own Adam, with which small data sets often learn nothing."""
     precision: str = "auto"

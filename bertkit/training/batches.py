@@ -142,3 +142,40 @@ def start_record(
         ],
         **({"mixture": mixture.describe()} if mixture else {}),
     }
+
+
+def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenStore) -> list[str]:
+    """What a run tells its user before the first update.
+
+    Args:
+        start: the `start_record`, with "parameters".
+        recipe: what will be trained.
+        store: the training split.
+    """
+    known, pairs, wanted = start["baselines"], start["pairs"], recipe.objectives
+    label_1 = "A and B swapped" if wanted.sentences == "order" else "a random next sentence"
+    share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
+    commoner = f", commoner label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
+    return [
+        f"{start['parameters']:,} parameters; {store.tokens:,} training tokens in "
+        f"{store.documents:,} documents; first window: {pairs['examples']:,} examples of "
+        f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
+        f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, commonest piece "
+        f"{known['most_frequent_accuracy']:.1%}{commoner}",
+        *(
+            f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
+            f"all; {member['share']:.2%} of the examples"
+            for member in start.get("mixture", [])
+        ),
+    ]
+
+
+def missing_evaluations(start: dict[str, Any], store: TokenStore) -> list[str]:
+    """What is not evaluated, for want of held-out documents."""
+    missing = []
+    if held_out_of(store) is None:
+        missing.append("the store has fewer than two held-out documents: no evaluation is made")
+    few = [one["store"] for one in start.get("mixture", []) if one["held_out_documents"] < 2]
+    if few:
+        missing.append(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")
+    return missing

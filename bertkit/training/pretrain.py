@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -23,28 +22,36 @@ from torch import Tensor, nn
 
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError, DivergedError
+from bertkit.errors import DivergedError
 from bertkit.examples.stream import BatchBuilder, stream_steps
 from bertkit.examples.table import START, AnyPlace, Examples
-from bertkit.files import only_process, read_json, write_text
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import count_parameters
+from bertkit.files import only_process, read_json
 from bertkit.model.saving import save_generator, save_model
-from bertkit.model.weights import some
 from bertkit.training.batches import (
     held_out_batches,
     held_out_of,
+    missing_evaluations,
+    opening_lines,
     start_record,
     training_examples,
 )
-from bertkit.training.checkpoint import model_tensors, restore_model
-from bertkit.training.devices import check_memory, check_precision, choose_device, matmul_peak
+from bertkit.training.devices import check_precision, choose_device, matmul_peak
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
-from bertkit.training.optimizer import build_optimizer, trainable_parameters
-from bertkit.training.ranks import ALONE, Ranks, check_strategy, code_digest, joined, local_device
+from bertkit.training.optimizer import trainable_parameters
+from bertkit.training.ranks import (
+    ALONE,
+    Ranks,
+    check_strategy,
+    code_digest,
+    joined,
+    local_device,
+    mark_of_first,
+)
 from bertkit.training.recipe import PretrainRecipe, claim_folder, origin
 from bertkit.training.saving import Checkpoints
+from bertkit.training.setup import set_up
+from bertkit.training.state import model_tensors, restore_model
 from bertkit.training.watching import Interval, StopRequest
 
 
@@ -93,70 +100,43 @@ class PretrainingRun:
         self.recipe_name, self.workers, self.console = recipe_name, workers, console
         self.models_at = frozenset(models_at)
         self.tokenizer = store.tokenizer
-        training = recipe.training
         self.device = choose_device(device)
-        check_precision(training.precision, self.device)
+        check_precision(recipe.training.precision, self.device)
+        self.micro_batches = ranks.micro_batches(recipe.training.accumulate)
+        self.stop = StopRequest(patient=ranks.world > 1)
+        trained = set_up(
+            recipe,
+            store,
+            start,
+            self.device,
+            parts=ranks.world if self.sharded else 1,
+            compiled=compiled,
+            say=console.say,
+        )
+        self.recipe, self.config = trained.recipe, trained.config
+        self.model, self.optimizer = trained.model, trained.optimizer
+        self.objective, self.written = trained.objective, trained.written
         self.settings = LoopSettings(
             device=self.device,
-            precision=training.precision,
-            seed=training.seed,
-            max_gradient_norm=training.max_gradient_norm,
+            precision=recipe.training.precision,
+            seed=recipe.training.seed,
+            max_gradient_norm=recipe.training.max_gradient_norm,
             learning_rate=recipe.learning_rate,
             ranks=ranks,
             asked_to_stop=lambda: self.stop.asked,
         )
-        self.micro_batches = ranks.micro_batches(training.accumulate)
-        self.stop = StopRequest(patient=ranks.world > 1)
-        self.model: Any
-        self.recipe, self.config, self.model, digest = self._build(recipe, start)
-        self.model.to(self.device)
-        if self.sharded:
-            from bertkit.training.parallel import share_out
-
-            share_out(self.model, self.device)
-        self.written = self.objective = recipe.objectives.function()
-        if compiled:
-            from bertkit.training.compiled import compile_layers
-
-            if recipe.objectives.words == "replaced":
-                raise BertkitError("--compile does not know objectives.words = replaced; leave it")
-            self.objective = compile_layers(self.model.encoder, self.objective, self.device)
-        self.optimizer = build_optimizer(
-            self.model,
-            learning_rate=training.learning_rate,
-            weight_decay=training.weight_decay,
-            bias_correction=training.bias_correction,
-        )
         # of several, the first may have been cut off and replaced, and still be saving
         wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
         ranks.together(lambda: held.enter_context(only_process(folder, wait)))
-        ranks.agree(self._facts(digest, strategy))
-        self.changes = ranks.together(self._claim(digest)) or []
+        ranks.agree(self._facts(trained.start, strategy))
+        self.changes = ranks.together(self._claim(trained.start)) or []
         self.checkpoints = Checkpoints(
             folder / "checkpoints", self.model, self.optimizer, ranks, sharded=self.sharded
         )
         self.done, self.place = self._resume()
         self.trained = self._spread()
         self.opened: tuple[int, Examples, BatchBuilder] | None = None
-        self.matmul_peak = matmul_peak(self.device, training.precision, seconds=0.3)
-
-    def _build(
-        self, recipe: PretrainRecipe, start: Path | None
-    ) -> tuple[PretrainRecipe, ModelConfig, nn.Module, str]:
-        """The recipe, the network, and what it begins with: "" for random weights."""
-        torch.manual_seed(recipe.training.seed)
-        if start is None:
-            config = recipe.config(self.tokenizer.size)
-            parts = self.ranks.world if self.sharded else 1
-            check_memory(count_parameters(config, heads=True) // parts, self.device)
-            return recipe, config, recipe.objectives.model(config), ""
-        from bertkit.training.continuing import begin_with
-
-        found = begin_with(start, recipe, self.tokenizer)
-        new = f"; new: {some(found.new)}" if found.new else ""
-        unused = f"; left behind: {some(found.unused)}" if found.unused else ""
-        self.console.say(f"the weights are those of {start}{new}{unused}")
-        return found.recipe, found.config, found.network, found.start.digest
+        self.matmul_peak = matmul_peak(self.device, recipe.training.precision, seconds=0.3)
 
     def _facts(self, start: str, strategy: str) -> dict[str, str]:
         """What must be the same for all ranks."""
@@ -169,21 +149,13 @@ class PretrainingRun:
             "the corpus": self.store.content_hash,
             "the tokenizer": self.store.tokenizer_hash,
             "the weights to start from": start,
-            "the run directory, which all hosts have to share": self._token(),
+            "the run directory, which all hosts have to share": mark_of_first(
+                self.folder, self.ranks
+            ),
             "the kind of device": self.device.type,
             "--strategy": strategy,
             "--models-at": str(sorted(self.models_at)),
         }
-
-    def _token(self) -> str:
-        """What the first rank has just written into the run directory, as this rank sees it."""
-        path, token = self.folder / ".ranks", secrets.token_hex(8)
-        self.ranks.together(lambda: write_text(path, token))
-        for _ in range(10):
-            if path.is_file():
-                return path.read_text()
-            time.sleep(0.5)  # shared folders may be late
-        return "none"
 
     def _claim(self, start: str) -> Callable[[], list[str]]:
         recipe = as_json(self.recipe)
@@ -263,36 +235,12 @@ class PretrainingRun:
             "parameters": sum(weights.numel() for _, weights in trainable_parameters(self.model)),
         }
         self._write(start)
-        known, pairs = start["baselines"], start["pairs"]
-        wanted = self.recipe.objectives
-        label_1 = "A and B swapped" if wanted.sentences == "order" else "a random next sentence"
-        share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
-        self.console.say(
-            f"{start['parameters']:,} parameters; {self.store.tokens:,} training tokens in "
-            f"{self.store.documents:,} documents; first window: {pairs['examples']:,} examples of "
-            f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut"
-        )
-        commoner = f", commoner label of pairs {known['nsp_majority']:.1%}"
-        self.console.say(
-            f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, commonest piece "
-            f"{known['most_frequent_accuracy']:.1%}{commoner if wanted.has_pairs else ''}"
-        )
+        for line in opening_lines(start, self.recipe, self.store):
+            self.console.say(line)
         if self.changes:
             self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
-        if held_out_of(self.store) is None:
-            self._note("the store has fewer than two held-out documents: no evaluation is made")
-        self._announce_shares(start.get("mixture", []))
-
-    def _announce_shares(self, mixture: list[dict[str, Any]]) -> None:
-        """Say what each store of a mixture is to the whole."""
-        for member in mixture:
-            self.console.say(
-                f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
-                f"all; {member['share']:.2%} of the examples"
-            )
-        few = [member["store"] for member in mixture if member["held_out_documents"] < 2]
-        if few:
-            self._note(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")
+        for line in missing_evaluations(start, self.store):
+            self._note(line)
 
     def _note(self, message: str) -> None:
         self._write({"kind": "note", "step": self.done, "message": message})

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from torch import Tensor
 
 import bertkit
 from bertkit.errors import BertkitError, nearest
+from bertkit.files import write_text
 
 Result = TypeVar("Result")
 
@@ -212,6 +215,17 @@ def joined(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
         yield Ranks(distributed.get_rank(), world, timeout)
     finally:
         distributed.destroy_process_group()
+
+
+def mark_of_first(folder: Path, ranks: Ranks) -> str:
+    """What the first rank has just written into a folder, as this rank sees it."""
+    path, mark = folder / ".ranks", secrets.token_hex(8)
+    ranks.together(lambda: write_text(path, mark))
+    for _ in range(10):
+        if path.is_file():
+            return path.read_text()
+        time.sleep(0.5)  # shared folders may be late
+    return "none"
 
 
 def local_device(name: str) -> str:

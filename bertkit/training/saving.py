@@ -27,14 +27,16 @@ from bertkit.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
     load_latest,
-    model_tensors,
-    optimizer_tensors,
-    restore_model,
-    restore_optimizer,
     save_checkpoint,
     save_shards,
 )
 from bertkit.training.ranks import Ranks
+from bertkit.training.state import (
+    model_tensors,
+    optimizer_tensors,
+    restore_model,
+    restore_optimizer,
+)
 
 
 class Checkpoints:

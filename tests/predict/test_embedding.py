@@ -94,14 +94,12 @@ def test_order_company_and_threads_change_nothing(
     order: list[int], threads: int, directory: Path
 ) -> None:
     embedder = load(directory)
-    before, threads_before = engine.LEAST_TOKENS, torch.get_num_threads()
-    engine.LEAST_TOKENS = 1
-    torch.set_num_threads(threads)
+    embedder.threads = threads
+    before, engine.LEAST_TOKENS = engine.LEAST_TOKENS, 1
     try:
         found = embedder.many([TEXTS[i] for i in order])
     finally:
         engine.LEAST_TOKENS = before
-        torch.set_num_threads(threads_before)
     alone = np.concatenate([load(directory).many([TEXTS[i]]) for i in order])
     np.testing.assert_allclose(found, alone, atol=2e-6)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.serve import batching
+from bertkit.serve import alone as one
 from bertkit.serve.batching import SLOWEST_RETRY, Prepared, Worker
 from bertkit.serve.limits import Limits, RefusedError
 from bertkit.serve.metrics import Metrics
@@ -49,7 +49,9 @@ def closing() -> Iterator[None]:
 
 
 def worker(lanes: int = 1, **limits: Any) -> Worker:
-    workers.append(Worker("m", Limits(**{"linger": 0.0, **limits}), Metrics(), lanes))
+    workers.append(
+        Worker("m", Limits(**{"linger": 0.0, "max_queue": 200_000, **limits}), Metrics(), lanes)
+    )
     return workers[-1]
 
 
@@ -107,6 +109,38 @@ def test_lanes_share_what_waits() -> None:
     assert own.at_work == []
 
 
+def test_a_model_does_not_wait_for_another_one_that_has_all_cores() -> None:
+    """Each has a request alone; the second is computed by its lane."""
+    blocked, work = Doubling(), Doubling()
+    first, second = worker(lanes=2), worker(lanes=2)
+
+    async def ask() -> int:
+        blocked.allowed.clear()
+        waiting = asyncio.create_task(first.ask(blocked, Prepared(1, 1, 1)))
+        await asyncio.to_thread(blocked.begun.wait, 20)
+        found = await second.ask(work, Prepared(2, 1, 1))
+        assert not waiting.done()
+        blocked.allowed.set()
+        await waiting
+        return found
+
+    assert run(ask()) == 4
+
+
+def test_a_large_request_has_all_cores_though_another_is_at_work() -> None:
+    names = []
+
+    class Named(Doubling):
+        def run(self, many: Sequence[int]) -> list[int]:
+            names.append(threading.current_thread().name)
+            return super().run(many)
+
+    work, own = Named(), worker(lanes=2)
+    own.cores = 8  # so that small ones stay in their lanes
+    run(gather_behind(own, work, [10, 100_000]))
+    assert names == ["model m", "model m", "alone"]
+
+
 def test_a_request_alone_has_all_cores_and_others_have_half(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,7 +153,7 @@ def test_a_request_alone_has_all_cores_and_others_have_half(
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    batching.alone.cache_clear()
+    one.alone.cache_clear()
     try:
         work, own = Looking(), worker(lanes=2)
         assert run(own.ask(work, Prepared(1, 1, 1))) == 2
@@ -128,8 +162,7 @@ def test_a_request_alone_has_all_cores_and_others_have_half(
         run(gather_behind(own, work, [10, 10, 10]))
         assert {threads for name, threads in seen if name.startswith("model")} == {1}
     finally:
-        batching.alone().shutdown()
-        batching.alone.cache_clear()
+        one.alone.cache_clear()
         torch.set_num_threads(before)
 
 

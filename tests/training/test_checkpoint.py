@@ -19,17 +19,14 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError
 from bertkit.model import weights
 from bertkit.training import checkpoint
-from bertkit.training.checkpoint import (
-    checkpoints,
-    load_latest,
+from bertkit.training.checkpoint import checkpoints, load_latest, save_checkpoint, save_shards
+from bertkit.training.optimizer import build_optimizer
+from bertkit.training.state import (
     model_tensors,
     optimizer_tensors,
     restore_model,
     restore_optimizer,
-    save_checkpoint,
-    save_shards,
 )
-from bertkit.training.optimizer import build_optimizer
 
 
 class Tied(nn.Module):
