@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,6 +71,11 @@ class Packed:
                 runs.append(EqualLengths(start, 1, length))
             start += length
         return runs
+
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What attention has worked out for this batch, kept for its other layers."""
+        return {}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:
         """The same batch on another device."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +38,10 @@ WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
 
 SIMILAR = 0.75
 """Sequences of at least this share of a length are padded to it, to share one call."""
+
+STEP, LEAST_LENGTH, SHORT = 16, 32, 128
+"""Where few lengths are wanted, those up to the last are multiples of the first and no less than
+the second."""
 
 
 def attention(
@@ -88,67 +93,102 @@ def choose_kernel(query: Heads, dropout: float) -> str:
     return "varlen" if flash else "padded"
 
 
+class Group(NamedTuple):
+    """Neighbouring sequences that share one call."""
+
+    sequences: int
+    length: int
+    """That all are padded to."""
+    tokens: int
+    inside: Tensor | None
+    """(tokens,) their places among sequences x length; None where they fill them."""
+    padding: Tensor | None
+    """(sequences, 1, 1, length) whether nothing is there; None where all is filled."""
+
+
 def grouped(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """One batched call for each run of neighbouring sequences of equal or similar length.
+    """One batched call for each group of neighbouring sequences.
 
-    With dropout a call has many small steps, so runs of similar lengths share one and are padded
-    inside it; without, nothing is padded.
+    With dropout, and in bf16, a call has many small steps, so runs of similar lengths share one and
+    are padded inside it; without dropout only short ones, in batches that have few of each length,
+    as a server's are. Otherwise a group is a run of equal lengths, and nothing is padded.
 
     `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
     tensor of zeros for every run.
     """
-    groups = similar_runs(packed) if dropout else [[run] for run in packed.equal_lengths]
-    sizes = [sum(run.sequences * run.length for run in group) for group in groups]
+    few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
+    groups = groups_of(packed, similar=few or dropout > 0, few=few)
+    sizes = [group.tokens for group in groups]
     outputs = []
     for group, *parts in zip(
         groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
-        if len(group) > 1:
-            outputs.append(similar_attention(group, *parts, direction=direction, dropout=dropout))
-            continue
-        # (sequences x length, heads, width) -> (sequences, heads, length, width), all views
-        shape = group[0].sequences, group[0].length
-        q, k, v = (part.view(*shape, *part.shape[1:]).transpose(1, 2) for part in parts)
-        output = sequences_attention(q, k, v, direction=direction, dropout=dropout)
-        outputs.append(output.transpose(1, 2).flatten(0, 1))
+        q, k, v = (pad_rows(part, group.inside, group.sequences, group.length) for part in parts)
+        mask = None
+        if group.padding is not None:  # finite: a row that saw nothing else would be NaN
+            mask = torch.zeros(group.padding.shape, dtype=q.dtype)
+            mask.masked_fill_(group.padding, torch.finfo(q.dtype).min / 2)
+        output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=mask)
+        output = output.transpose(1, 2).flatten(0, 1)
+        outputs.append(output if group.inside is None else output.index_select(0, group.inside))
     return join(outputs)
 
 
-def similar_runs(packed: Packed) -> list[list[EqualLengths]]:
-    """Neighbouring runs whose lengths are at least `SIMILAR` of the first one's, together."""
+def groups_of(packed: Packed, *, similar: bool, few: bool) -> list[Group]:
+    """The groups of a batch; worked out once for all layers.
+
+    Args:
+        packed: the batch.
+        similar: let runs of similar lengths share a group.
+        few: round lengths up, so that few lengths occur: for each new one oneDNN makes code, which
+            takes as long as several batches, and keeps it.
+    """
+    name = similar, few
+    if name not in packed.kept:
+        if few and 2 * len(packed.equal_lengths) <= len(packed.lengths):
+            similar = few = False
+        runs = similar_runs(packed, few=few) if similar else [[r] for r in packed.equal_lengths]
+        packed.kept[name] = [group_of(own, few=few) for own in runs]
+    return packed.kept[name]
+
+
+def group_of(runs: Sequence[EqualLengths], *, few: bool) -> Group:
+    """Some runs, longest first, as a group."""
+    length = rounded(runs[0].length) if few else runs[0].length
+    sequences = sum(run.sequences for run in runs)
+    tokens = sum(run.sequences * run.length for run in runs)
+    if tokens == sequences * length:
+        return Group(sequences, length, tokens, None, None)
+    lengths = torch.tensor([run.length for run in runs for _ in range(run.sequences)])
+    real = torch.arange(length) < lengths[:, None]
+    inside = real.flatten().nonzero().squeeze(1)
+    return Group(sequences, length, tokens, inside, ~real[:, None, None, :])
+
+
+def rounded(length: int) -> int:
+    """The length that a sequence is padded to where few lengths are wanted; its own if long."""
+    return max(LEAST_LENGTH, -(-length // STEP) * STEP) if length <= SHORT else length
+
+
+def similar_runs(packed: Packed, *, few: bool = False) -> list[list[EqualLengths]]:
+    """Neighbouring runs whose lengths are at least `SIMILAR` of the first one's, together.
+
+    Args:
+        packed: the batch.
+        few: compare rounded lengths.
+    """
     groups: list[list[EqualLengths]] = []
     for run in packed.equal_lengths:
         longest = groups[-1][0].length if groups else 0
-        if SIMILAR * longest <= run.length <= longest:
+        whole, own = (rounded(longest), rounded(run.length)) if few else (longest, run.length)
+        alike = SIMILAR * whole <= own and run.length <= whole
+        if groups and alike and not (few and longest > SHORT):
             groups[-1].append(run)
         else:
             groups.append([run])
     return groups
-
-
-def similar_attention(
-    group: Sequence[EqualLengths],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    direction: str,
-    dropout: float,
-) -> Tensor:
-    """Attention of some runs, longest first, padded to the first one's length."""
-    lengths = torch.tensor([run.length for run in group for _ in range(run.sequences)])
-    longest, count = group[0].length, len(lengths)
-    real = torch.arange(longest) < lengths[:, None]
-    inside = real.flatten().nonzero().squeeze(1)
-    mask = torch.zeros(count, 1, 1, longest, dtype=query.dtype)
-    # Finite: a padded row that sees nothing else would be NaN, and so its gradients.
-    mask.masked_fill_(~real[:, None, None, :], torch.finfo(query.dtype).min / 2)
-
-    q, k, v = (pad_rows(rows, inside, count, longest) for rows in (query, key, value))
-    output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=mask)
-    return output.transpose(1, 2).flatten(0, 1).index_select(0, inside)
 
 
 def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, longest: int) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import bertkit.model.attention as attention_module
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
-from bertkit.model.attention import DIRECTIONS, attention, choose_kernel, similar_runs
+from bertkit.model.attention import DIRECTIONS, attention, choose_kernel, groups_of, similar_runs
 from bertkit.model.dropout import Dropout, keep_mask, keep_scale
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -196,6 +196,32 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
     torch.testing.assert_close(attention(*qkv, packed), wanted, atol=1e-4, rtol=1e-4)
     half = [part.bfloat16() for part in qkv]
     assert attention(*half, packed, dropout=0.1).isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_short_sequences_of_a_prediction_in_bf16_share_few_lengths(direction: str) -> None:
+    """As a server's batches: lengths differ. Where many are equal, and if long, all stay exact."""
+    packed = lengths_batch([200, 180, 97, 80, 70, 33, 31, 20, 7, 1])
+    groups = groups_of(packed, similar=True, few=True)
+    assert [(group.sequences, group.length) for group in groups] == [
+        (1, 200),
+        (1, 180),
+        (1, 112),
+        (2, 80),
+        (1, 48),
+        (4, 32),
+    ]
+    assert groups_of(packed, similar=True, few=True) is groups
+    equal = groups_of(lengths_batch([9] * 4 + [7] * 4), similar=True, few=True)
+    assert [(group.sequences, group.length, group.padding) for group in equal] == [
+        (4, 9, None),
+        (4, 7, None),
+    ]
+    qkv = projections(sum(packed.lengths), 4, 32)
+    wanted = attention(*qkv, packed, direction=direction, kernel="reference")
+    found = attention(*(part.bfloat16() for part in qkv), packed, direction=direction)
+    torch.testing.assert_close(found.float(), wanted, atol=0.03, rtol=0.02)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

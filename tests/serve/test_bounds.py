@@ -69,11 +69,11 @@ def test_nothing_is_computed_for_clients_that_left(
 ) -> None:
     app: Any = serve("classify").app
     model = app.state.serving.models["classify"]
-    begun, allowed = threading.Event(), threading.Event()
+    begun, allowed = threading.Semaphore(0), threading.Event()
     batches, run = [], model.works["classify"].run
 
     def slow(many: list[Any]) -> Any:
-        begun.set()
+        begun.release()
         assert allowed.wait(20)
         batches.append(len(many))
         return run(many)
@@ -99,20 +99,23 @@ def test_nothing_is_computed_for_clients_that_left(
 
     async def both() -> list[list[int]]:
         stays, leaves = asyncio.Event(), asyncio.Event()
-        tasks = [asyncio.create_task(ask(stays))]
-        await asyncio.to_thread(begun.wait, 20)
-        tasks.append(asyncio.create_task(ask(leaves)))
+        at_work = []
+        for _ in model.worker.lanes:
+            at_work.append(asyncio.create_task(ask(stays)))
+            assert await asyncio.to_thread(begun.acquire, timeout=20)
+        leaving = asyncio.create_task(ask(leaves))
         while not model.worker.waiting:
             await asyncio.sleep(0.001)
         leaves.set()
-        left = await tasks[1]
+        left = await leaving
         assert not model.worker.waiting
         assert model.worker.tokens == 0
         allowed.set()
-        return [await tasks[0], left]
+        return [left, *await asyncio.gather(*at_work)]
 
-    assert asyncio.run(both()) == [[200], []]
-    assert batches == [1]
+    lanes = len(model.worker.lanes)
+    assert asyncio.run(both()) == [[], *[[200]] * lanes]
+    assert batches == [1] * lanes
 
 
 LONG: dict[str, tuple[str, dict[str, Any]]] = {
