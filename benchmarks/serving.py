@@ -224,8 +224,25 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
     return rows
 
 
-def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Any], Row]:
-    """All rows, and what belongs to them."""
+def shown(contestants: Mapping[str, Row]) -> Row:
+    """What a table says of one load; of each peer, the better of its two styles."""
+    row: Row = {}
+    for kind in ("transformers", "onnxruntime"):
+        own = [found for name, found in contestants.items() if kind in name]
+        best = max(own, key=lambda found: found["requests_per_second"]["median"])
+        row[f"{kind}_requests_per_second"] = best["requests_per_second"]
+        row[f"{kind}_p99_milliseconds"] = best["p99_milliseconds"]
+    for mode in ("fp32", "bf16"):
+        own = contestants[f"bertkit serve {mode}"]
+        for column in ("requests_per_second", "p99_milliseconds"):
+            row[f"bertkit_{mode}_{column}"] = own[column]
+        for kind in ("transformers", "onnxruntime"):
+            row[f"{mode}_over_{kind}"] = own[f"over_{kind}"]
+    return row
+
+
+def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row]:
+    """Rows of the loads, that of the many requests, and what belongs to the loads."""
     start = read_start(start_model())
     write_models(folder, start)
     texts = read_texts(data, start, settings.texts)
@@ -238,18 +255,16 @@ def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Any], R
     models = [str(folder / "model"), f"minilm={start_model()}"]
     command = [sys.executable, "-m", "bertkit", "serve", *models, "--no-log-requests", "--port"]
     with running(command, True, folder / "mixed.log") as ours:
-        rows["mixed and malformed"] = asyncio.run(
-            stress(ours.port, ours.process, texts["mixed"], settings.mixed)
-        )
+        many = asyncio.run(stress(ours.port, ours.process, texts["mixed"], settings.mixed))
     tokens = {
         name: summary([len(ids) + 2.0 for ids in start.tokenizer.encode_batch(own)])
         for name, own in texts.items()
     }
-    return rows, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
+    return rows, many, {"seconds_of_a_run": settings.seconds, "tokens_of_texts": tokens}
 
 
 def main() -> None:
-    """Measure and write `results/serving.json`."""
+    """Measure and write `results/serving.json` and `results/serving-requests.json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
@@ -258,13 +273,15 @@ def main() -> None:
     given = parser.parse_args()
     settings = replace(Settings(), repeats=given.repeats, seconds=given.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        rows, details = run(
+        rows, many, details = run(
             data_folder(given.data), Path(folder), QUICK if given.quick else settings
         )
     if given.quick:
-        print(json.dumps(rows, indent=1))
-    else:
-        print(write_result("serving", rows, details))
+        print(json.dumps([rows, many], indent=1))
+        return
+    table = {place: shown(contestants) for place, contestants in rows.items()}
+    print(write_result("serving", table, {**details, "contestants": rows}))
+    print(write_result("serving-requests", {"bertkit serve": many}))
 
 
 if __name__ == "__main__":
