@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import bertkit.model.attention as attention_module
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
-from bertkit.model.attention import DIRECTIONS, attention, choose_kernel, groups_of, similar_runs
+from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
 from bertkit.model.dropout import Dropout, keep_mask, keep_scale
+from bertkit.model.grouping import groups_of, similar_runs
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

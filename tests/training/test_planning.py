@@ -18,8 +18,8 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.pairs import PairOptions, measure_pairs, plan_window
 from bertkit.examples.stream import PretrainingBatch
-from bertkit.model.attention import similar_runs
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.grouping import similar_runs
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import Objectives, pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer
