@@ -55,9 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpora = make_corpora(data, Path(folder), documents)
         rows = measure_all(corpora, data, Path(folder), arguments.processes, arguments.repeats)
-    for name, row in rows.items():
-        if name.startswith("equal") or name.endswith("growth"):
-            print(name, row)
+    print(json.dumps(rows, indent=1))
     if not arguments.quick:
         details = {"datatrove": installed("datatrove"), "changed_words": CHANGED}
         print(write_result("preparation_scale", rows, details))
@@ -118,19 +116,25 @@ def measure_all(
                 "seconds": summary([run["seconds"] for run in found]),
                 "megabytes_per_second": summary([r["bytes"] / 1e6 / r["seconds"] for r in found]),
                 "peak_megabytes_of_all_processes": summary([r["peak_megabytes"] for r in found]),
-                **{key: found[0][key] for key in ("store_sha256", "kept", "key_megabytes")},
+                **{key: found[0][key] for key in ("store_sha256", "kept") if key in found[0]},
             }
             print(f"{name}, x{size}", rows[f"{name}, x{size}"], flush=True)
         small, large = (rows[f"{name}, x{size}"] for size in SIZES)
         peak = "peak_megabytes_of_all_processes"
-        rows[f"{name}, growth"] = {
-            "times_the_text": round(large["text_megabytes"] / small["text_megabytes"], 2),
-            "times_the_seconds": round(large["seconds"]["median"] / small["seconds"]["median"], 2),
-            "times_the_peak": round(large[peak]["median"] / small[peak]["median"], 2),
-        }
+        times = large["seconds"]["median"] / small["seconds"]["median"]
+        large["times_the_seconds"] = round(
+            large["seconds"]["median"] / small["seconds"]["median"], 2
+        )
+        large["times_the_peak"] = round(large[peak]["median"] / small[peak]["median"], 2)
+    return compared(rows)
+
+
+def compared(rows: dict[str, Any]) -> dict[str, Any]:
+    """The rows; in the place of digests stands whether the stores of the two paths are equal."""
+    digests = {name: row.pop("store_sha256", None) for name, row in rows.items()}
     for size in SIZES:
-        sums = {rows[f"{name}, x{size}"]["store_sha256"] for name in WORKS[:2]}
-        rows[f"equal stores, x{size}"] = len(sums) == 1
+        local, other = (f"{name}, x{size}" for name in WORKS[:2])
+        rows[other]["store_equals_the_local_one"] = digests[local] == digests[other]
     return rows
 
 
@@ -149,10 +153,7 @@ def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> N
         done = WORK[name](corpus, vocabulary, Path(out), int(processes))
     if "clean" not in name:
         done["store_sha256"] = store_digest(Path(out))
-    print(json.dumps({**taken, **NOTHING, **done}))
-
-
-NOTHING = {"store_sha256": None, "kept": None, "key_megabytes": None}
+    print(json.dumps({**taken, **done}))
 
 
 def prepare_local(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
