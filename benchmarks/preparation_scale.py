@@ -122,9 +122,7 @@ def measure_all(
         small, large = (rows[f"{name}, x{size}"] for size in SIZES)
         peak = "peak_megabytes_of_all_processes"
         times = large["seconds"]["median"] / small["seconds"]["median"]
-        large["times_the_seconds"] = round(
-            large["seconds"]["median"] / small["seconds"]["median"], 2
-        )
+        large["times_the_seconds"] = round(times, 2)
         large["times_the_peak"] = round(large[peak]["median"] / small[peak]["median"], 2)
     return compared(rows)
 
