@@ -215,21 +215,23 @@ def compared(runs: Mapping[str, Sequence[Row]]) -> Row:
             "failed": sum(one["failed"] for one in own),
         }
         for kind in ("transformers", "onnxruntime"):
-            best = max(
-                (other for other in rates if kind in other),
-                key=lambda o: statistics.median(rates[o]),
-            )
+            best = better_style(kind, {one: statistics.median(own) for one, own in rates.items()})
             pairs = zip(rates[name], rates[best], strict=True)
             rows[name][f"over_{kind}"] = summary([mine / theirs for mine, theirs in pairs])
     return rows
+
+
+def better_style(kind: str, rates: Mapping[str, float]) -> str:
+    """The faster of a peer's two styles, by requests per second of every contestant."""
+    return max((name for name in rates if kind in name), key=lambda name: rates[name])
 
 
 def shown(contestants: Mapping[str, Row]) -> Row:
     """What a table says of one load; of each peer, the better of its two styles."""
     row: Row = {}
     for kind in ("transformers", "onnxruntime"):
-        own = [found for name, found in contestants.items() if kind in name]
-        best = max(own, key=lambda found: found["requests_per_second"]["median"])
+        medians = {name: own["requests_per_second"]["median"] for name, own in contestants.items()}
+        best = contestants[better_style(kind, medians)]
         row[f"{kind}_requests_per_second"] = best["requests_per_second"]
         row[f"{kind}_p99_milliseconds"] = best["p99_milliseconds"]
     for mode in ("fp32", "bf16"):

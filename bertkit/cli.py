@@ -98,9 +98,8 @@ def check_verb(words: Sequence[str]) -> None:
     for group, own in GROUPS.items():
         if verb in own:
             raise BertkitError(f"no verb '{verb}'; it is bertkit {group} {verb}")
-    known = {*VERBS, *GROUPS}
-    if verb not in known:
-        raise BertkitError(f"no verb '{verb}'{nearest(verb, known)}")
+    if verb not in VERBS:
+        raise BertkitError(f"no verb '{verb}'{nearest(verb, VERBS)}")
     own = GROUPS.get(verb, ())
     close = difflib.get_close_matches(second, own, n=1, cutoff=0.8)
     if close and second not in own and not Path(second).exists():

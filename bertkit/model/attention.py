@@ -99,18 +99,14 @@ def grouped(
     tensor of zeros for every run.
     """
     few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
-    groups = groups_of(packed, similar=few or dropout > 0, few=few)
+    groups = groups_of(packed, query.dtype, similar=few or dropout > 0, few=few)
     sizes = [group.tokens for group in groups]
     outputs = []
     for group, *parts in zip(
         groups, *(torch.split(tensor, sizes) for tensor in (query, key, value)), strict=True
     ):
         q, k, v = (pad_rows(part, group.inside, group.sequences, group.length) for part in parts)
-        mask = None
-        if group.padding is not None:  # finite: a row that saw nothing else would be NaN
-            mask = torch.zeros(group.padding.shape, dtype=q.dtype)
-            mask.masked_fill_(group.padding, torch.finfo(q.dtype).min / 2)
-        output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=mask)
+        output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=group.mask)
         output = output.transpose(1, 2).flatten(0, 1)
         outputs.append(output if group.inside is None else output.index_select(0, group.inside))
     return join(outputs)

@@ -31,29 +31,30 @@ class Group(NamedTuple):
     tokens: int
     inside: Tensor | None
     """(tokens,) their places among sequences x length; None where they fill them."""
-    padding: Tensor | None
-    """(sequences, 1, 1, length) whether nothing is there; None where all is filled."""
+    mask: Tensor | None
+    """(sequences, 1, 1, length) to be added to the scores of keys; None where all is filled."""
 
 
-def groups_of(packed: Packed, *, similar: bool, few: bool) -> list[Group]:
+def groups_of(packed: Packed, dtype: torch.dtype, *, similar: bool, few: bool) -> list[Group]:
     """The groups of a batch; worked out once for all layers.
 
     Args:
         packed: the batch.
+        dtype: of the scores.
         similar: let runs of similar lengths share a group.
         few: round lengths up, so that few lengths occur: for each new one oneDNN makes code, which
             takes as long as several batches, and keeps it.
     """
-    name = similar, few
+    name = dtype, similar, few
     if name not in packed.kept:
         if few and 2 * len(packed.equal_lengths) <= len(packed.lengths):
             similar = few = False
         runs = similar_runs(packed, few=few) if similar else [[r] for r in packed.equal_lengths]
-        packed.kept[name] = [group_of(own, few=few) for own in runs]
+        packed.kept[name] = [group_of(own, dtype, few=few) for own in runs]
     return packed.kept[name]
 
 
-def group_of(runs: Sequence[EqualLengths], *, few: bool) -> Group:
+def group_of(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: bool) -> Group:
     """Some runs, longest first, as a group."""
     length = rounded(runs[0].length) if few else runs[0].length
     sequences = sum(run.sequences for run in runs)
@@ -63,7 +64,10 @@ def group_of(runs: Sequence[EqualLengths], *, few: bool) -> Group:
     lengths = torch.tensor([run.length for run in runs for _ in range(run.sequences)])
     real = torch.arange(length) < lengths[:, None]
     inside = real.flatten().nonzero().squeeze(1)
-    return Group(sequences, length, tokens, inside, ~real[:, None, None, :])
+    mask = torch.zeros(sequences, 1, 1, length, dtype=dtype)
+    # Finite: a padded row that sees nothing else would be NaN, and so its gradients.
+    mask.masked_fill_(~real[:, None, None, :], torch.finfo(dtype).min / 2)
+    return Group(sequences, length, tokens, inside, mask)
 
 
 def rounded(length: int) -> int:

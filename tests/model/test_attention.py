@@ -204,7 +204,7 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 def test_short_sequences_of_a_prediction_in_bf16_share_few_lengths(direction: str) -> None:
     """As a server's batches: lengths differ. Where many are equal, and if long, all stay exact."""
     packed = lengths_batch([200, 180, 97, 80, 70, 33, 31, 20, 7, 1])
-    groups = groups_of(packed, similar=True, few=True)
+    groups = groups_of(packed, torch.bfloat16, similar=True, few=True)
     assert [(group.sequences, group.length) for group in groups] == [
         (1, 200),
         (1, 180),
@@ -213,9 +213,9 @@ def test_short_sequences_of_a_prediction_in_bf16_share_few_lengths(direction: st
         (1, 48),
         (4, 32),
     ]
-    assert groups_of(packed, similar=True, few=True) is groups
-    equal = groups_of(lengths_batch([9] * 4 + [7] * 4), similar=True, few=True)
-    assert [(group.sequences, group.length, group.padding) for group in equal] == [
+    assert groups_of(packed, torch.bfloat16, similar=True, few=True) is groups
+    equal = groups_of(lengths_batch([9] * 4 + [7] * 4), torch.bfloat16, similar=True, few=True)
+    assert [(group.sequences, group.length, group.mask) for group in equal] == [
         (4, 9, None),
         (4, 7, None),
     ]
