@@ -27,7 +27,7 @@ check: .venv/installed  ## lint, format, types
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_imports.py tests/test_readme.py
 
-bench: .venv/installed  ## every benchmark, side by side; writes results/*.json (BERTKIT_DATA: data folder)
+bench: .venv/installed  ## the benchmarks that take minutes; writes results/*.json (BERTKIT_DATA: data folder)
 	$(BIN)/python -m benchmarks.run
 
 docs: .venv/installed  ## the HTML documentation in docs/_build

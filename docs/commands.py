@@ -23,7 +23,7 @@ HEAD = """# Commands
 
 Every verb with every flag, made from the code by `python -m docs.commands`. `bertkit VERB --help`
 shows the same, and the fields of a recipe where the verb has them: these are in
-[recipes](recipes.md). Verbs stand in the order of the story; a flag in bold must be given. Tab
+[recipes](recipes.md). Verbs stand in the order of the story; what is bold must be given. Tab
 completes verbs and flags after `bertkit --install-completion`.
 """
 RECIPE = {field.name for field in dataclasses.fields(PretrainRecipe)}
@@ -79,7 +79,11 @@ def rows(app: App) -> Iterator[tuple[str, str, str]]:
             sections.add(section)
         elif argument.show:
             meaning = " ".join(str(argument.parameter.help or "").split())
-            yield named(argument), meaning.replace("|", "\\|"), default_of(argument)
+            yield (
+                named(argument),
+                meaning.replace("|", "\\|"),
+                default_of(argument).replace("|", "\\|"),
+            )
     if sections:
         yield "`--SECTION.FIELD VALUE`", "Every field of a [recipe](recipes.md#fields).", ""
 
@@ -90,9 +94,9 @@ def named(argument: Argument) -> str:
     names = list(argument.names if is_switch(argument) else argument.names[:1])
     names = [argument.name.removeprefix("--").upper()] if is_place else names
     text = " ".join([" / ".join(names), "" if is_place else placeholder(argument)]).strip()
-    if is_place and "tuple" in str(argument.hint):
-        text += " ..."
-    return f"**`{text}`**" if argument.required else f"`{text}`"
+    several = is_place and "tuple" in str(argument.hint)  # of which there has to be one
+    text += " ..." if several else ""
+    return f"**`{text}`**" if argument.required or several else f"`{text}`"
 
 
 def sections_of_page() -> Iterator[str]:

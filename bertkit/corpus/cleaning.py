@@ -52,13 +52,13 @@ class CleanOptions:
     quality: bool = False
     """Drop what breaks one of the four rules below."""
     min_alphabetic: float = 0.8
-    """Least share of words with a letter."""
+    """Smallest share of words with a letter."""
     max_repeated: float = 0.2
-    """Most of the text, in characters, that is in lines which the same document had before."""
+    """Largest share of the text, in characters, in lines that the document had before."""
     min_word_length: float = 3.0
-    """Least mean length of words, in characters; ideographs are left out."""
+    """Shortest mean length of words, in characters; ideographs are left out."""
     max_word_length: float = 10.0
-    """Most mean length of words."""
+    """Longest mean length of words."""
 
 
 class Verdict(NamedTuple):

@@ -279,6 +279,6 @@ def quiet() -> None:
         from loguru import logger
     except ImportError:
         raise BertkitError(
-            "this executor needs datatrove; run: pip install 'bertkit[prepare]'"
+            "this executor needs datatrove; install bertkit with the extra 'prepare'"
         ) from None
     logger.disable("datatrove")

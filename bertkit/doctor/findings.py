@@ -164,7 +164,7 @@ LABELS = {
 def pair_findings(
     random_share: float, cut_share: float, where: str, sentences: str = "next"
 ) -> list[Finding]:
-    """What the measured examples say: label balance (design section 4) and tokens cut off.
+    """What the measured examples say: label balance and tokens cut off.
 
     Args:
         random_share: share of examples with label 1.

@@ -1,4 +1,4 @@
-"""The packed batch (design section 3): a run of real tokens with sequence boundaries, no padding.
+"""The packed batch: a run of real tokens with sequence boundaries, no padding.
 
 A batch of sequences of lengths 5, 3 and 2 is ten tokens and `cu_seqlens` = [0, 5, 8, 10]. Every
 position-wise layer of the network sees those ten tokens and nothing else; only attention looks at

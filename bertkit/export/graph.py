@@ -135,7 +135,7 @@ def check_libraries() -> None:
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
-            raise BertkitError(f"ONNX files need {name}; run: pip install 'bertkit[onnx]'")
+            raise BertkitError(f"ONNX files need {name}; install bertkit with the extra 'onnx'")
 
 
 def export_graph(source: Source, path: Path) -> None:

@@ -1,6 +1,6 @@
 """The network as others run it: rectangles of ids with a mask, for every head.
 
-This is a border of the packed world (design law 1). Inputs have the names, order and meaning that
+This is a border of the packed world. Inputs have the names, order and meaning that
 Hugging Face's models give them; padding stands at the end of a sequence. The layers are those of
 `bertkit.model.encoder` with the same weights. Only attention is written out anew, as three
 operations that every exporter knows.

@@ -1,4 +1,4 @@
-"""A model on disk: a Hugging Face directory that is complete in itself (design law 3).
+"""A model on disk: a Hugging Face directory that is complete in itself.
 
 | file                  | what                                                   |
 |-----------------------|--------------------------------------------------------|

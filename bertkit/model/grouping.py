@@ -17,9 +17,9 @@ from bertkit.examples.packed import EqualLengths, Packed
 SIMILAR = 0.75
 """Sequences of at least this share of a length are padded to it, to share one call."""
 
-STEP, LEAST_LENGTH, SHORT = 16, 32, 128
-"""Where few lengths are wanted, those up to the last are multiples of the first and no less than
-the second."""
+STEP, LEAST_LENGTH, SHORT, LONG_STEP = 16, 32, 128, 32
+"""Where few lengths are wanted, those up to the third are multiples of the first and no less than
+the second, and longer ones are multiples of the last."""
 
 
 class Group(NamedTuple):
@@ -71,8 +71,9 @@ def group_of(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: bool) -> 
 
 
 def rounded(length: int) -> int:
-    """The length that a sequence is padded to where few lengths are wanted; its own if long."""
-    return max(LEAST_LENGTH, -(-length // STEP) * STEP) if length <= SHORT else length
+    """The length that a sequence is padded to where few lengths are wanted."""
+    step = STEP if length <= SHORT else LONG_STEP
+    return max(LEAST_LENGTH, -(-length // step) * step)
 
 
 def similar_runs(packed: Packed, *, few: bool = False) -> list[list[EqualLengths]]:

@@ -1,4 +1,4 @@
-"""Writing a model directory that is complete in itself (design law 3); `directory` reads it."""
+"""Writing a model directory that is complete in itself; `directory` reads it."""
 
 from __future__ import annotations
 

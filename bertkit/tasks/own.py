@@ -40,8 +40,8 @@ class Files:
     train: str = ""
     """Own training data; also overrules an official file of SQuAD, SWAG or CoNLL."""
     dev: str = ""
-    """Labelled data to choose the best run by, or to score (bertkit evaluate); without it a share
-    of the training data is set apart."""
+    """Labelled data to choose the best run by; without it a share of the training data is set
+    apart."""
     test: str = ""
     """Data to predict at the end, with or without labels."""
     dev_share: float = 0.1

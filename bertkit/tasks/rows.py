@@ -1,7 +1,7 @@
 """Files with columns, as rows: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
 
 CSV is quoted as spreadsheets do, TSV has no quotes; text files may be compressed.
-A row that cannot be used is counted with its reason and first place (design law 4); a file that is
+A row that cannot be used is counted with its reason and first place; a file that is
 evidently meant otherwise (no row has the column, most rows are ragged) is an error.
 """
 

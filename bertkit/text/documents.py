@@ -3,7 +3,7 @@
 BERT's sentence pairs come from running text, so every reader here yields whole documents: blocks
 between blank lines (the input format of the BERT release), WikiExtractor's `<doc>` elements, or one
 row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are streamed; memory follows
-the longest document, not the file. Whatever is not passed on unchanged is counted (design law 4).
+the longest document, not the file. Whatever is not passed on unchanged is counted.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def optional_library(name: str, purpose: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise BertkitError(f"{purpose} need {name}; run: pip install 'bertkit[data]'") from error
+        raise BertkitError(
+            f"{purpose} need {name}; install bertkit with the extra 'data'"
+        ) from error
 
 
 def column_of(

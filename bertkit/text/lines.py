@@ -1,4 +1,4 @@
-"""Files to numbered lines of text, and the account of what was lost on the way (design law 4)."""
+"""Files to numbered lines of text, and the account of what was lost on the way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints from which a run resumes exactly where it was (design law 8). No pickle.
+"""Checkpoints from which a run resumes exactly where it was. No pickle.
 
     checkpoints/step-00001234/model.safetensors
                               optimizer.safetensors

@@ -38,7 +38,7 @@ class ModelSize:
     max_position_embeddings: int = 512
     """Longest sequence the model will ever see, in tokens."""
     dropout: float = 0.1
-    """Of hidden states and of attention weights."""
+    """Dropout of hidden states and of attention weights."""
     initializer_range: float = 0.02
     """Standard deviation of new weights, cut at two. 0.02 is for widths of 768 and 1024; in narrow
     networks attention stays even for long with it."""
@@ -115,13 +115,13 @@ class Training:
     schedule: str = "linear"
     """linear (decays to 0 from the peak), original (Google's code: see docs), constant."""
     weight_decay: float = 0.01
-    """Not on biases and LayerNorm."""
+    """Weight decay; none on biases and LayerNorm."""
     bias_correction: bool = True
     """False: Adam as in Google's code."""
     max_gradient_norm: float = 1.0
     """Gradients are scaled down to this norm."""
     accumulate: int = 1
-    """Micro-batches per update: less memory, the same result."""
+    """Micro-batches per update: less memory, the same gradients but for dropout, drawn for each."""
     precision: str = "bf16"
     """bf16 (autocast) or fp32."""
     seed: int = 0
@@ -145,13 +145,13 @@ class Watching:
     """What a run writes down, and how often; in updates."""
 
     log_every: int = 50
-    """A line in the journal."""
+    """Updates between lines of the journal."""
     evaluate_every: int = 1000
-    """A measurement on held-out documents."""
+    """Updates between measurements on held-out documents."""
     held_out_sequences: int = 2048
-    """Size of that measurement."""
+    """Sequences of each such measurement."""
     checkpoint_every: int = 1000
-    """A checkpoint; two are kept."""
+    """Updates between checkpoints; two are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)

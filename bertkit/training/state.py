@@ -1,4 +1,4 @@
-"""The state of a network and its optimizer as tensors by name, and back (design law 8)."""
+"""The state of a network and its optimizer as tensors by name, and back."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def embed(
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     feature_format(out, format)
     embedder = load_embedder(
@@ -120,7 +120,7 @@ def similar(
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     embedder = load_embedder(model, device=device, precision=precision, pooling=pooling)
     counts = TextCounts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,22 @@ from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.predict import remembered
 
-FILES, COLUMNS = Files(), Columns()
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Where the data is; the part that --split names is read."""
+
+    data: Path | None = None
+    """The folder of an official data set."""
+    train: str = ""
+    """Own data for --split train."""
+    dev: str = ""
+    """Own data for --split dev; also overrules an official file of SQuAD, SWAG or CoNLL."""
+    test: str = ""
+    """Own data for --split test, with or without labels."""
+
+
+FILES, COLUMNS = Scored(), Columns()
 
 
 def evaluate(
@@ -34,7 +50,7 @@ def evaluate(
     precision: str = "auto",
     bound: float | None = None,
     device: str = "auto",
-    files: Annotated[Files, FLATTEN] = FILES,
+    files: Annotated[Scored, FLATTEN] = FILES,
     columns: Annotated[Columns, FLATTEN] = COLUMNS,
 ) -> None:
     """Score tuned models on a data set, or write the file that its server waits for.
@@ -56,7 +72,7 @@ def evaluate(
         The most that the deciding score may fall below that of fp32, in points of 100; beyond it,
         the precision is refused.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     counts = TextCounts()
     predictor = TaskPredictor.load(model, device=device, precision=precision)
@@ -67,7 +83,7 @@ def evaluate(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
         )
     known = remembered(columns, predictor) if key in KINDS else columns
-    inputs = read_split(task, split, files, known, counts)
+    inputs = read_split(task, split, Files(**vars(files)), known, counts)
     with Console() as console:
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)

@@ -38,7 +38,7 @@ def explain(
         Write one self-contained page there, with every layer and head to click through, instead of
         printing.
     seed
-        Of the masks.
+        Seed of the masks.
     layer
         The layer whose attention is printed; the last where not given.
     head

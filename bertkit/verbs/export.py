@@ -55,7 +55,7 @@ def export(
     head
         auto for what the model was trained for; encoder or embedding for any model.
     pooling
-        Of embeddings: cls, mean, pooler, mean-last-four, or auto.
+        Pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
     normalize
         Of embeddings: divide vectors by their length.
     inputs

@@ -56,7 +56,7 @@ def features(
     precision
         fp32, bf16, or auto: bf16 where the device is made for it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     feature_format(out, format)
     start, where = read_start(model), choose_device(device)

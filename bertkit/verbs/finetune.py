@@ -51,7 +51,7 @@ def finetune(
     keep
         How many of the best runs keep their model, for ensembles.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     with Console() as console:
         run_grid(

@@ -48,7 +48,7 @@ class LearnOptions:
     compat: str = "google"
     """google: the normalisation of google-research/bert; hf: that of the tokenizers library."""
     format: str = "auto"
-    """Of the files; auto looks at names and first lines."""
+    """Format of the files; auto looks at names and first lines."""
     column: str = "text"
     """The column that holds the text, in formats that have columns."""
 

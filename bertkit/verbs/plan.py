@@ -49,9 +49,9 @@ class Size:
     vocabulary_size: int = 30522
     """For --text without a tokenizer, and for --tokens."""
     format: str = "auto"
-    """Of --text."""
+    """Format of --text; auto looks at names and first lines."""
     column: str = "text"
-    """Of --text, in formats that have columns."""
+    """Column of --text that holds the text, in formats that have columns."""
 
 
 UNKNOWN = Size()
@@ -82,7 +82,7 @@ def plan(
     machine
         here, or one of t4, v100, a10, l4, rtx-4090, a100-40, a100-80, h100, h200.
     device
-        auto, cpu or cuda: what is measured here.
+        auto, cpu, cuda, cuda:N or mps: what is measured here.
     seconds
         About how long to measure.
     mfu
@@ -90,7 +90,7 @@ def plan(
     hours
         A budget: how far does it reach?
     price
-        Of an hour of the machine, in any currency.
+        Price of an hour of the machine, in any currency.
     json
         A file to write the plan to.
     """

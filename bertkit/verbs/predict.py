@@ -25,6 +25,7 @@ from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
 from bertkit.text.sources import DAMAGE, find_sources, one_line
 from bertkit.training.journal import Console
+from bertkit.verbs.embed import embed, similar
 
 COLUMNS = Columns()
 NAMING = {field.name for field in fields(Columns)} - {"format", "id"}
@@ -52,7 +53,7 @@ def predict(
     model
         A tuned model's directory.
     file
-        The inputs.
+        The inputs: .csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON.
     ensemble
         More models of the same task; the outputs of all are averaged.
     out
@@ -61,7 +62,7 @@ def predict(
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     counts = TextCounts()
     predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
@@ -185,7 +186,7 @@ def fill_mask(model: Path, text: str, *, top: int = 5, device: str = "auto") -> 
     top
         Guesses per mask.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     guesses = load_pretrained(model, device=device).fill_mask(text, top)
     for number, candidates in enumerate(guesses, start=1):
@@ -207,22 +208,12 @@ def next_sentence(model: Path, text: str, following: str, *, device: str = "auto
     following
         The text that may or may not follow it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     probability = load_pretrained(model, device=device).next_sentence(text, following)
     rich.console.Console().print(f"follows with probability {probability:.4f}")
 
 
-application = App(name="predict", help="Use a trained model.", default_command=predict)
-for name, verb in (("fill-mask", fill_mask), ("next-sentence", next_sentence)):
-    application.command(verb, name=name)
-application.command(
-    "bertkit.verbs.embed:embed",
-    name="embed",
-    help="Write a vector for every text of a file, in order.",
-)
-application.command(
-    "bertkit.verbs.embed:similar",
-    name="similar",
-    help="Find the texts of a file that are most like a text.",
-)
+application = App(name="predict", default_command=predict)
+for verb in (embed, fill_mask, next_sentence, similar):
+    application.command(verb)

@@ -38,11 +38,11 @@ class Corpus:
     cased: bool = False
     """The learnt vocabulary keeps upper case and accents."""
     language: str = "en"
-    """Of --text, for the sentence splitter."""
+    """Language of --text, for the sentence splitter."""
     format: str = "auto"
-    """Of --text."""
+    """Format of --text; auto looks at names and first lines."""
     column: str = "text"
-    """Of --text, in formats that have columns."""
+    """Column of --text that holds the text, in formats that have columns."""
     processes: int = 0
     """Worker processes for preparing --text; 0 takes one for each core."""
 
@@ -76,7 +76,8 @@ def pretrain(
     ----------
     recipe
         A shipped recipe (such as base, large, small, two-cores, no-nsp, albert-base; a wrong name
-        lists all) or a .toml file; its fields are the flags in dotted form below.
+        lists all) or a .toml file. Its fields are the dotted flags below; the defaults shown are
+        those of fields that it leaves out.
     out
         The run directory.
     store
@@ -96,7 +97,7 @@ def pretrain(
     workers
         Loader processes; 0 suits CPUs.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     compile
         Compile the layers, on CUDA only: each shape waits for the compiler once.
     strategy

@@ -47,7 +47,7 @@ def reproduce(
         tiny (minutes on two cores), small (hours on two cores), base or large (the paper's own), or
         a .toml file.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     plan
         Only say what would be run.
     render

@@ -41,7 +41,7 @@ def serve(
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
     device
-        auto, cpu or cuda.
+        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     token_file
         Holds the token that clients must send (Authorization: Bearer ...); the variable
         BERTKIT_TOKEN does the same.
@@ -58,7 +58,7 @@ def serve(
         from bertkit.serve.serving import Serving
     except ModuleNotFoundError as error:
         raise BertkitError(
-            f"serving needs {error.name}; install it with: pip install 'bertkit[serve]'"
+            f"serving needs {error.name}; install bertkit with the extra 'serve'"
         ) from error
 
     listening = open_socket(host, port)

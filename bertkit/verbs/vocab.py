@@ -73,9 +73,9 @@ def extend(
     processes
         Processes that count the words of --text; 0 takes one for each core.
     format
-        Of --text; auto looks at names and first lines.
+        Format of --text; auto looks at names and first lines.
     column
-        Of --text, in formats that have columns.
+        Column of --text that holds the text, in formats that have columns.
     """
     if (words is None) == (not text) or (count is None) == bool(text):
         raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
@@ -174,7 +174,7 @@ def measure(
     json
         A file for the report.
     format
-        Of the files; auto looks at names and first lines.
+        Format of the files; auto looks at names and first lines.
     column
         The column that holds the text, in formats that have columns.
     """

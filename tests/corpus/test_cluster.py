@@ -29,7 +29,7 @@ from tests.conftest import make_document
 from tests.corpus.test_prepare import digests
 from tests.markdown import ROOT, commands, section
 
-pytest.importorskip("datatrove", reason="needs datatrove: pip install 'bertkit[prepare]'")
+pytest.importorskip("datatrove", reason="needs datatrove: the extra 'prepare'")
 
 ON_HOSTS = ClusterOptions(executor="datatrove")
 FILES = 4

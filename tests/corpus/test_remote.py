@@ -80,7 +80,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
 
 @pytest.fixture
 def served(original: TokenStore, tmp_path: Path) -> Iterator[Served]:
-    pytest.importorskip("aiohttp", reason="needs aiohttp: pip install 'bertkit[remote]'")
+    pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
     folder = tmp_path / "served" / "store"
     shutil.copytree(original.folder, folder)
     handler = type("Own", (Handler,), {})

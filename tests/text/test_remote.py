@@ -30,7 +30,7 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path, corpus_text: str) -> Iterator[str]:
     """The address of a folder with two files, behind a web server of this machine."""
-    pytest.importorskip("aiohttp", reason="needs aiohttp: pip install 'bertkit[remote]'")
+    pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
     folder = tmp_path / "served"
     folder.mkdir()
     (folder / "a.txt").write_text(corpus_text)
