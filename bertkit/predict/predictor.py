@@ -16,7 +16,7 @@ from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
 from bertkit.model.directory import check_vocabulary, load_pretraining_model
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.start import read_details
+from bertkit.model.start import model_folder, read_details
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import choose_device
 
@@ -165,12 +165,16 @@ def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[i
 
 
 def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor:
-    """Load a pre-trained model directory for use.
+    """Load a pre-trained model for use.
+
+    Args:
+        directory: a model or run directory.
+        device: where to compute.
 
     Raises:
         BertkitError: the directory holds no BERT with a masked-language head, or a damaged one.
     """
-    directory = Path(directory)
+    directory = model_folder(Path(directory))
     model = load_pretraining_model(directory)
     objectives = (read_details(directory).get("recipe") or {}).get("objectives") or {}
     albert = "order" if model.config.share_layers else "next"  # of other people's models

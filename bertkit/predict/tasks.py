@@ -8,11 +8,9 @@ Several folders make an ensemble: the mean of the models' outputs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +18,7 @@ import torch
 
 from bertkit.errors import BertkitError
 from bertkit.predict.engine import Engine, choose_mode
+from bertkit.predict.words import words_of
 from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.choose import Choice
 from bertkit.tasks.classify import Label, LabelSet
@@ -30,8 +29,6 @@ from bertkit.tasks.tag import Tag, Tags
 from bertkit.tasks.task import Items, mean_outputs
 from bertkit.training.devices import choose_device
 
-WORD = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:[.,'’&/-]\w+)*|[^\w\s]")
-"""Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each."""
 CHUNK = 2048
 """Inputs that are tokenised and run together."""
 
@@ -230,15 +227,6 @@ class TagPredictor(TaskPredictor):
         words = tuple(text[start:end] for start, end in spans)
         found = self.many([WordsInput("0", words, None, 0, "text")])[0]
         return tagging(found, text, spans)
-
-
-def words_of(given: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """A text and where its words stand: those of running text, or given ones joined by spaces."""
-    if isinstance(given, str):
-        return given, [match.span() for match in WORD.finditer(given)]
-    ends = list(accumulate(len(word) + 1 for word in given))
-    spans = [(end - len(word) - 1, end - 1) for word, end in zip(given, ends, strict=True)]
-    return " ".join(given), spans
 
 
 def tagging(found: Tags, text: str, spans: Sequence[tuple[int, int]]) -> Tagging:

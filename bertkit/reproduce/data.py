@@ -17,7 +17,7 @@ from bertkit.errors import BertkitError
 from bertkit.examples.generator import SPLIT, generator
 from bertkit.reproduce.scales import TaskScale
 from bertkit.tasks.classify import Classify
-from bertkit.tasks.conll import PLACE as CONLL_SITE
+from bertkit.tasks.conll import CONLL_SITE
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.glue import GLUE, PLACE, find_file
 from bertkit.tasks.inputs import QuestionInput, TextInput
@@ -25,7 +25,7 @@ from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset, official_paths
 from bertkit.tasks.squad import SQUAD_SITE
-from bertkit.tasks.swag import PLACE as SWAG_SITE
+from bertkit.tasks.swag import SWAG_SITE
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 
@@ -89,7 +89,8 @@ def absent_files(task: str, data: Path) -> str:
     key = "squad-1.1" if task == "squad-sentences" else task
     place = {"swag": SWAG_SITE, "conll-2003": CONLL_SITE}.get(key, SQUAD_SITE)
     paths = official_paths(key, Files(data=folder))
-    gone = [path.name for split, path in paths.items() if split != "test" and not path.is_file()]
+    needed = [Path(path) for split, path in paths.items() if split != "test"]
+    gone = [path.name for path in needed if not path.is_file()]
     if not gone:
         return ""
     return f"the data folder has no {key} ({', '.join(gone)}); get it from {place}"

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from bertkit.predict.tasks import tagging, words_of
+from bertkit.predict.tasks import tagging
+from bertkit.predict.words import words_of
 from bertkit.serve import answers, bodies
 from bertkit.serve.answers import ErrorAnswer, Predictions
 from bertkit.serve.bodies import Asked

@@ -14,7 +14,8 @@ import numpy as np
 
 from bertkit.errors import BertkitError
 from bertkit.predict.embedding import Embedder, EncodedText
-from bertkit.predict.tasks import TaskPredictor, words_of
+from bertkit.predict.tasks import TaskPredictor
+from bertkit.predict.words import words_of
 from bertkit.serve.batching import Prepared
 from bertkit.serve.bodies import Choices, Question, Text, Words
 from bertkit.serve.limits import RefusedError

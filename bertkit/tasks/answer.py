@@ -7,6 +7,7 @@ place of an answer in them and the way back are in `spans.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import Sum, Sums
+from bertkit.tasks.inputs import Answer as GoldAnswer
 from bertkit.tasks.inputs import QuestionInput
 from bertkit.tasks.spans import Span, Window, align, decode, make_windows
-from bertkit.tasks.squad import best_threshold, squad_scores
+from bertkit.tasks.squad_metric import best_threshold, squad_scores
 from bertkit.tasks.task import Encoded, Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -93,9 +95,8 @@ class Answer(TaskDefaults):
             )
             windowed += len(made.windows) > 1
             cut += made.question_cut > 0
-            answer = given.answers[0] if given.answers else None
-            spans = [align(answer, window) if answer else None for window in made.windows]
-            unaligned += answer is not None and answer.start >= 0 and not any(spans)
+            spans = first_aligned(given.answers or (), made.windows)
+            unaligned += any(answer.start >= 0 for answer in given.answers or ()) and not any(spans)
             for window, span in zip(made.windows, spans, strict=True):
                 target = Target(*(span or NO_ANSWER), window)
                 items.append(Item(i, [Part((Encoded(window.ids, window.first),), target)]))
@@ -193,9 +194,10 @@ class Answer(TaskDefaults):
         odds = {i.id: p.null_odds for i, p in pairs}
         best = best_threshold(inputs, {i.id: p.text for i, p in pairs}, odds)
         lowest = float(best["best_f1_threshold"])
-        # Every threshold up to the next odds scores the same here; the middle serves new questions.
-        above = min((value for value in odds.values() if value > lowest), default=lowest)
-        return replace(self, threshold=(lowest + above) / 2)
+        # Every threshold below the next odds scores the same here; the middle serves new questions.
+        above = min((value for value in odds.values() if value > lowest), default=math.inf)
+        middle = (lowest + above) / 2
+        return replace(self, threshold=middle if middle < above else lowest)
 
     def degenerate(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
@@ -220,3 +222,17 @@ class Answer(TaskDefaults):
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
         }
+
+
+def first_aligned(
+    answers: Sequence[GoldAnswer], windows: Sequence[Window]
+) -> list[tuple[int, int] | None]:
+    """The place in each window of the first answer that stands whole in one, or None.
+
+    Training files have one answer to a question; of several any is right.
+    """
+    for answer in answers:
+        spans = [align(answer, window) for window in windows]
+        if any(spans):
+            return spans
+    return [None] * len(windows)

@@ -84,6 +84,23 @@ def leading(parts: Sequence[Part]) -> dict[str, int]:
     return {"examples": sum(part.leads for part in parts)}
 
 
+def weighted_targets(
+    name: str, parts: Sequence[Part], place: np.ndarray, dtype: type[np.number[Any]]
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Targets by their name and weights, in the order of the packed sequences; counts of items."""
+    values = np.array([part.target for part in parts], dtype=dtype)
+    ordered = np.empty_like(values)
+    ordered[place] = values
+    return {name: torch.from_numpy(ordered), "weights": weights_of(parts, place)}, leading(parts)
+
+
+def always_the_same(inputs: Sequence[TextInput], found: Sequence[Any]) -> str:
+    """What is wrong where every input got one answer although their labels differ; "" else."""
+    if len(set(found)) > 1 or len({given.label for given in inputs}) < 2:
+        return ""
+    return f"answers {found[0]!r} to every input"
+
+
 @dataclass(frozen=True)
 class Classify(TaskDefaults):
     """One label for each input."""
@@ -123,10 +140,7 @@ class Classify(TaskDefaults):
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`."""
-        labels = np.empty(len(parts), dtype=np.int64)
-        labels[place] = [part.target for part in parts]
-        tensors = {"labels": torch.from_numpy(labels), "weights": weights_of(parts, place)}
-        return tensors, leading(parts)
+        return weighted_targets("labels", parts, place, np.int64)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """Cross entropy."""
@@ -163,10 +177,7 @@ class Classify(TaskDefaults):
 
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> str:
         """One label for every input."""
-        found = {prediction.label for prediction in predictions}
-        if len({given.label for given in inputs}) < 2:
-            return ""
-        return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
+        return always_the_same(inputs, [prediction.label for prediction in predictions])
 
 
 @dataclass(frozen=True)
@@ -198,10 +209,7 @@ class ClassifyMany(TaskDefaults):
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`."""
-        labels = np.empty((len(parts), len(self.labels)), dtype=np.float32)
-        labels[place] = [part.target for part in parts]
-        tensors = {"labels": torch.from_numpy(labels), "weights": weights_of(parts, place)}
-        return tensors, leading(parts)
+        return weighted_targets("labels", parts, place, np.float32)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """Binary cross entropy, the mean over the classes."""
@@ -239,10 +247,7 @@ class ClassifyMany(TaskDefaults):
 
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> str:
         """One set of labels for every input."""
-        found = {prediction.labels for prediction in predictions}
-        if len({given.label for given in inputs}) < 2:
-            return ""
-        return f"answers {found.pop()!r} to every input" if len(found) == 1 else ""
+        return always_the_same(inputs, [prediction.labels for prediction in predictions])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -1,51 +1,33 @@
 """Words with tags in columns, as CoNLL-2003 has them (BERT section 5.3), and the score of entities.
 
 What an entity is follows the `conlleval` script of that shared task in every scheme: IOB1 (the
-original files), IOB2 and IOBES.
+original files), IOB2, IOBES and BILOU. What only CoNLL-U has is left out in `conllu.py`.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
+from bertkit.tasks.conllu import DOCUMENT, conll_lines, fields_of
 from bertkit.tasks.inputs import WordsInput
-from bertkit.text.lines import TextCounts, text_lines
+from bertkit.tasks.rows import one_source
+from bertkit.text.lines import TextCounts
 from bertkit.text.sources import DAMAGE, Source, one_line
 
-PLACE = "https://www.clips.uantwerpen.be/conll2003/ner/"
+CONLL_SITE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
-DOCUMENT = "-DOCSTART-"
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
-SPACES = re.compile(" +")
+UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
+ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
 
 
 # Files -------------------------------------------------------------------------------------------
-
-
-def read_conll(
-    path: str | Path,
-    counts: TextCounts,
-    *,
-    word_column: int = 0,
-    tag_column: int | None = -1,
-    untagged_ok: bool = False,
-) -> list[WordsInput]:
-    """All of `conll_sentences`, whose arguments these are."""
-    return list(
-        conll_sentences(
-            path,
-            counts,
-            word_column=word_column,
-            tag_column=tag_column,
-            untagged_ok=untagged_ok,
-        )
-    )
 
 
 def conll_sentences(
@@ -59,43 +41,37 @@ def conll_sentences(
     """The sentences of a file with one word a line and a blank line after each, as they are read.
 
     Columns stand between tabs where a line has one, else between spaces. Nothing else separates: a
-    word of other whitespace or of zero-width characters stays a word. A `-DOCSTART-` line begins a
-    document; in a file without any, every sentence is a document of its own: the file is looked
-    through for the first such line before it is read. The ID is the number of the sentence, from 0.
-    Tags stay in the file's scheme; see `to_iob2`.
+    word of other whitespace or of zero-width characters stays a word. A `-DOCSTART-` line (CoNLL-U:
+    `# newdoc`) begins a document; in a file without any, every sentence is a document of its own:
+    the file is looked through for the first such line before it is read. The ID is the number of
+    the sentence, from 0. Tags stay in the file's scheme; see `to_iob2`.
 
     Args:
         path: a local file or URL, compressed or not.
-        counts: is told at the end of invalid UTF-8.
+        counts: is told at the end of invalid UTF-8, and of lines left out (see `conllu.py`).
         word_column: from 0, or -1 for the last.
         tag_column: the same; None for a file without tags.
         untagged_ok: whether a file with one column only may be read, as words without tags.
 
     Raises:
-        BertkitError: the file is absent (the message says where CoNLL-2003 is) or holds no
-            sentence, a line has another number of columns than the first, or a tag is none; the
-            message names the line.
+        BertkitError: the file is absent or holds no sentence, a line has another number of columns
+            than the first, or a tag is none; the message names the line.
     """
-    source = Source(str(path), "text", 0)
+    source = one_source(path)
     found = TextCounts(files=1)
     used = document = 0
     last, line = -1, 0
     try:
-        marked = marks_documents(source)
+        marked = marks_documents(source, word_column)
         for line, rows in sentence_rows(source, found, word_column, tag_column, untagged_ok):
             if rows:
                 words = tuple(row.word for row in rows)
                 tags = tuple(row.tag for row in rows if row.tag is not None)
                 last = document if marked else used
-                yield WordsInput(str(used), words, tags or None, last, f"{path}:{line}")
+                yield WordsInput(str(used), words, tags or None, last, f"{source.path}:{line}")
                 used += 1
             else:
                 document += last == document  # a document without sentences has no number
-    except FileNotFoundError:
-        raise BertkitError(
-            f"{path} does not exist; for CoNLL-2003 get the tags from {PLACE} and their text, the "
-            f"Reuters corpus, from NIST ({REUTERS})"
-        ) from None
     except DAMAGE as error:
         after = f" after line {line}" if line else ""
         raise BertkitError(
@@ -106,15 +82,10 @@ def conll_sentences(
     counts += found
 
 
-def marks_documents(source: Source) -> bool:
+def marks_documents(source: Source, word_column: int) -> bool:
     """Whether a line begins a document; looks no further than the first that does."""
-    lines = text_lines(source, TextCounts())
+    lines = conll_lines(source, TextCounts(), word_column)
     return any(DOCUMENT in line and fields_of(line)[0] == DOCUMENT for _, line in lines)
-
-
-def fields_of(line: str) -> list[str]:
-    """The columns of a line."""
-    return line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
 
 
 class WordRow(NamedTuple):
@@ -134,7 +105,7 @@ def sentence_rows(
     """First line and rows of every sentence; no rows for the line that begins a document."""
     rows: list[WordRow] = []
     start = columns = 0
-    for number, line in text_lines(source, counts):
+    for number, line in conll_lines(source, counts, word_column):
         fields = fields_of(line)
         opens = fields[0] == DOCUMENT
         if opens or not line.strip(" \t"):
@@ -147,12 +118,16 @@ def sentence_rows(
         place = f"{source.path}:{number}"
         columns = columns or len(fields)
         if len(fields) != columns:
+            remedy = "correct the line, since leaving it out would shift the tags"
+            if tag_column is None:
+                remedy = "correct the line, or give --format text for running text"
             raise BertkitError(
-                f"{place}: {len(fields)} columns where the first line has {columns}; correct the "
-                f"line, since leaving it out would shift the tags"
+                f"{place}: {len(fields)} columns where the first line has {columns}; {remedy}"
             )
         if columns == 1 and untagged_ok:
             tag_column = None
+        if columns > 1 and tag_column is None:
+            counts.note(UNREAD, place)
         start = start if rows else number
         rows.append(word_row(fields, word_column, tag_column, place))
     if rows:
@@ -187,7 +162,8 @@ def write_conll(
 ) -> None:
     """Write the lines "word gold predicted" that the conlleval script reads.
 
-    Whitespace inside a word becomes "_", since spaces separate the columns.
+    Whitespace inside a word becomes "_", since spaces separate the columns. Tags of entities are
+    written as IOB2 on both sides, since the script knows no U- and L- (BILOU); others as they are.
 
     Args:
         path: the file to write.
@@ -197,6 +173,9 @@ def write_conll(
     Raises:
         BertkitError: a sentence has another number of words than of predicted tags.
     """
+    every = [*(given.tags or () for given in inputs), *predicted]
+    entity_tags = all(ENTITY_TAG.fullmatch(tag) for tags in every for tag in tags)
+    written: Callable[[Sequence[str]], Sequence[str]] = to_iob2 if entity_tags else list
     lines: list[str] = []
     for given, tags in zip(inputs, predicted, strict=True):
         if len(tags) != len(given.words):
@@ -206,7 +185,8 @@ def write_conll(
             )
         gold = given.tags or ["O"] * len(tags)
         words = [re.sub(r"\s", "_", word) or "_" for word in given.words]
-        lines += (" ".join(row) for row in zip(words, gold, tags, strict=True))
+        rows = zip(words, written(gold), written(tags), strict=True)
+        lines += (" ".join(row) for row in rows)
         lines.append("")
     write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -234,14 +214,20 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return found
 
 
+def conll_scheme(tags: Sequence[str]) -> list[str]:
+    """Tags with L- (last) and U- (unit), of the BILOU scheme, as E- and S-; others unchanged."""
+    same = {"L-": "E-", "U-": "S-"}
+    return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
+
+
 def to_iob2(tags: Sequence[str]) -> list[str]:
     """The same entities with B- on the first word of each and I- on the others.
 
     Args:
-        tags: IOB1, IOB2 or IOBES.
+        tags: IOB1, IOB2, IOBES or BILOU.
     """
     converted = ["O"] * len(tags)
-    for kind, start, end in entities(tags):
+    for kind, start, end in entities(conll_scheme(tags)):
         converted[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     return converted
 

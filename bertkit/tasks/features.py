@@ -26,6 +26,7 @@ from bertkit.tasks.task import (
     split_outputs,
     split_parts,
 )
+from bertkit.tasks.windows import check_window_lengths
 from bertkit.tasks.words import context_windows
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import autocast
@@ -62,6 +63,7 @@ class Extraction:
             value = getattr(self, field)
             if value not in known:
                 raise BertkitError(f"--{field} cannot be '{value}'{nearest(value, known)}")
+        check_window_lengths(self.longest, self.stride)
 
 
 class TextFeatures(NamedTuple):

@@ -174,8 +174,14 @@ class Finetuning:
         if not path.is_file() or not (self.out / "model" / "bertkit.json").is_file():
             return False
         found = read_json(path)
+        if found.get("test_digest") != self.test_digest():
+            return False
         names = {run["name"] for run in found.get("runs", [])}
         return found.get("best") == best.name and names == {result.name for result in results}
+
+    def test_digest(self) -> str:
+        """Of the inputs that are predicted at the end: others may be given to a finished grid."""
+        return digest_inputs([inputs for _, inputs in self.data.test])
 
     def make(self, run: RunSettings, title: str) -> RunResult:
         """One run: train, score on dev, save, write `run.json` last."""
@@ -303,6 +309,7 @@ class Finetuning:
             "cut": cut,
             "settings": rows,
             "runs": [result.as_json() for result in results],
+            "test_digest": self.test_digest(),
         }
         write_json(self.out / "results.json", results_json)
         for row in rows:

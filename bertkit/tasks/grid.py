@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import shutil
 import statistics
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class Grid:
         """
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
-            if not values or min(values) <= 0:
+            if not values or not all(0 < value < math.inf for value in values):
                 raise BertkitError(f"{name} must be above 0, got {values}")
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")

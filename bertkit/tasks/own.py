@@ -24,6 +24,7 @@ from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import official_writer
 from bertkit.tasks.tag import Tag, tag_labels
 from bertkit.tasks.task import Task
+from bertkit.tasks.windows import check_window_lengths
 from bertkit.text.lines import TextCounts
 
 KINDS = ("classify", "multi-label", "regress", "choose", "tag", "answer")
@@ -60,6 +61,16 @@ class Lengths:
     """Of answer: longer questions are cut here, as in the published code, and counted."""
     context: str = "sentence"
     """Of tag: sentence, or document, where every word sees the sentences around its own, too."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            BertkitError: names the field.
+        """
+        check_window_lengths(self.longest, self.stride)
+        if self.question_length < 1:
+            raise BertkitError(f"--question-length must be above 0, got {self.question_length}")
 
     def window(self, kind: str, positions: int) -> int:
         """Tokens of a window for a model with so many positions.
@@ -145,7 +156,7 @@ def task_for(
             null=null,
             longest=longest,
             stride=stride or 128,
-            question_length=min(lengths.question_length, max(8, longest // 2)),
+            question_length=room_for_question(lengths.question_length, longest),
         )
     if kind == "tag":
         labels, entities = tag_labels(train)
@@ -163,6 +174,11 @@ def task_for(
     if kind == "multi-label":
         return ClassifyMany(names, longest, stride)
     return Classify(names, longest=longest, stride=stride)
+
+
+def room_for_question(wanted: int, longest: int) -> int:
+    """The longest question: as wanted, but the default gives way to short windows."""
+    return min(wanted, max(8, longest // 2)) if wanted == Lengths.question_length else wanted
 
 
 def label_counts(inputs: Sequence[TextInput]) -> Counter[str]:

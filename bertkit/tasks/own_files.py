@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
 
 from bertkit.files import BLOCK_BYTES
+from bertkit.tasks.choices import first_key_of, read_choices
 from bertkit.tasks.conll import conll_sentences
 from bertkit.tasks.questions import read_questions, read_word_rows
+from bertkit.tasks.rows import has_column
 from bertkit.tasks.squad import read_squad
-from bertkit.tasks.tables import first_key_of, has_column, read_choices, read_texts
+from bertkit.tasks.tables import read_texts
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts
 from bertkit.text.sources import DECOMPRESSORS, format_of
@@ -64,14 +66,31 @@ class Columns:
     tag_column: int = -1
     """Of tag, with a word a line: the column of the tag."""
 
+    def __new__(cls, **given: Any) -> Self:
+        """Remember what is given, be it what it would be anyway."""
+        made = super().__new__(cls)
+        made.__dict__["_given"] = frozenset(given)
+        return made
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The names of what the caller has said, whose word is above a model's memory."""
+        return self.__dict__["_given"]
+
 
 def in_rows(kind: str, path: str, columns: Columns) -> bool:
     """Whether questions or tagged words stand in rows with columns."""
     if columns.format != "auto":
         return columns.format in {*ROW_FORMATS, "tsv"}
-    if kind == "answer" and path.endswith(".json"):
+    if kind == "answer" and is_json(path):
         return False
     return path.startswith("hf:") or format_of(path, "auto") in ROW_FORMATS
+
+
+def is_json(path: str) -> bool:
+    """Whether a name ends in .json, under a suffix of compression too."""
+    name = PurePosixPath(path.lower())
+    return (name.stem if name.suffix in DECOMPRESSORS else name.name).endswith(".json")
 
 
 def last_place(path: str, columns: Columns) -> int | None:
@@ -166,7 +185,7 @@ def read_any(
     shared: dict[str, Any] = {"id": columns.id, "labelled": labels}
     shared |= {"format": columns.format, "header": columns.header}
     if kind == "answer" and not in_rows(kind, path, columns):
-        return iter(read_squad(Path(path), counts, scoring=scoring))
+        return iter(read_squad(path, counts, scoring=scoring))
     if kind == "answer":
         shared |= {"question": columns.question, "context": columns.passage, "scoring": scoring}
         return read_questions(path, counts, answer=columns.answers, **shared)

@@ -8,21 +8,18 @@ line by `conll.py`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.conll import SPACES, TAG
+from bertkit.tasks.conll import TAG
+from bertkit.tasks.conllu import SPACES
 from bertkit.tasks.inputs import QuestionInput, WordsInput
-from bertkit.tasks.rows import name_of, numbered_rows, whole
+from bertkit.tasks.rows import name_of, numbered_rows, refuse_python_list, whole
 from bertkit.tasks.squad import make_question
 from bertkit.tasks.tables import check_some, id_of, texts_of, unlabelled
 from bertkit.text.lines import TextCounts
-
-PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
-"""What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
 
 Gold = list[tuple[str, int | None]]
 """Text and first character of every answer; None where that is not known."""
@@ -146,11 +143,7 @@ def from_json(value: Any, items: Any, place: str) -> Any:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
-        if PYTHON_LIST.fullmatch(value.strip()):
-            raise BertkitError(
-                f"{place}: {value.strip()[:40]!r} is a list or object as Python shows it; write "
-                f"it as JSON, or the data as JSON lines or Parquet"
-            ) from None
+        refuse_python_list(value, place)
         return value
     listed = isinstance(found, list) and all(isinstance(item, items) for item in found)
     return found if listed or (isinstance(found, dict) and "text" in found) else value

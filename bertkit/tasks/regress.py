@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
-from bertkit.tasks.classify import leading, mean_logits, text_items, weights_of
+from bertkit.tasks.classify import mean_logits, text_items, weighted_targets
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.metrics import correlations
 from bertkit.tasks.task import Items, Part, TaskBatch, TaskDefaults
@@ -51,10 +50,7 @@ class Regress(TaskDefaults):
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """See `Task`."""
-        values = np.empty(len(parts), dtype=np.float32)
-        values[place] = [part.target for part in parts]
-        tensors = {"values": torch.from_numpy(values), "weights": weights_of(parts, place)}
-        return tensors, leading(parts)
+        return weighted_targets("values", parts, place, np.float32)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """Squared error."""

@@ -1,26 +1,29 @@
 """Files with columns, as rows: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
 
-CSV is quoted as spreadsheets do, TSV has no quotes; text files may be compressed.
+Text files may be compressed. How the lines of CSV and TSV become fields is in `separated.py`.
 A row that cannot be used is counted with its reason and first place; a file that is
 evidently meant otherwise (no row has the column, most rows are ragged) is an error.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.documents import LONE_SURROGATE, LONGEST_FIELD, PARQUET_ROWS, optional_library
+from bertkit.tasks.separated import split_rows
+from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
 PEEKED_ROWS = 100
+PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
+"""What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
 
 Fields = Mapping[str, object]
 FileRow = tuple[int, Fields | None]
@@ -72,6 +75,18 @@ def numbered_rows(
             number += 1
             if row is not None:
                 yield number, f"{source.path}:{line}", row
+
+
+def one_source(path: str | Path) -> Source:
+    """The one file that a path, a folder, a glob or a URL stands for, whatever its extension.
+
+    Raises:
+        BertkitError: there is none, or there are several.
+    """
+    [source, *more] = find_sources([str(path)], format="text")
+    if more:
+        raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
+    return source
 
 
 def file_rows(
@@ -135,7 +150,7 @@ def separated_rows(
     source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
 ) -> Iterator[FileRow]:
     """The rows of CSV or TSV; a row with another number of fields than the header is left out."""
-    rows = split_rows(source, counts)
+    rows = split_rows(source, counts, columns if header is True else None)
     first = next(rows, None)
     if first is None:
         return
@@ -162,28 +177,6 @@ def separated_rows(
             f"{example}, and so {ragged} of {total} rows; check the separator, the quotes and "
             f"whether the first line names the columns"
         )
-
-
-def split_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, list[str]]]:
-    """First line and fields of every row that is not blank."""
-    lines = text_lines(source, counts)
-    if source.format == "tsv":
-        yield from ((number, line.split("\t")) for number, line in lines if line)
-        return
-    csv.field_size_limit(LONGEST_FIELD)
-    # strict: an unclosed quote would otherwise swallow the rest of the file
-    reader = csv.reader((f"{line}\n" for _, line in lines), strict=True)
-    start = 1
-    try:
-        for fields in reader:
-            if fields:
-                yield start, fields
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise BertkitError(
-            f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
-            f"quotes inside a quoted field, or give the format tsv"
-        ) from error
 
 
 def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[FileRow]:
@@ -285,6 +278,15 @@ def name_of(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # a column of integers with a gap comes as floats
     return str(value)
+
+
+def refuse_python_list(text: str, place: str) -> None:
+    """Stop if a field is written as Python shows lists and objects."""
+    if PYTHON_LIST.fullmatch(text.strip()):
+        raise BertkitError(
+            f"{place}: {text.strip()[:40]!r} is a list or object as Python shows it; write it as "
+            f"JSON, or the data as JSON lines or Parquet"
+        )
 
 
 def whole(text: str, place: str, counts: TextCounts) -> str:

@@ -14,15 +14,15 @@ from typing import Any
 from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.classify import Classify
-from bertkit.tasks.conll import read_conll
+from bertkit.tasks.conll import CONLL_SITE, REUTERS, conll_sentences
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.glue import GLUE, find_file, read_glue
 from bertkit.tasks.own import KINDS, Files, Lengths, own_dataset, task_for
 from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import KIND_OF, official_writer
-from bertkit.tasks.squad import SQUAD_FILES, read_squad
-from bertkit.tasks.swag import read_swag
+from bertkit.tasks.squad import SQUAD_FILES, SQUAD_SITE, read_squad
+from bertkit.tasks.swag import SWAG_SITE, read_swag
 from bertkit.tasks.task import Task
 from bertkit.text.lines import TextCounts
 
@@ -120,34 +120,61 @@ def set_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> Da
     """SQuAD, SWAG or CoNLL-2003 from official files."""
     counts = TextCounts()
     paths = official_paths(name, files)
-    reader = READERS[name]
-    train = reader(paths["train"], counts, False)
-    dev = reader(paths["dev"], counts, True)
-    tests = [("test", reader(paths["test"], counts, True))] if "test" in paths else []
+    train = read_official(name, paths["train"], counts, scoring=False)
+    scored = {
+        split: read_official(name, paths[split], counts, scoring=True)
+        for split in ("dev", "test")
+        if split in paths
+    }
+    tests = [("test", scored["test"])] if "test" in scored else []
     task = task_for(KIND_OF[name], train, Columns(), lengths, positions, counts)
     if name == "squad-2.0" and isinstance(task, Answer) and not task.null:
         raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
-    recorded = {split: str(path) for split, path in paths.items()}
+    dev = ("dev", scored["dev"])
     return Dataset(
-        *(name, task, train, [("dev", dev)], tests, counts, recorded), write=official_writer(name)
+        *(name, task, train, [dev], tests, counts, dict(paths)), write=official_writer(name)
     )
 
 
-def official_paths(name: str, files: Files) -> dict[str, Path]:
-    """The files of an official set, in its folder or as overruled."""
-    given = {"train": files.train, "dev": files.dev, "test": files.test}
-    paths = {split: Path(path) for split, path in given.items() if path}
-    for split, file in OFFICIAL_FILES[name].items():
-        if split in paths or (split == "test" and files.data is None):
-            continue
-        folder = folder_of(files, name)
-        found = [
-            folder / other for other in OTHER_NAMES.get(file, ()) if (folder / other).is_file()
-        ]
-        path = found[0] if found else folder / file
-        if split != "test" or path.is_file():  # a missing test file leaves nothing to predict
-            paths[split] = path
+def official_paths(name: str, files: Files) -> dict[str, str]:
+    """The files of an official set, in its folder or as overruled; test only where it is there."""
+    paths = {split: official_path(name, split, files) for split in ("train", "dev")}
+    if files.test or (files.data is not None and "test" in OFFICIAL_FILES[name]):
+        test = official_path(name, "test", files)
+        if files.test or Path(test).is_file():  # a missing one leaves nothing to predict
+            paths["test"] = test
     return paths
+
+
+def official_path(name: str, split: str, files: Files) -> str:
+    """The file of one split of an official set, in its folder or as overruled.
+
+    Raises:
+        BertkitError: there is no such split, or nothing says where it is.
+    """
+    if given := file_of(files, split):
+        return given
+    if split not in OFFICIAL_FILES[name]:
+        raise BertkitError(f"{name} has no official {split} file; give one of yours: --test FILE")
+    if files.data is None:
+        raise BertkitError(
+            f"{name} is read from its official files: give --data FOLDER, or --{split} FILE"
+        )
+    file = OFFICIAL_FILES[name][split]
+    paths = [files.data / one for one in (*OTHER_NAMES.get(file, ()), file)]
+    return str(next((path for path in paths if path.is_file()), paths[-1]))
+
+
+def file_of(files: Files, split: str) -> str:
+    """The file that was given for a split, "" for none.
+
+    Raises:
+        BertkitError: there is no such split.
+    """
+    given = {"train": files.train, "dev": files.dev, "test": files.test}
+    if split not in given:
+        raise BertkitError(f"there is no split '{split}'{nearest(split, given)}")
+    return given[split]
 
 
 OFFICIAL_FILES: dict[str, dict[str, str]] = {
@@ -165,13 +192,34 @@ OTHER_NAMES = {
 }
 """What CoNLL-2003's files are called where its own script has made them."""
 
-READERS: dict[str, Callable[[Path, TextCounts, bool], Sequence[Any]]] = {
+READERS: dict[str, Callable[[str, TextCounts, bool], Sequence[Any]]] = {
     "squad-1.1": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
     "squad-2.0": lambda path, counts, scoring: read_squad(path, counts, scoring=scoring),
     "swag": lambda path, counts, scoring: read_swag(path, counts, labelled=not scoring or None),
-    "conll-2003": lambda path, counts, scoring: read_conll(path, counts, untagged_ok=scoring),
+    "conll-2003": lambda path, counts, scoring: list(
+        conll_sentences(path, counts, untagged_ok=scoring)
+    ),
 }
 """Name -> (path, counts, whether it is only scored) -> inputs."""
+
+SITES = {
+    "squad-1.1": f"the official files are at {SQUAD_SITE}",
+    "squad-2.0": f"the official files are at {SQUAD_SITE}",
+    "swag": f"get train.csv, val.csv and test.csv of SWAG from {SWAG_SITE}",
+    "conll-2003": f"get the tags from {CONLL_SITE} and their text, the Reuters corpus, from NIST "
+    f"({REUTERS})",
+}
+
+
+def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) -> Sequence[Any]:
+    """The inputs of a file of SQuAD, SWAG or CoNLL-2003.
+
+    Raises:
+        BertkitError: it is absent (the message says where to get it) or damaged.
+    """
+    if "://" not in path and not Path(path).expanduser().exists():
+        raise BertkitError(f"{path} does not exist; {SITES[name]}")
+    return READERS[name](path, counts, scoring)
 
 
 def read_split(
@@ -193,12 +241,9 @@ def read_split(
     if key in GLUE:
         return read_glue(key, folder_of(files, key), split, counts)
     if key in KIND_OF:
-        paths = official_paths(key, files)
-        if split not in paths:
-            raise BertkitError(f"{key} has no {split} file{nearest(split, paths)}")
-        return READERS[key](paths[split], counts, True)
+        return read_official(key, official_path(key, split, files), counts, scoring=True)
     if key in KINDS:
-        path = {"train": files.train, "dev": files.dev, "test": files.test}.get(split, "")
+        path = file_of(files, split)
         if not path:
             raise BertkitError(f"give the file as --{split} FILE, and --split {split}")
         return read_own(key, path, columns, counts, scoring=True, test=split == "test")

@@ -8,6 +8,7 @@ character offsets, so answers are slices of the raw context; the original had to
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -275,9 +276,12 @@ def best_spans(offered: np.ndarray, context: str, nbest: int) -> list[Span]:
     spans: dict[str, Span] = {}
     for index in np.argsort(-(offered[:, 0] + offered[:, 1]), kind="stable"):
         start_logit, end_logit, start, end = offered[index].tolist()
-        text = context[int(start) : int(end)]
+        start, end = int(start), int(end)
+        while end < len(context) and unicodedata.category(context[end]) == "Mn":
+            end += 1  # accents of the last letter, which an uncased tokenizer drops
+        text = context[start:end]
         if text not in spans:
-            spans[text] = Span(text, 0.0, start_logit, end_logit, int(start), int(end))
+            spans[text] = Span(text, 0.0, start_logit, end_logit, start, end)
             if len(spans) == nbest:
                 break
     return list(spans.values())

@@ -6,39 +6,19 @@ Questions are read from SQuAD-JSON, 1.1 (Rajpurkar et al. 2016, arXiv 1606.05250
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import read_json, write_json
+from bertkit.files import write_json
 from bertkit.tasks.inputs import Answer, QuestionInput
-from bertkit.tasks.rows import whole
+from bertkit.tasks.rows import one_source, whole
 from bertkit.tasks.spans import Span
-from bertkit.tasks.squad_metric import (
-    best_threshold,
-    exact_match,
-    f1,
-    is_version2,
-    normalize_answer,
-    squad_scores,
-)
 from bertkit.text.lines import TextCounts
-
-__all__ = [
-    "SQUAD_FILES",
-    "SQUAD_SITE",
-    "best_threshold",
-    "exact_match",
-    "f1",
-    "is_version2",
-    "make_question",
-    "normalize_answer",
-    "read_squad",
-    "squad_scores",
-    "write_predictions",
-]
+from bertkit.text.sources import DAMAGE, one_line, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
 SQUAD_FILES = {
@@ -59,24 +39,26 @@ KINDS = {
 }
 
 
-def read_squad(path: Path, counts: TextCounts, *, scoring: bool = False) -> list[QuestionInput]:
+def read_squad(
+    path: str | Path, counts: TextCounts, *, scoring: bool = False
+) -> list[QuestionInput]:
     """Read a file of questions; `answers` is () for unanswerable ones, None where it is absent.
 
     The file is one JSON value, so all of it is held in memory; longer ones go by `read_questions`.
 
     Args:
-        path: SQuAD-JSON, 1.1 or 2.0.
+        path: SQuAD-JSON, 1.1 or 2.0: a local file or URL, compressed or not.
         counts: is told of every question and answer that was left out or corrected.
         scoring: whether the answers are for the metric. Training needs their place in the context,
             so an answer without one is left out, and a question that has no other with it. The
-            metric compares texts: it keeps both (`start` is then -1), as the official one does.
+            metric compares texts: it keeps both (`start` is then -1), as the official one does, and
+            empty questions and contexts, too.
 
     Raises:
         BertkitError: the file is absent or no SQuAD-JSON, a field is missing or of another type,
             two questions have one id, one has none, or there is no question.
     """
-    if not path.exists():
-        raise BertkitError(f"{path} does not exist; the official files are at {SQUAD_SITE}")
+    path = one_source(path).path
     counts.files += 1
     inputs: list[QuestionInput] = []
     seen: dict[str, str] = {}
@@ -103,9 +85,23 @@ def read_squad(path: Path, counts: TextCounts, *, scoring: bool = False) -> list
     return inputs
 
 
-def paragraphs(path: Path) -> Iterator[tuple[str, Any]]:
+def read_value(path: str) -> Any:
+    """The JSON value of a local file or URL, compressed or not."""
+    try:
+        with open_binary(path) as stream:
+            return json.load(stream)
+    except DAMAGE as error:
+        raise BertkitError(f"{path} cannot be read ({one_line(error)}); restore it") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
+        raise BertkitError(
+            f"{path} is not valid JSON ({error}); restore it, or give --format jsonl if it has an "
+            f"object on each line"
+        ) from None
+
+
+def paragraphs(path: str) -> Iterator[tuple[str, Any]]:
     """The paragraphs of a file, each with its place, counted from 1."""
-    for number, article in enumerate(take(read_json(path), "data", list, str(path)), 1):
+    for number, article in enumerate(take(read_value(path), "data", list, path), 1):
         place = f"{path}, article {number}"
         for index, paragraph in enumerate(take(article, "paragraphs", list, place), 1):
             yield f"{place}, paragraph {index}", paragraph
@@ -174,8 +170,9 @@ def make_question(
     """
     for name, text in (("question", question), ("context", context)):
         if not text or text.isspace():
-            counts.note(f"empty {name}", place)
-            return None
+            counts.note(f"empty {name}, kept" if scoring else f"empty {name}", place)
+            if not scoring:
+                return None
     question, context = whole(question, place, counts), whole(context, place, counts)
     if not answers:
         return QuestionInput(question_id, question, context, None if answers is None else (), place)

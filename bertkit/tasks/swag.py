@@ -14,7 +14,7 @@ from bertkit.tasks.inputs import ChoiceInput
 from bertkit.tasks.rows import has_column, numbered_rows, require_all
 from bertkit.text.lines import TextCounts
 
-PLACE = "https://github.com/rowanz/swagaf/tree/master/data"
+SWAG_SITE = "https://github.com/rowanz/swagaf/tree/master/data"
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 
 
@@ -31,15 +31,10 @@ def read_swag(
         labelled: True asks for labels, False leaves them unread, None goes by the file.
 
     Raises:
-        BertkitError: the file is absent (the message says where to get it) or is another one, it
-            has no labels where they are asked for, a row is ragged (its prediction would be
-            missing, and no official file has one), or a label is not an index; the message names
-            the file or the line.
+        BertkitError: the file is absent or is another one, it has no labels where they are asked
+            for, a row is ragged (its prediction would be missing, and no official file has one), or
+            a label is not an index; the message names the file or the line.
     """
-    if not Path(path).is_file():
-        raise BertkitError(
-            f"{path} does not exist; get train.csv, val.csv and test.csv of SWAG from {PLACE}"
-        )
     has_labels = has_column(path, "label", "csv")
     if labelled and not has_labels:
         raise BertkitError(
@@ -58,8 +53,8 @@ def read_swag(
         label = index_of(fields["label"], place) if labelled else None
         inputs.append(ChoiceInput(str(number), fields["sent1"], choices, label, place))
     if not inputs:
-        raise BertkitError(f"{path} has no rows; get it again from {PLACE}")
-    require_all(found, f"every row needs its prediction; get the file again from {PLACE}")
+        raise BertkitError(f"{path} has no rows; get it again from {SWAG_SITE}")
+    require_all(found, f"every row needs its prediction; get the file again from {SWAG_SITE}")
     counts += found
     return inputs
 

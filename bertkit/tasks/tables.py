@@ -1,7 +1,8 @@
 """The user's own labelled data: the columns of a file, named by the user, as inputs of a task.
 
 BERT's section 4 fits one network to any sentence or pair task; this is where "any" comes in. What
-rows are is the business of `rows.py`; here a row becomes a text with a label, or a choice.
+rows are is the business of `rows.py`; here a row becomes a text with a label. It becomes a text
+with choices in `choices.py`, a question or tagged words in `questions.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.inputs import ChoiceInput, TextInput
-from bertkit.tasks.rows import Fields, has_column, name_of, numbered_rows, read_rows, whole
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.rows import Fields, name_of, numbered_rows, refuse_python_list, whole
 from bertkit.text.lines import TextCounts
 
-__all__ = ["first_key_of", "has_column", "read_choices", "read_rows", "read_texts"]
-
 KINDS = ("classify", "regress", "multi-label")
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Label = str | float | tuple[str, ...]
 
@@ -133,7 +131,7 @@ def check_some(used: int, path: str | Path, counts: TextCounts) -> None:
 def label_of(value: object, kind: str, separator: str, column: str, place: str) -> Label | None:
     """A label as the kind of task wants it; None where the row has none."""
     if kind == "multi-label":
-        return names_of(value, separator)
+        return names_of(value, separator, place)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if kind == "regress":
@@ -146,7 +144,7 @@ def label_of(value: object, kind: str, separator: str, column: str, place: str) 
     return name_of(value) or None
 
 
-def names_of(value: object, separator: str) -> tuple[str, ...] | None:
+def names_of(value: object, separator: str, place: str) -> tuple[str, ...] | None:
     """The names of a multi-label field, each once, in order; None for null."""
     if value is None:
         return None
@@ -154,6 +152,7 @@ def names_of(value: object, separator: str) -> tuple[str, ...] | None:
         try:
             listed = json.loads(value) if value.lstrip().startswith("[") else None
         except ValueError:
+            refuse_python_list(value, place)
             listed = None
         value = listed if isinstance(listed, list) else value.split(separator)
     names = [name_of(item) for item in (value if isinstance(value, list | tuple) else [value])]
@@ -172,129 +171,3 @@ def number_of(value: object, column: str, place: str) -> float:
             f"the kind classify if labels are names"
         )
     return number
-
-
-# Choices -----------------------------------------------------------------------------------------
-
-
-def read_choices(
-    path: str | Path,
-    counts: TextCounts,
-    *,
-    text: str,
-    choices: Sequence[str],
-    label: str = "label",
-    id: str = "",  # noqa: A002
-    labelled: bool = True,
-    keep_unlabelled: bool = False,
-    first_key: int | None = None,
-    format: str = "auto",  # noqa: A002
-    header: bool = True,
-) -> Iterator[ChoiceInput]:
-    """Texts with several ways to go on or to answer, one of them right.
-
-    A label is the name of a choice's column (where the file has a header), a letter from A or a, or
-    an index. A row may have fewer choices than others: empty ones at its end are left off.
-
-    Args:
-        path: see `read_texts`, as for what is not named here.
-        counts: is told of every row left out: an empty text or choice, a label out of range; and of
-            "key counted from 1, kept".
-        text: the column of what the choices go on from.
-        choices: their columns, in order; at least two.
-        label: the column of the right choice.
-        id: as there.
-        labelled: as there.
-        keep_unlabelled: as there.
-        first_key: the index of the first choice, 0 or 1; None decides by this file, as
-            `first_key_of` does, for which a labelled file is read twice. Files that belong together
-            must be read with the same.
-        format: as there.
-        header: as there.
-
-    Raises:
-        BertkitError: see `read_texts`; or `first_key` is another number.
-    """
-    if len(set(choices)) != len(choices) or len(choices) < 2:
-        raise BertkitError(f"choices need two columns or more, each once, not {list(choices)}")
-    if first_key not in (None, 0, 1):
-        raise BertkitError(f"keys of choices count from 0 or 1, not from {first_key}")
-    names = choices if header else ()
-    if labelled and first_key is None:
-        first_key = first_key_of(path, choices=choices, label=label, format=format, header=header)
-    columns = [name for name in (text, *choices, label if labelled else "", id) if name]
-    found = TextCounts()
-    seen: dict[str, str] = {}
-    used = 0
-    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
-        key = name_of(row[label]) if labelled else ""
-        texts = texts_of(row, (text, *filled(row, choices)), place, found)
-        if texts is None or (labelled and not key and unlabelled(keep_unlabelled, place, found)):
-            continue
-        name = id_of(id, number, row, place, seen)
-        unkeyed = ChoiceInput(name, texts[0], tuple(texts[1:]), None, place)
-        given = with_label(unkeyed, key, names, first_key or 0, found)
-        if given is not None:
-            yield given
-            used += 1
-    check_some(used, path, found)
-    counts += found
-
-
-def first_key_of(
-    path: str | Path,
-    *,
-    choices: Sequence[str],
-    label: str = "label",
-    format: str = "auto",  # noqa: A002
-    header: bool = True,
-) -> int:
-    """Whether the keys of a file's choices count from 0 or from 1.
-
-    From 1 where the file shows that it means so: most of its keys are letters (as in ARC, which
-    mixes "A" and "1"), or no key is 0 and one is the number of choices. The arguments are those of
-    `read_choices`.
-
-    Raises:
-        BertkitError: see `read_texts`.
-    """
-    rows = read_rows(path, TextCounts(), format, header=header, columns=[*choices, label])
-    keys = [name_of(row[label]) for _, row in rows]
-    return first_key_among(keys, choices if header else (), len(choices))
-
-
-def first_key_among(keys: Sequence[str], names: Sequence[str], most: int) -> int:
-    """The first index of keys ("" for none), given the names of the columns and how many."""
-    digits = {key for key in keys if key.isdecimal() and key not in names}
-    letters = sum(letter_index(key) >= 0 for key in keys)
-    mostly_letters = 2 * letters > sum(bool(key) for key in keys)
-    return int(mostly_letters or ("0" not in digits and str(most) in digits))
-
-
-def filled(row: Fields, choices: Sequence[str]) -> Sequence[str]:
-    """The columns of the choices up to the last that is not empty; at least two."""
-    count = len(choices)
-    while count > 2 and not str(row[choices[count - 1]] or "").strip():
-        count -= 1
-    return choices[:count]
-
-
-def with_label(
-    given: ChoiceInput, key: str, names: Sequence[str], first: int, counts: TextCounts
-) -> ChoiceInput | None:
-    """The input with its key ("" for none) as an index; None where that is out of range."""
-    counted = key.isdecimal() and key not in names
-    # nine digits are out of range already
-    index = int(key[:9]) - first if counted else letter_index(key)
-    index = names.index(key) if key in names else index
-    if key and not 0 <= index < len(given.choices):
-        counts.note("label out of range", given.place)
-        return None
-    if first and counted:
-        counts.note("key counted from 1, kept", given.place)
-    return given._replace(label=index if key else None)
-
-
-def letter_index(key: str) -> int:
-    """0 for A or a, 1 for B or b, ...; -1 for anything else."""
-    return LETTERS.find(key.lower()) if len(key) == 1 else -1

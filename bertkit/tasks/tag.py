@@ -7,9 +7,8 @@ window holds all the neighbours that fit: the paper's "maximal document context"
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, NamedTuple
@@ -24,14 +23,13 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import softmax, unknown_label
-from bertkit.tasks.conll import entities, entity_scores, to_iob2
+from bertkit.tasks.conll import ENTITY_TAG, conll_scheme, entities, entity_scores, to_iob2
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.words import NO_TAG, Target, word_pieces, word_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
 CONTEXTS = ("sentence", "document")
-ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
 
 
 class Tags(NamedTuple):
@@ -86,12 +84,13 @@ class Tag(TaskDefaults):
         `windowed` counts the sentences whose words are answered in more than one window.
 
         Raises:
-            BertkitError: a tag is unknown, or a sentence has another number of tags than of words;
-                the message names the place.
+            BertkitError: a tag is unknown or, among entities, in no known scheme, or a sentence has
+                another number of tags than of words; the message names the place.
         """
         room = self.longest - 2
         pieces, cut = word_pieces(inputs, tokenizer, room)
-        labels = [self._labels(given) for given in inputs]
+        number = self._numbers()
+        labels = [self._labels(given, number) for given in inputs]
         found: list[Item] = []
         spread: Counter[int] = Counter()
         for _, group in groupby(range(len(inputs)), key=lambda i: self._stream(inputs, i)):
@@ -112,7 +111,7 @@ class Tag(TaskDefaults):
         """Neighbouring sentences with the same number run on in one stream."""
         return inputs[number].document if self.context == "document" else number
 
-    def _labels(self, given: WordsInput) -> np.ndarray:
+    def _labels(self, given: WordsInput, number: Mapping[str, int]) -> np.ndarray:
         """(words,) the index of each tag."""
         if given.tags is None:
             return np.full(len(given.words), NO_TAG)
@@ -121,16 +120,30 @@ class Tag(TaskDefaults):
                 f"{given.place}: {len(given.tags)} tags for {len(given.words)} words; give each "
                 "word one tag"
             )
+        for place, tag in enumerate(given.tags, 1):
+            if self.entities and not ENTITY_TAG.fullmatch(tag):
+                raise BertkitError(
+                    f"{given.place}, word {place}: {tag!r} is no tag of entities, which are O or "
+                    f"have B-, I-, E-, S-, L- or U- before a type; correct it"
+                )
         tags = self._scheme(given.tags)
-        number = {label: i for i, label in enumerate(self.labels)}
         for place, tag in enumerate(tags, 1):
             if tag not in number:
-                raise unknown_label(tag, f"{given.place}, word {place}", self.labels)
+                own = given.tags[place - 1]
+                raise unknown_label(own, f"{given.place}, word {place}", self.labels)
         return np.array([number[tag] for tag in tags], dtype=np.int64)
+
+    def _numbers(self) -> dict[str, int]:
+        """Tag -> label; I-X stands for B-X too in a tagger of others that has none (IOB1)."""
+        number = {label: i for i, label in enumerate(self.labels)}
+        if self.entities:
+            begins = {f"B-{name[2:]}": i for name, i in number.items() if name.startswith("I-")}
+            number = begins | number
+        return number
 
     def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
         """Tags of entities as IOB2, others as they are."""
-        return to_iob2(conll_scheme(tags)) if self.entities else tags
+        return to_iob2(tags) if self.entities else tags
 
     def targets(
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
@@ -251,9 +264,3 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
         kinds = {tag[2:] for tag in seen} - {""}
         seen = {"O"} | {f"{prefix}-{kind}" for prefix in "BI" for kind in kinds}
     return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
-
-
-def conll_scheme(tags: Sequence[str]) -> list[str]:
-    """Tags with L- (last) and U- (unit), of the BILOU scheme, as E- and S-; others unchanged."""
-    same = {"L-": "E-", "U-": "S-"}
-    return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]

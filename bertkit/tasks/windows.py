@@ -25,6 +25,17 @@ OVERLAP = 4
 """Where no stride is given, neighbouring windows share 1 / OVERLAP of their room."""
 
 
+def check_window_lengths(longest: int, stride: int) -> None:
+    """Refuse numbers that are no lengths; 0 is for the default.
+
+    Raises:
+        BertkitError: names the flag.
+    """
+    for name, value in (("longest", longest), ("stride", stride)):
+        if value < 0:
+            raise BertkitError(f"--{name} must be above 0, or 0 for the default; got {value}")
+
+
 def cut_into_windows(ids: Sequence[int], room: int, stride: int = 0) -> list[Sequence[int]]:
     """Parts of at most `room` ids that together hold all; the last one ends with the last id.
 

@@ -84,13 +84,18 @@ def evaluate(
         )
     known = remembered(columns, predictor) if key in KINDS else columns
     inputs = read_split(task, split, Files(**vars(files)), known, counts)
+    labelled = is_labelled(inputs)
+    if not labelled and out is None:
+        raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
+    if not labelled and bound is not None:
+        raise BertkitError(f"{split} has no labels; --bound compares scores and needs them")
     with Console() as console:
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
         bar = windows_bar(console)
         predictions, items = predictor.run(inputs, bar)
         console.say(describe_items(split, items))
-        if is_labelled(inputs):
+        if labelled:
             scores = predictor.task.score(inputs, predictions)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
             if bound is not None or predictor.precision == "int8":
@@ -102,10 +107,6 @@ def evaluate(
                     check_change(metric, before, scores, bound / 100, predictor.precision)
             if out is not None:
                 write_json(out / f"{split}-scores.json", scores)
-        elif out is None:
-            raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
-        elif bound is not None:
-            raise BertkitError(f"{split} has no labels; --bound compares scores and needs them")
         if out is not None:
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)

@@ -19,7 +19,8 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.streaming import Progress, new_lines
-from bertkit.predict.tasks import WORD, TaskPredictor, stretches
+from bertkit.predict.tasks import TaskPredictor, stretches
+from bertkit.predict.words import WORD
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
@@ -124,7 +125,7 @@ def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
     changes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in (details.get("columns") or {}).items()
-        if name in NAMING and getattr(columns, name) == getattr(COLUMNS, name)
+        if name in NAMING and name not in columns.given
     }
     return replace(columns, **changes)
 

@@ -47,24 +47,40 @@ def test_step_order(lengths: list[int]) -> None:
     assert alive.tolist() == [sum(n > step for n in lengths) for step in range(max(lengths))]
 
 
+@pytest.mark.parametrize("form", ["forward", "padded", "packed"])
 @pytest.mark.parametrize("lengths", [(7, 5, 5, 1), (3, 8, 1, 8, 2)], ids=["sorted", "unsorted"])
-def test_bilstm_equals_each_sequence_alone(lengths: tuple[int, ...]) -> None:
+def test_bilstm_equals_each_sequence_alone(lengths: tuple[int, ...], form: str) -> None:
+    """Its states, and the gradients of its input and weights."""
     torch.manual_seed(0)
-    model = BiLSTM(6, 5).eval()
+    model = BiLSTM(6, 5)
     assert (model.lstm.num_layers, model.lstm.bidirectional) == (2, True)
     packed = pack([[1] * length for length in lengths])
-    hidden = torch.randn(sum(lengths), 6)
-    with torch.no_grad():
-        found = model(hidden, packed)
-        alone = [model.lstm(part)[0] for part in hidden.split(list(lengths))]
-    torch.testing.assert_close(found, torch.cat(alone), atol=1e-6, rtol=1e-5)
+    hidden = torch.randn(sum(lengths), 6, requires_grad=True)
+    inputs = [hidden, *model.parameters()]
+    given = packed if form == "forward" else lengths
+    found = getattr(model, form)(hidden, given)
+    alone = torch.cat([model.lstm(part)[0] for part in torch.split(hidden, list(lengths))])
+    torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
+    ours = torch.autograd.grad(found.square().sum(), inputs)
+    theirs = torch.autograd.grad(alone.square().sum(), inputs)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["padded", "packed"])
+def test_dropout_stands_between_the_layers(form: str) -> None:
+    torch.manual_seed(0)
+    model = BiLSTM(6, 5, dropout=0.999)
+    hidden = torch.randn(9, 6)
+    nearly_nothing = getattr(model, form)(hidden, (5, 4))
+    none = getattr(model.eval(), form)(hidden, (5, 4))
+    assert not torch.allclose(nearly_nothing, none)
 
 
 def test_padding_changes_nothing() -> None:
     """The same numbers as torch's own way with padded sequences of other lengths."""
     torch.manual_seed(0)
     model, lengths = BiLSTM(6, 5).eval(), [3, 8, 1, 8, 2]
-    parts = torch.randn(sum(lengths), 6).split(lengths)
+    parts = torch.split(torch.randn(sum(lengths), 6), lengths)
     padded = torch.nn.utils.rnn.pad_sequence(list(parts))
     steps = torch.nn.utils.rnn.pack_padded_sequence(padded, lengths, enforce_sorted=False)
     with torch.no_grad():

@@ -6,13 +6,14 @@ import gzip
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.conll import entities, entity_scores, read_conll, to_iob2, write_conll
+from bertkit.tasks.conll import conll_sentences, entities, entity_scores, to_iob2, write_conll
 from bertkit.tasks.inputs import WordsInput
 from bertkit.text.lines import TextCounts
 
@@ -30,6 +31,10 @@ def write(tmp_path: Path) -> Write:
     return write_file
 
 
+def sentences(path: Path, counts: TextCounts, **options: Any) -> list[WordsInput]:
+    return list(conll_sentences(path, counts, **options))
+
+
 # Files -------------------------------------------------------------------------------------------
 
 
@@ -39,7 +44,7 @@ def write(tmp_path: Path) -> Write:
 )
 def test_conll_2003(data: Path, name: str, sentences: int, documents: int) -> None:
     counts = TextCounts()
-    inputs = read_conll(data / "conll2003" / f"{name}.txt", counts)
+    inputs = list(conll_sentences(data / "conll2003" / f"{name}.txt", counts))
     assert len(inputs) == sentences
     assert [given.document for given in inputs] == sorted(given.document for given in inputs)
     assert {given.document for given in inputs} == set(range(documents))
@@ -52,7 +57,7 @@ def test_documents_and_places(write: Write) -> None:
         "Early X O\n\n-DOCSTART- -X- O\n\nJohn N B-PER\nran V O\n\n\n \t \nFar A O\n"
         "-DOCSTART-\n-DOCSTART- -X- O\n\nאב N I-LOC\n👋🏽 E O"
     )
-    inputs = read_conll(path, TextCounts())
+    inputs = sentences(path, TextCounts())
     assert [(given.id, given.document, given.place) for given in inputs] == [
         ("0", 0, f"{path}:1"),
         ("1", 1, f"{path}:5"),
@@ -65,60 +70,74 @@ def test_documents_and_places(write: Write) -> None:
 
 
 def test_without_marks_every_sentence_is_a_document(write: Write) -> None:
-    inputs = read_conll(write("a O\n\nb O\n\nc O\n"), TextCounts())
+    inputs = sentences(write("a O\n\nb O\n\nc O\n"), TextCounts())
     assert [given.document for given in inputs] == [0, 1, 2]
 
 
 def test_words_of_other_whitespace_stay_words(write: Write) -> None:
     text = "\u200b\tO\n\u00a0\tB-X\n\u3000\tI-X\n \tO\nNew York\tB-LOC\n\tO\n"
-    [given] = read_conll(write(text), TextCounts())
+    [given] = sentences(write(text), TextCounts())
     assert given.words == ("\u200b", "\u00a0", "\u3000", " ", "New York", "")
     assert given.tags == ("O", "B-X", "I-X", "O", "B-LOC", "O")
-    [given] = read_conll(write("\u200b  O \n\u00a0 O\n"), TextCounts())
+    [given] = sentences(write("\u200b  O \n\u00a0 O\n"), TextCounts())
     assert given.words == ("\u200b", "\u00a0")
 
 
 def test_columns_by_number_and_no_tags(write: Write) -> None:
     path = write("1 John B-PER x\n2 ran O y\n")
-    [given] = read_conll(path, TextCounts(), word_column=1, tag_column=2)
+    [given] = sentences(path, TextCounts(), word_column=1, tag_column=2)
     assert (given.words, given.tags) == (("John", "ran"), ("B-PER", "O"))
-    [given] = read_conll(write("John\nran\n"), TextCounts(), tag_column=None)
+    [given] = sentences(write("John\nran\n"), TextCounts(), tag_column=None)
     assert (given.words, given.tags) == (("John", "ran"), None)
+
+
+def test_columns_that_are_not_read_are_counted(write: Write) -> None:
+    """Running text given as one word a line would otherwise lose all but its first words."""
+    counts = TextCounts()
+    [given] = sentences(write("Nils left .\nShe stayed .\n"), counts, tag_column=None)
+    assert given.words == ("Nils", "She")
+    [(reason, lines)] = counts.skipped.items()
+    assert (lines, "--format text" in reason) == (2, True)
+    with pytest.raises(BertkitError, match=r"t\.txt:2: 4 columns .* --format text"):
+        sentences(write("Nils left .\nShe did stay .\n"), TextCounts(), tag_column=None)
+    labelled = TextCounts()
+    sentences(write("Nils NNP B-PER\n"), labelled)
+    assert not labelled.skipped
 
 
 def test_a_file_of_words_alone_where_tags_may_be_missing(write: Write) -> None:
     path = write("-DOCSTART-\n\nJohn\nran\n\n-DOCSTART- -X- O\n\nNo\n")
     for tag_column in (-1, 3, None):
-        inputs = read_conll(path, TextCounts(), tag_column=tag_column, untagged_ok=True)
+        inputs = sentences(path, TextCounts(), tag_column=tag_column, untagged_ok=True)
         assert [(i.words, i.tags, i.document) for i in inputs] == [
             (("John", "ran"), None, 0),
             (("No",), None, 1),
         ]
     with pytest.raises(BertkitError, match=r"t\.txt:3: 1 column, so there are none for word \(1\)"):
-        read_conll(path, TextCounts(), word_column=1, untagged_ok=True)
-    [given] = read_conll(write("John B-PER\nran O\n"), TextCounts(), untagged_ok=True)
+        sentences(path, TextCounts(), word_column=1, untagged_ok=True)
+    [given] = sentences(write("John B-PER\nran O\n"), TextCounts(), untagged_ok=True)
     assert given.tags == ("B-PER", "O")
     with pytest.raises(BertkitError, match=r"t\.txt:2: 2 columns where the first line has 1"):
-        read_conll(write("John\nran O\n"), TextCounts(), untagged_ok=True)
+        sentences(write("John\nran O\n"), TextCounts(), untagged_ok=True)
 
 
 def test_a_first_document_without_its_line(tmp_path: Path) -> None:
     """Sentences before the first line that begins a document are one; such lines may be empty."""
     path = tmp_path / "t.txt"
     path.write_text("a O\n\nb O\n\n-DOCSTART- O\n\n-DOCSTART- O\n\nc O\n\nd O\n")
-    assert [given.document for given in read_conll(path, TextCounts())] == [0, 0, 1, 1]
+    assert [given.document for given in sentences(path, TextCounts())] == [0, 0, 1, 1]
     path.write_text("a O\n\n-DOCSTART-x O\n\nc -DOCSTART-\n")
-    assert [given.document for given in read_conll(path, TextCounts())] == [0, 1, 2]
+    assert [given.document for given in sentences(path, TextCounts())] == [0, 1, 2]
 
 
 def test_a_long_word_and_compression(tmp_path: Path) -> None:
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"x" * 10**6 + b" O\n"))
-    [given] = read_conll(path, TextCounts())
+    [given] = sentences(path, TextCounts())
     assert len(given.words[0]) == 10**6
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(BertkitError, match=r"t\.txt\.gz cannot be read"):
-        read_conll(path, TextCounts())
+        sentences(path, TextCounts())
 
 
 @pytest.mark.parametrize(
@@ -135,12 +154,20 @@ def test_a_long_word_and_compression(tmp_path: Path) -> None:
 )
 def test_bad_lines_are_errors(write: Write, text: str, message: str) -> None:
     with pytest.raises(BertkitError, match=message):
-        read_conll(write(text), TextCounts())
+        sentences(write(text), TextCounts())
 
 
-def test_absent_data_names_the_place(tmp_path: Path) -> None:
-    with pytest.raises(BertkitError, match=r"t\.txt does not exist.*uantwerpen.*Reuters.*NIST"):
-        read_conll(tmp_path / "t.txt", TextCounts())
+def test_other_paths_than_a_file(tmp_path: Path, write: Write) -> None:
+    with pytest.raises(BertkitError, match=r"u\.txt does not exist; check the path$"):
+        sentences(tmp_path / "u.txt", TextCounts())
+    path = write("a O\n")
+    for place in (tmp_path, tmp_path / "*.txt"):
+        [given] = sentences(place, TextCounts())
+        assert given.place == f"{path}:1"
+    (tmp_path / "second.txt").write_text("b O\n")
+    for place in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(BertkitError, match="is 2 files; name one of them"):
+            sentences(place, TextCounts())
 
 
 def test_write_for_conlleval(tmp_path: Path) -> None:
@@ -150,13 +177,32 @@ def test_write_for_conlleval(tmp_path: Path) -> None:
     ]
     path = tmp_path / "out.txt"
     write_conll(path, inputs, [["B-LOC", "O", "I-PER"], ["O"]])
-    assert path.read_text() == "New_York B-LOC B-LOC\n_ O O\nx_y O I-PER\n\nb O O\n\n"
-    assert [given.tags for given in read_conll(path, TextCounts())] == [
-        ("B-LOC", "O", "I-PER"),
+    assert path.read_text() == "New_York B-LOC B-LOC\n_ O O\nx_y O B-PER\n\nb O O\n\n"
+    assert [given.tags for given in sentences(path, TextCounts())] == [
+        ("B-LOC", "O", "B-PER"),
         ("O",),
     ]
     with pytest.raises(BertkitError, match="f:5: 2 predicted tags for 1 words"):
         write_conll(path, inputs[1:], [["O", "O"]])
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "columns"),
+    [
+        ("U-X U-X B-X L-X", "B-X I-X O O", ["B-X B-X", "B-X I-X", "B-X O", "I-X O"]),
+        ("S-X B-X I-X E-X", "S-X S-X E-X O", ["B-X B-X", "B-X B-X", "I-X B-X", "I-X O"]),
+        ("I-X I-X B-X O", "O O I-X I-X", ["B-X O", "I-X O", "B-X B-X", "O I-X"]),
+        ("NOUN B-X I-X O", "VERB O NOUN I-X", ["NOUN VERB", "B-X O", "I-X NOUN", "O I-X"]),
+    ],
+)
+def test_conlleval_counts_the_entities_that_we_count(
+    tmp_path: Path, gold: str, predicted: str, columns: list[str]
+) -> None:
+    """The script knows no BILOU: to it U-X U-X is one entity. Parts of speech are no entities."""
+    words = WordsInput("0", ("w",) * 4, tuple(gold.split()), 0, "f:1")
+    write_conll(tmp_path / "out.txt", [words], [predicted.split()])
+    expected = [f"w {tags}" for tags in columns]
+    assert (tmp_path / "out.txt").read_text().split("\n")[:4] == expected
 
 
 # Entities ----------------------------------------------------------------------------------------

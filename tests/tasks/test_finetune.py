@@ -248,6 +248,9 @@ def test_what_the_review_found(
     run("predict", tmp_path / "pair", pairs, "--id", "text", "--out", tmp_path / "found.jsonl")
     assert rows(tmp_path / "found.jsonl")[0]["pair"] == "x"  # the column it was tuned with
 
+    run("predict", tmp_path / "pair", pairs, "--id", "text", "--pair", "", "--out", tmp_path / "a")
+    assert "pair" not in rows(tmp_path / "a")[0]  # said by the caller, though it is the default
+
     run("finetune", "classify", *common, "--out", tmp_path / "one")
     weather.write_text(WEATHER.replace("bridge", "kettle"))
     assert "other settings" in fails(
@@ -291,6 +294,27 @@ def test_more_models_of_a_finished_grid(
     assert len(kept) == 2
     run("evaluate", "classify", "--model", *kept, "--dev", weather)
     assert "classify dev: accuracy" in capsys.readouterr().out
+
+
+def test_other_data_to_predict_of_a_finished_grid(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+               "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    run(*command)
+    asked = write("asked.csv", "text\nriver\n")
+    run(*command, "--test", asked)
+    assert [row["text"] for row in rows(out / "results" / "test.jsonl")] == ["river"]
+    asked.write_text("text\ncandle\nforest\n")
+    run(*command, "--test", asked)
+    assert [row["text"] for row in rows(out / "results" / "test.jsonl")] == ["candle", "forest"]
+    run(*command, "--test", asked)
+    assert "nothing to do" in capsys.readouterr().err
+    assert "no labels to score by" in fails(
+        capsys, "evaluate", "classify", "--model", out, "--test", asked, "--split", "test"
+    )
+    assert "above 0" in fails(capsys, *command, "--learning-rate", "nan")
 
 
 def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path) -> None:

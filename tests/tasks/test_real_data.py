@@ -13,7 +13,8 @@ import pytest
 from bertkit import load
 from bertkit.cli import main
 from bertkit.tasks.glue_submission import HEADER
-from bertkit.tasks.squad import read_squad, squad_scores
+from bertkit.tasks.squad import read_squad
+from bertkit.tasks.squad_metric import squad_scores
 from bertkit.text.lines import TextCounts
 
 pytestmark = pytest.mark.slow

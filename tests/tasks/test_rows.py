@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.tables import has_column, read_rows, read_texts
+from bertkit.tasks.rows import has_column, read_rows
+from bertkit.tasks.tables import read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -228,7 +229,9 @@ def test_missing_libraries_are_named(
         monkeypatch.setitem(sys.modules, loaded, None)
     (tmp_path / "a.parquet").touch()
     path = name if ":" in name else str(tmp_path / name)
-    with pytest.raises(BertkitError, match=rf"need {module}.*pip install 'bertkit\[data\]'"):
+    with pytest.raises(
+        BertkitError, match=rf"need {module}.*; install bertkit with the extra 'data'"
+    ):
         texts(path)
 
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.answer import Answer as AnswerTask
 from bertkit.tasks.inputs import Answer, QuestionInput
 from bertkit.tasks.spans import Span
-from bertkit.tasks.squad import (
-    SQUAD_FILES,
+from bertkit.tasks.squad import SQUAD_FILES, make_question, read_squad, write_predictions
+from bertkit.tasks.squad_metric import (
     best_threshold,
     exact_match,
     f1,
-    make_question,
     normalize_answer,
-    read_squad,
     squad_scores,
-    write_predictions,
 )
 from bertkit.text.lines import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
 
 CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
 
@@ -151,6 +152,29 @@ def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize(
+    ("asked", "context", "reason"),
+    [(" \n", CONTEXT, "empty question, kept"), ("When?", "", "empty context, kept")],
+)
+def test_empty_texts_count_in_the_score(
+    tokenizer: Tokenizer, asked: str, context: str, reason: str
+) -> None:
+    """The official metric counts every question of a file."""
+    counts = TextCounts()
+    kept = make_question("q", asked, context, [("bridge", 40)], "", counts, scoring=True)
+    assert kept is not None
+    assert counts.skipped[reason] == 1
+    task = AnswerTask(null=False, longest=40, stride=10, question_length=8)
+    items = task.items([kept], tokenizer)
+    outputs = [
+        [np.zeros((part.tokens, 2), dtype=np.float32) for part in item.parts]
+        for item in items.items
+    ]
+    [found] = task.decode([kept], items, outputs)
+    scores = squad_scores([kept], {"q": task.text_of(found)})
+    assert (scores["total"], scores["missing"], scores["exact"]) == (1, 0, 0.0)
+
+
+@pytest.mark.parametrize(
     ("qas", "message"),
     [
         ([qa(), qa()], "article 1, paragraph 1: question id q1 occurs twice, first at .*graph 1"),
@@ -179,6 +203,10 @@ def test_malformed_files_name_the_place(
     ("content", "message"),
     [
         ("{", "is not valid JSON"),
+        (
+            '{"question": "a"}\n{"question": "b"}\n',
+            "not valid JSON .*--format jsonl if it has an obj",
+        ),
         ("[]", "expected an object with field 'data'"),
         ('{"data": [{"title": "x"}]}', "article 1: field 'paragraphs' is missing"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraph 1: field 'context' is missing"),
@@ -191,10 +219,20 @@ def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> 
         read_squad(path, TextCounts())
 
 
-def test_an_absent_file_says_where_to_get_it(tmp_path: Path) -> None:
-    path = tmp_path / SQUAD_FILES["2.0"]["dev"]
-    with pytest.raises(BertkitError, match=r"dev-v2\.0\.json does not exist.*SQuAD-explorer"):
-        read_squad(path, TextCounts())
+def test_compressed_files_and_addresses(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(qa(answers=[gold("1895", 19)]))
+    plain = [found[:4] for found in read_squad(path, TextCounts())]
+    packed = tmp_path / "questions.json.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    for place in (packed, path.as_uri(), packed.as_uri()):
+        assert [found[:4] for found in read_squad(place, TextCounts())] == plain
+    packed.write_bytes(packed.read_bytes()[:-9])
+    with pytest.raises(BertkitError, match=r"questions\.json\.gz cannot be read .*; restore it"):
+        read_squad(packed, TextCounts())
+    with pytest.raises(BertkitError, match=r"x\.json does not exist; check the path"):
+        read_squad(tmp_path / "x.json", TextCounts())
+    with pytest.raises(BertkitError, match=r"is 2 files; name one of them"):
+        read_squad(tmp_path, TextCounts())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tables: columns of the user's files as texts and choices."""
+"""Tables: columns of the user's files as texts with labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import ChoiceInput, TextInput
-from bertkit.tasks.tables import first_key_of, read_choices, read_texts
+from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.tables import read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -29,15 +29,6 @@ def write(tmp_path: Path) -> Write:
 def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
     counts = TextCounts()
     return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
-
-
-def choices(path: Path, **options: object) -> tuple[list[ChoiceInput], TextCounts]:
-    counts = TextCounts()
-    settings = {"text": "q", "choices": ["a", "b", "c"], **options}
-    return list(read_choices(path, counts, **settings)), counts  # type: ignore[arg-type]
-
-
-# Texts -------------------------------------------------------------------------------------------
 
 
 def test_pairs_ids_and_skips(write: Write) -> None:
@@ -110,6 +101,17 @@ def test_multi_label(write: Write) -> None:
     assert inputs[0].label == ("x", "y")
 
 
+def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:
+    for text in ("['a', 'b']", "['a' 'b']", " [\"a\", 'b'] "):
+        quoted = text.replace('"', '""')
+        path = write("a.csv", f'text,label\none,x|y\ntwo,"{quoted}"\n')
+        message = r"a\.csv:3: .* is a list or object as Python shows it; write it as JSON"
+        with pytest.raises(BertkitError, match=message):
+            texts(path, kind="multi-label")
+    [found], _ = texts(write("b.csv", "text,label\none,['a'] and [b\n"), kind="multi-label")
+    assert found.label == ("['a'] and [b",)
+
+
 def test_nothing_to_use(write: Write) -> None:
     with pytest.raises(BertkitError, match=r"no row that can be used; the first: empty 'text' at"):
         texts(write("a.csv", "text,label\n,x\n"))
@@ -119,120 +121,3 @@ def test_nothing_to_use(write: Write) -> None:
         texts("nosuch.csv")
     with pytest.raises(BertkitError, match="unknown kind 'regres'; did you mean 'regress'"):
         texts(write("c.csv", "text,label\na,x\n"), kind="regres")
-
-
-# Choices -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("keys", "expected"),
-    [
-        ("0 1 2", [0, 1, 2]),
-        ("1 2 1", [1, 2, 1]),  # nothing shows that they count from 1
-        ("1 2 3", [0, 1, 2]),
-        ("A b C", [0, 1, 2]),
-        ("A B 2 C", [0, 1, 1, 2]),
-        ("0 1 2 B", [0, 1, 2, 1]),
-        ("a b c", [0, 1, 2]),
-    ],
-)
-def test_keys_of_choices(write: Write, keys: str, expected: list[int]) -> None:
-    rows = "".join(f"what,one,two,three,{key}\n" for key in keys.split())
-    inputs, counts = choices(write("a.csv", f"q,x,y,z,label\n{rows}"), choices=["x", "y", "z"])
-    assert [given.label for given in inputs] == expected
-    shifted = sum(key.isdigit() for key in keys.split()) if keys in ("1 2 3", "A B 2 C") else 0
-    assert counts.skipped["key counted from 1, kept"] == shifted
-
-
-@pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
-def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
-    """What `first_key_of` says of a file is how `read_choices` reads it and can read others."""
-    names = ["a", "b", "c", "d"]
-    rows = "".join(f"what,one,two,three,four,{key}\n" for key in keys.split(" "))
-    path = write("train.csv", f"q,a,b,c,d,label\n{rows}")
-    first = first_key_of(path, choices=names)
-    assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
-    alone, _ = choices(path, choices=names, keep_unlabelled=True)
-    assert choices(path, choices=names, first_key=first, keep_unlabelled=True)[0] == alone
-
-    dev = write("dev.csv", "q,a,b,c,d,label\n" + "".join(f"w,1,2,3,4,{key}\n" for key in "123B"))
-    inputs, counts = choices(dev, choices=names, first_key=first)
-    assert [i.label for i in inputs] == [1 - first, 2 - first, 3 - first, 1]
-    assert counts.skipped == ({"key counted from 1, kept": 3} if first else {})
-
-
-def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
-    rows = "".join(f"w,1,2,3,{key}\n" for key in ("0", "1", "3", "", "a"))
-    path = write("a.csv", f"q,a,b,c,label\n{rows}")
-    inputs, counts = choices(path, first_key=1)
-    assert [(i.id, i.label) for i in inputs] == [("1", 0), ("2", 2), ("4", 0)]
-    assert counts.skipped == {
-        "label out of range": 1,
-        "row without label": 1,
-        "key counted from 1, kept": 2,
-    }
-    inputs, counts = choices(path, first_key=0, keep_unlabelled=True)
-    assert [(i.id, i.label) for i in inputs] == [("0", 0), ("1", 1), ("3", None), ("4", 0)]
-    assert counts.skipped == {"label out of range": 1, "row without label, kept": 1}
-    with pytest.raises(BertkitError, match="count from 0 or 1, not from 2"):
-        choices(path, first_key=2)
-    with pytest.raises(BertkitError, match=r"a\.csv has no column 'key' .*"):
-        first_key_of(path, choices=["a", "b"], label="key")
-    header = write("b.csv", "w,1,2,2\nw,1,2,1\n")
-    assert first_key_of(header, choices=["1", "2"], label="3", header=False) == 1
-    assert first_key_of(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
-
-
-def test_keys_that_are_column_names(write: Write) -> None:
-    path = write("a.csv", "q,b,a,label\nwhat,one,two,a\nwhat,one,two,b\n")
-    assert [i.label for i in choices(path, choices=["b", "a"])[0]] == [1, 0]
-    path = write("b.csv", "what,one,two,0\nwhat,one,two,1\n")
-    found, _ = choices(path, text="0", choices=["1", "2"], label="3", header=False)
-    assert [i.label for i in found] == [0, 1]
-
-
-def test_keys_out_of_range_and_empty_choices(write: Write) -> None:
-    rows = [
-        *("w,1,2,3,0", "w,1,2,3,7", "w,1,2,3,AB", f"w,1,2,3,{'9' * 5000}", "w,1,2,,1", "w,1,2,,2"),
-        *("w,1,,3,0", "w,,,,0", "w,1,2,3,"),
-    ]
-    path = write("a.csv", "q,a,b,c,label\n" + "\n".join(rows))
-    inputs, counts = choices(path)
-    assert [(i.id, i.choices, i.label) for i in inputs] == [
-        ("0", ("1", "2", "3"), 0),
-        ("4", ("1", "2"), 1),
-    ]
-    assert counts.skipped == {
-        "label out of range": 4,
-        "empty 'b'": 1,
-        "empty 'a'": 1,
-        "row without label": 1,
-    }
-    assert counts.examples["label out of range"] == f"{path}:3"
-    assert {i.label for i in choices(path, labelled=False)[0]} == {None}
-
-
-def test_choices_must_be_two_columns(write: Write) -> None:
-    for columns in (["a"], ["a", "a"]):
-        with pytest.raises(BertkitError, match="two columns or more, each once"):
-            choices(write("a.csv", "q,a,label\nw,1,0\n"), choices=columns)
-
-
-def test_arc_easy(data: Path) -> None:
-    """Rows whose keys are digits have no choices in this copy; two have a fifth choice's key."""
-    expected = {"train2251": (2147, {"empty '1'": 102, "label out of range": 2})}
-    expected["dev570"] = (549, {"empty '1'": 21})
-    for name, (size, skipped) in expected.items():
-        inputs, counts = choices(
-            data / "arc-easy" / f"arc_easy_{name}.csv",
-            text="0",
-            choices=["1", "2", "3", "4"],
-            label="5",
-            header=False,
-        )
-        assert len(inputs) == size
-        assert counts.skipped == skipped
-        assert size + counts.skipped.total() == int(name.lstrip("traindev"))
-        assert {i.label for i in inputs} == {0, 1, 2, 3}
-        path = data / "arc-easy" / f"arc_easy_{name}.csv"
-        assert first_key_of(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1

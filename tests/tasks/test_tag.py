@@ -16,7 +16,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.saving import save_model
 from bertkit.model.start import Start
 from bertkit.objectives import total_loss
-from bertkit.tasks.conll import read_conll
+from bertkit.tasks.conll import conll_sentences
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.load import TASKS
 from bertkit.tasks.tag import Tag, Tags, tag_labels
@@ -236,6 +236,33 @@ def test_errors_name_the_place(tokenizer: Tokenizer) -> None:
         tag_labels([sentence("river", "O")])
 
 
+@pytest.mark.parametrize("tag", ["X-PER", "b-PER", "M-PER", "PER", "I_PER", "3", "NOUN"])
+def test_tags_of_no_known_scheme_are_refused(tokenizer: Tokenizer, tag: str) -> None:
+    """They would count as B-PER."""
+    given = sentence("river stone", f"O {tag}", number=3)
+    with pytest.raises(BertkitError, match=rf"a:3, word 2: '{tag}' is no tag of entities, which"):
+        Tag(LABELS).items([given], tokenizer)
+    Tag(("O", tag), entities=False).items([given], tokenizer)
+
+
+def test_an_unknown_tag_is_named_as_it_stands(tokenizer: Tokenizer) -> None:
+    with pytest.raises(BertkitError, match=r"a:0, word 1: the label 'U-PET' is not one"):
+        Tag(LABELS).items([sentence("river", "U-PET")], tokenizer)
+
+
+def test_a_tagger_without_b(tokenizer: Tokenizer) -> None:
+    """Taggers of others may know O and I-X only; all entities can be right that do not touch."""
+    labels = ("O", "I-LOC", "I-PER", "B-PER")
+    given = sentence("river stone bridge lantern", "B-LOC I-LOC O B-PER")
+    task = Tag(labels)
+    [item] = task.items([given], tokenizer).items
+    assert item.parts[0].target.labels.tolist() == [1, 1, 0, 3]
+    found = Tags(("I-LOC", "I-LOC", "O", "B-PER"), (1.0,) * 4, ())
+    assert task.score([given], [found])["f1"] == 1.0
+    with pytest.raises(BertkitError, match="'I-ORG' is not one of the model's"):
+        task.items([sentence("river", "I-ORG")], tokenizer)
+
+
 def test_rows_are_json_and_settings_make_the_task_anew() -> None:
     task = Tag(LABELS, 40, 7, "document")
     own = sentence("river stone bridge", number=9)
@@ -263,7 +290,7 @@ def test_no_input(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("context", ["sentence", "document"])
 def test_real_sentences(data: Path, tokenizer: Tokenizer, context: str) -> None:
     path = next((data / "conll2003").glob("valid*"))
-    inputs = read_conll(path, TextCounts())[:300]
+    inputs = list(conll_sentences(path, TextCounts()))[:300]
     labels, are_entities = tag_labels(inputs)
     assert are_entities
     assert labels[0] == "O"

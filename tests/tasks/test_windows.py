@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.features import Extraction
+from bertkit.tasks.own import Lengths
 from bertkit.tasks.windows import cut_into_windows, text_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -62,6 +64,13 @@ def test_the_shorter_text_of_a_pair_stays_whole(tokenizer: Tokenizer) -> None:
     assert all(window.ids[1:11].tolist() == question for window in windows)
     turned = text_windows(context, question, tokenizer, 43)
     assert all(window.ids[-11:-1].tolist() == question for window in turned)
+
+
+@pytest.mark.parametrize(("longest", "stride"), [(-1, 0), (0, -1)])
+def test_negative_lengths_are_refused(longest: int, stride: int) -> None:
+    for settings_of in (Lengths, Extraction):
+        with pytest.raises(BertkitError, match="must be above 0, or 0 for the default; got -1"):
+            settings_of(longest=longest, stride=stride)
 
 
 def test_a_length_without_room_is_refused(tokenizer: Tokenizer) -> None:

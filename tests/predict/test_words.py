@@ -1,0 +1,35 @@
+"""Words of running text in many scripts."""
+
+from __future__ import annotations
+
+import pytest
+
+from bertkit.predict.words import words_of
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("U.N. said AT&T's 3.5 part-time (x).", "U.N.|said|AT&T's|3.5|part-time|(|x|)|."),
+        ("cafe\u0301 noir", "cafe\u0301|noir"),
+        ("हिन्दी में।", "हिन्दी|में|।"),
+        ("مُحَمَّد هنا", "مُحَمَّد|هنا"),
+        ("שָׁלוֹם", "שָׁלוֹם"),
+        ("ภาษาไทย", "ภาษาไทย"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("王小明在北京。", "王|小|明|在|北|京|。"),
+        ("東京タワー", "東|京|タワー"),
+        ("한국어 문장", "한국어|문장"),
+        ("I \u2764\ufe0f it!", "I|\u2764\ufe0f|it|!"),
+        ("👩\u200d💻👍🏽🇩🇪🇫🇷", "👩\u200d💻|👍🏽|🇩🇪|🇫🇷"),
+    ],
+)
+def test_marks_stay_with_their_letters(text: str, words: str) -> None:
+    same, spans = words_of(text)
+    assert same == text
+    assert [text[start:end] for start, end in spans] == words.split("|")
+
+
+def test_given_words_stand_between_spaces() -> None:
+    text, spans = words_of(["New York", "", "e\u0301"])
+    assert [text[start:end] for start, end in spans] == ["New York", "", "e\u0301"]

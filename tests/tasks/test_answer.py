@@ -1,0 +1,65 @@
+"""Answers as a task: which one is learnt, and the threshold of none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.answer import Answer, FoundAnswer
+from bertkit.tasks.inputs import Answer as Gold
+from bertkit.tasks.inputs import QuestionInput
+from bertkit.tasks.own import Lengths, task_for
+from bertkit.tasks.own_files import Columns
+from bertkit.text.lines import TextCounts
+from bertkit.tokens.tokenizer import Tokenizer
+
+
+def question(number: int, *answers: Gold, context: str = "x") -> QuestionInput:
+    return QuestionInput(str(number), "who", context, answers, f"file:{number}")
+
+
+def found(text: str, odds: float) -> FoundAnswer:
+    return FoundAnswer(text, 0, len(text), 0.5, 0.5, odds, ())
+
+
+def scored(inputs: Sequence[QuestionInput], odds: Sequence[float], texts: Sequence[str]) -> float:
+    predictions = [found(text, value) for text, value in zip(texts, odds, strict=True)]
+    return Answer(null=True).calibrated(inputs, predictions).score(inputs, predictions)["f1"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_threshold_reaches_its_optimum_where_no_answer_is_best(seed: int) -> None:
+    odds = sorted(np.random.default_rng(seed).normal(0, 5, 3).tolist())
+    inputs = [question(0), question(1), question(2, Gold("x", 0))]
+    assert scored(inputs, odds, ["x", "x", "y"]) == pytest.approx(2 / 3)
+    assert scored(inputs[::-1], odds, ["x", "y", "y"]) == pytest.approx(1.0)
+
+
+def test_the_first_answer_that_stands_in_a_window_is_learnt(tokenizer: Tokenizer) -> None:
+    words = ["river", "stone", "bridge", "garden", "letter", "candle", "forest", "winter"] * 3
+    context = " ".join(words)
+    task = Answer(longest=20, stride=4, question_length=4)
+    long, short = Gold(" ".join(words[:18]), 0), Gold("bridge", context.index("bridge"))
+    items = task.items([question(0, long, short, context=context)], tokenizer)
+    targets = [item.parts[0].target[:2] for item in items.items]
+    assert any(target != (0, 0) for target in targets)
+    assert items.cut["answers in no window whole"] == 0
+    lost = task.items([question(0, long, context=context)], tokenizer)
+    assert all(item.parts[0].target[:2] == (0, 0) for item in lost.items)
+    assert lost.cut["answers in no window whole"] == 1
+
+
+def test_a_wanted_length_of_questions_is_kept() -> None:
+    def made(lengths: Lengths) -> Answer:
+        train = [question(0, Gold("x", 0))]
+        task = task_for("answer", train, Columns(), lengths, 512, TextCounts())
+        assert isinstance(task, Answer)
+        return task
+
+    assert made(Lengths(longest=40)).question_length == 20  # the default gives way
+    assert made(Lengths(longest=128, question_length=100)).question_length == 100
+    with pytest.raises(BertkitError, match="question-length"):
+        Lengths(question_length=0)

@@ -1,0 +1,50 @@
+"""What divides the fields of a CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tasks.rows import has_column, read_rows
+from bertkit.tasks.separated import divider_of
+from bertkit.tasks.tables import read_texts
+from bertkit.text.lines import TextCounts
+
+Write = Callable[[str, str], Path]
+
+
+@pytest.mark.parametrize(("divider", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_csv_without_commas(write: Write, divider: str, name: str) -> None:
+    rows = ["text;label", "one, two;x", '"a;b\n""c""";y', "three;x"]
+    path = write("a.csv", "\n".join(rows).replace(";", divider))
+    counts = TextCounts()
+    found = [(i.text, i.label, i.place) for i in read_texts(path, counts)]
+    assert found == [
+        ("one, two", "x", f"{path}:2"),
+        (f'a{divider}b\n"c"', "y", f"{path}:3"),
+        ("three", "x", f"{path}:5"),
+    ]
+    assert counts.skipped == {f"CSV divided by {name}, kept": 1}
+    assert has_column(path, "label")
+
+
+def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
+    path = write("a.csv", "text,a;b\none,x\n")
+    assert [row for _, row in read_rows(path, TextCounts())] == [{"text": "one", "a;b": "x"}]
+    path = write("b.csv", "text;note\none;two\n")
+    rows = read_rows(path, counts := TextCounts(), columns=["text;note"])
+    assert [row for _, row in rows] == [{"text;note": "one;two"}]
+    assert not counts.skipped
+    with pytest.raises(BertkitError, match=r"no column 'label' \(columns: text, note\)"):
+        list(read_texts(path, TextCounts()))
+    path = write("c.csv", "one; or\ntwo\n")  # the first line names nothing
+    rows = read_rows(path, TextCounts(), header=False, columns=["0"])
+    assert [row["0"] for _, row in rows] == ["one; or", "two"]
+
+
+def test_headers_without_a_divider() -> None:
+    for header in ("", "text", '"a;b"', '"a\tb"', "text,"):
+        assert divider_of(header, ("text",)) == ","
