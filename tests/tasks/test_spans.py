@@ -264,12 +264,7 @@ def reference_decode(
             for j in top_ends:
                 if window.best_context[i - window.first] and i <= j < i + longest:
                     left, right = window.offsets[[i - window.first, j - window.first]]
-                    end_of_text = right[1]
-                    while (
-                        unicodedata.category(context[end_of_text : end_of_text + 1] or "x") == "Mn"
-                    ):
-                        end_of_text += 1
-                    text = context[left[0] : end_of_text]
+                    text = context[left[0] : with_marks(context, right[1])]
                     score = float(start[i]) + float(end[j])
                     best[text] = max(best.get(text, -np.inf), score)
     return sorted(best.items(), key=lambda item: -item[1])[:nbest]
