@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.shapes is imported
@@ -72,3 +73,15 @@ def store(
     text = folder / "corpus.txt"
     text.write_text(corpus_text)
     return prepare([str(text)], tokenizer, folder / "store", PrepareOptions(held_out=0.2))
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str, str], Path]:
+    """Write a file of one's own: `write("train.csv", "text,label...")`."""
+
+    def make(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return make

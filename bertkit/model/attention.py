@@ -92,8 +92,9 @@ def grouped(
     """One batched call for each group of neighbouring sequences.
 
     With dropout, and in bf16, a call has many small steps, so runs of similar lengths share one and
-    are padded inside it; without dropout only short ones, in batches that have few of each length,
-    as a server's are. Otherwise a group is a run of equal lengths, and nothing is padded.
+    are padded inside it. Without dropout only short ones share, in batches that have few of each
+    length, as a server's are, and long ones are rounded up. Otherwise a group is a run of equal
+    lengths, and nothing is padded.
 
     `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
     tensor of zeros for every run.

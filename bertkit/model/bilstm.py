@@ -14,6 +14,8 @@ from bertkit.examples.packed import Packed
 from bertkit.shapes import Hidden
 
 LAYERS = 2
+MOST_PLACES, NARROW = 2, 512
+"""Where a batch is padded on a CPU: places for each token, and the width of input and units."""
 STEP = 8
 """Lengths are rounded up to it: for each new one oneDNN makes code."""
 
@@ -56,9 +58,10 @@ def both_ways(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 class BiLSTM(nn.Module):
     """Two bidirectional layers over each sequence of a batch.
 
-    On a CPU each direction of a layer is a call of torch's LSTM for sequences of one length: there
-    it is several times as fast as the one for packed sequences. What a sequence is padded with
-    comes behind its end in either direction, so it changes nothing.
+    Where sequences of similar length meet a narrow network on a CPU, each direction of a layer is a
+    call of torch's LSTM for sequences of one length, which is faster there than the one for packed
+    sequences. What a sequence is padded with comes behind its end in either direction, so it
+    changes nothing.
 
     Args:
         width: of the input.
@@ -75,7 +78,12 @@ class BiLSTM(nn.Module):
 
         The sequences may come in any order; both ways are the same work.
         """
-        padded = hidden.device.type == "cpu"
+        places = max(packed.lengths) * len(packed.lengths)
+        padded = (
+            hidden.device.type == "cpu"
+            and places <= MOST_PLACES * len(hidden)
+            and max(self.lstm.input_size, self.lstm.hidden_size) <= NARROW
+        )
         return (self.padded if padded else self.packed)(hidden.float(), packed.lengths)
 
     def packed(self, states: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -112,7 +120,7 @@ class BiLSTM(nn.Module):
                 )[0]
                 outputs.append(found.flatten(0, 1).index_select(0, own_places))
             states = torch.cat(outputs, dim=-1)
-        return states
+        return states.float()
 
     def weights(self, layer: int) -> list[list[Tensor]]:
         """Of both directions of a layer, in the order in which `torch.lstm` takes them."""

@@ -32,7 +32,7 @@ LETTERS = rf"(?:[^\W{IDEOGRAPH}]|[{MARK}\u200c\u200d])+"
 SYMBOL = r"(?:[\U0001f1e6-\U0001f1ff]{2}|[^\w\s])"
 """A pair of regional letters is a flag."""
 WORD = re.compile(
-    rf"(?:[^\W\d_]\.){{2,}}|[{IDEOGRAPH}][{MARK}]*|{LETTERS}(?:[.,'’&/-]{LETTERS})*"
+    rf"(?:[^\W\d_{IDEOGRAPH}]\.){{2,}}|[{IDEOGRAPH}][{MARK}]*|{LETTERS}(?:[.,'’&/-]{LETTERS})*"
     rf"|{SYMBOL}(?:[{MARK}\U0001f3fb-\U0001f3ff]|\u200d{SYMBOL})*"
 )
 """Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts, text_lines
 from bertkit.text.sources import Source
 
@@ -35,17 +36,25 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
 
     Comments stand before the first word of a sentence, begin with # and have other columns than
     words, so that a word # stays one. `# newdoc` becomes `-DOCSTART-`. Ranges and empty nodes are
-    known by the first column, unless that is the one of the words.
+    known by the first of ten columns.
 
     Args:
         source: the file.
         counts: is told of invalid UTF-8 and of every line left out.
         word_column: where the words are.
+
+    Raises:
+        BertkitError: it is CoNLL-U, and the words are said to be where it has their numbers.
     """
     words, commented = conllu_shape(source)
     if words is None:
         yield from text_lines(source, counts)
         return
+    if words == CONLLU and word_column == 0:
+        raise BertkitError(
+            f"{source.path} is CoNLL-U, whose first column has numbers; give --word-column 1 and "
+            f"the column of the tags, such as --tag-column 3"
+        )
     inside = False
     for number, line in text_lines(source, counts):
         may_comment = commented and not inside and line.startswith("#")
@@ -55,7 +64,7 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
             else:
                 counts.note("comment (CoNLL-U)", f"{source.path}:{number}")
             continue
-        no_word = NO_WORD.fullmatch(fields_of(line)[0]) if word_column != 0 else None
+        no_word = NO_WORD.fullmatch(fields_of(line)[0]) if words == CONLLU else None
         if no_word:
             counts.note(REASONS[no_word[1]], f"{source.path}:{number}")
             continue

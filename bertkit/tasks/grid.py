@@ -48,7 +48,7 @@ class Grid:
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
             if not values or not all(0 < value < math.inf for value in values):
-                raise BertkitError(f"{name} must be above 0, got {values}")
+                raise BertkitError(f"{name} must be a finite number above 0, got {values}")
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
         names = [run.name for run in self.runs()]

@@ -6,11 +6,14 @@ or in SQuAD's JSON; tagged words too, or one word a line as in CoNLL's files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, TypeVar
 
+from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES
 from bertkit.tasks.choices import first_key_of, read_choices
 from bertkit.tasks.conll import conll_sentences
@@ -20,12 +23,29 @@ from bertkit.tasks.squad import read_squad
 from bertkit.tasks.tables import read_texts
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import DECOMPRESSORS, format_of
+from bertkit.text.sources import DAMAGE, DECOMPRESSORS, format_of, open_binary
 
+T = TypeVar("T")
+LONGEST_LINE = 1 << 20
+"""Bytes of a row that is looked at."""
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """In which sentences of tagged words are rows; elsewhere they are one word a line."""
 
 
+def remembering(made: type[T]) -> type[T]:
+    """A dataclass that knows in `given` which of its fields were."""
+    init: Callable[..., None] = made.__init__
+
+    @wraps(init)
+    def remember(self: T, **given: Any) -> None:
+        init(self, **given)
+        self.__dict__["_given"] = frozenset(given)
+
+    made.__init__ = remember  # type: ignore[method-assign,assignment]
+    return made
+
+
+@remembering
 @dataclass(frozen=True, kw_only=True)
 class Columns:
     """What the columns of own data are called."""
@@ -66,15 +86,12 @@ class Columns:
     tag_column: int = -1
     """Of tag, with a word a line: the column of the tag."""
 
-    def __new__(cls, **given: Any) -> Self:
-        """Remember what is given, be it what it would be anyway."""
-        made = super().__new__(cls)
-        made.__dict__["_given"] = frozenset(given)
-        return made
-
     @property
     def given(self) -> frozenset[str]:
-        """The names of what the caller has said, whose word is above a model's memory."""
+        """The names of what the caller has said; after `dataclasses.replace` all.
+
+        It goes before what a model remembers, be it what it would be anyway.
+        """
         return self.__dict__["_given"]
 
 
@@ -83,7 +100,7 @@ def in_rows(kind: str, path: str, columns: Columns) -> bool:
     if columns.format != "auto":
         return columns.format in {*ROW_FORMATS, "tsv"}
     if kind == "answer" and is_json(path):
-        return False
+        return has_json_lines(path)
     return path.startswith("hf:") or format_of(path, "auto") in ROW_FORMATS
 
 
@@ -91,6 +108,16 @@ def is_json(path: str) -> bool:
     """Whether a name ends in .json, under a suffix of compression too."""
     name = PurePosixPath(path.lower())
     return (name.stem if name.suffix in DECOMPRESSORS else name.name).endswith(".json")
+
+
+def has_json_lines(path: str) -> bool:
+    """Whether a file's first line is an object by itself, and not all of SQuAD's JSON."""
+    try:
+        with open_binary(path) as stream:
+            row = json.loads(stream.readline(LONGEST_LINE))
+    except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading it will say why
+        return False
+    return isinstance(row, dict) and "data" not in row
 
 
 def last_place(path: str, columns: Columns) -> int | None:

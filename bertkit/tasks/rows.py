@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.separated import split_rows
 from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.separated import split_rows
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
 PEEKED_ROWS = 100
@@ -263,6 +263,10 @@ def has_column(
     Raises:
         BertkitError: see `numbered_rows`.
     """
+    [source, *_] = find_sources([str(path)], format=format)
+    if header and source.format in ("csv", "tsv"):
+        names = next(split_rows(source, TextCounts(), [column]), (0, []))[1]
+        return column in (name.strip() for name in names)
     rows = read_rows(path, TextCounts(), format, header=header)
     return any(column in row for _, row in islice(rows, PEEKED_ROWS))
 

@@ -130,7 +130,8 @@ class Tag(TaskDefaults):
         for place, tag in enumerate(tags, 1):
             if tag not in number:
                 own = given.tags[place - 1]
-                raise unknown_label(own, f"{given.place}, word {place}", self.labels)
+                shown = f"{tag} (written {own})" if own in number else own
+                raise unknown_label(shown, f"{given.place}, word {place}", self.labels)
         return np.array([number[tag] for tag in tags], dtype=np.int64)
 
     def _numbers(self) -> dict[str, int]:

@@ -17,11 +17,11 @@ from typing import Any
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import Row, TextCounts, text_lines
+from bertkit.text.separated import LONGEST_FIELD, divided
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
 
-LONGEST_FIELD = (1 << 31) - 1
 PARQUET_ROWS = 1024
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -135,24 +135,27 @@ def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Mappin
 def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
     """One field of each row of CSV (quoted as spreadsheets do) or TSV (no quotes); header first."""
     csv.field_size_limit(LONGEST_FIELD)
-    lines = (f"{line}\n" for _, line in text_lines(source, counts))
+    numbered, before = text_lines(source, counts), 0
     if source.format == "tsv":
+        lines = (f"{line}\n" for _, line in numbered)
         reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
-        reader = csv.reader(lines)
+        divider, before, numbered = divided(source, numbered, counts, [column])
+        reader = csv.reader((f"{line}\n" for _, line in numbered), delimiter=divider)
     header = next(reader, [])
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
         for fields in reader:
             if len(fields) > len(header):
-                counts.note("field beyond the header", f"{source.path}:{reader.line_num}")
+                counts.note("field beyond the header", f"{source.path}:{before + reader.line_num}")
             if fields:
-                yield reader.line_num, dict(zip(header, fields, strict=False))
+                yield before + reader.line_num, dict(zip(header, fields, strict=False))
 
     try:
         yield from column_of(rows(), source, counts, column)
     except csv.Error as error:
-        raise BertkitError(f"{source.path}:{reader.line_num}: {error}; correct the line") from error
+        place = f"{source.path}:{before + reader.line_num}"
+        raise BertkitError(f"{place}: {error}; correct the line") from error
 
 
 def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:

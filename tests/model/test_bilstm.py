@@ -66,6 +66,23 @@ def test_bilstm_equals_each_sequence_alone(lengths: tuple[int, ...], form: str) 
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_a_batch_is_padded_only_where_little_is_wasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long sequence among many short ones would take a hundred times the memory."""
+
+    def form_of(model: BiLSTM, width: int, lengths: list[int]) -> str:
+        states = torch.zeros(sum(lengths), width)
+        taken = []
+        for name in ("padded", "packed"):
+            found = lambda *given, name=name: taken.append(name) or states  # noqa: E731
+            monkeypatch.setattr(model, name, found)
+        model(states, pack([[1] * n for n in lengths]))
+        return str(taken[0])
+
+    assert form_of(BiLSTM(6, 5), 6, [9, 8, 7]) == "padded"
+    assert form_of(BiLSTM(6, 5), 6, [64] + [1] * 20) == "packed"
+    assert form_of(BiLSTM(768, 5), 768, [9, 8, 7]) == "packed"
+
+
 @pytest.mark.parametrize("form", ["padded", "packed"])
 def test_dropout_stands_between_the_layers(form: str) -> None:
     torch.manual_seed(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,15 +45,3 @@ def pretrained(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def start(pretrained: Path) -> Start:
     return read_start(pretrained)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str], Path]:
-    """Write a file of one's own: `write("train.csv", "text,label...")`."""
-
-    def make(name: str, text: str) -> Path:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return make

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from bertkit.errors import BertkitError
 from bertkit.tasks.conll import conll_sentences
 from bertkit.tasks.inputs import WordsInput
 from bertkit.text.lines import TextCounts
@@ -56,6 +59,16 @@ def test_without_comments_the_ten_columns_say_what_it_is(write: Write) -> None:
                                 .replace("# sent_id = 2\n# text = # 1-2\n", "")), 1, 3)  # fmt: skip
     assert [(i.words, i.tags) for i in inputs] == WORDS
     assert counts.skipped == LEFT_OUT
+
+
+def test_the_column_of_numbers_is_not_that_of_words(write: Write) -> None:
+    with pytest.raises(BertkitError, match=r"c\.conllu is CoNLL-U, .* --word-column 1"):
+        read(write("c.conllu", SENTENCES), 0, -1)
+
+
+def test_numbers_of_other_forms_are_words(write: Write) -> None:
+    inputs, _ = read(write("t.tsv", "# text = John ran\n1-1\tJohn\tB-X\n1-2\tran\tO\n"), 1, 2)
+    assert [i.words for i in inputs] == [("John", "ran")]
 
 
 def test_newdoc_begins_a_document(write: Write) -> None:

@@ -314,7 +314,7 @@ def test_other_data_to_predict_of_a_finished_grid(
     assert "no labels to score by" in fails(
         capsys, "evaluate", "classify", "--model", out, "--test", asked, "--split", "test"
     )
-    assert "above 0" in fails(capsys, *command, "--learning-rate", "nan")
+    assert "finite number above 0" in fails(capsys, *command, "--learning-rate", "nan")
 
 
 def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path) -> None:

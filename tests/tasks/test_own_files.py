@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
+import inspect
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.own_files import Columns, in_rows, read_own, read_unlabelled
+from bertkit.tasks.own_files import Columns, in_rows, is_json, read_own, read_unlabelled
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -25,7 +28,7 @@ SQUAD = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [QUESTI
 
 @pytest.mark.parametrize("name", ["sq.json", "sq.JSON.gz", "sq.json.zst", "http://h/sq.json.xz"])
 def test_json_is_squad_also_compressed(name: str) -> None:
-    assert not in_rows("answer", name, Columns())
+    assert is_json(name)
     assert in_rows("answer", name, Columns(format="jsonl"))
 
 
@@ -50,10 +53,26 @@ def test_questions_from_a_compressed_file_and_an_address(write: Write) -> None:
 
 def test_json_lines_with_another_name(write: Write) -> None:
     line = json.dumps({"question": "When?", "context": CONTEXT, "answers": "1895"})
-    path = str(write("sq.json", f"{line}\n{line}\n"))
-    with pytest.raises(BertkitError, match=r"sq\.json is not valid JSON .*--format jsonl"):
-        read_own("answer", path, Columns(), TextCounts())
-    assert len(read_own("answer", path, Columns(format="jsonl"), TextCounts())) == 2
+    plain = write("sq.json", f"{line}\n{line}\n")
+    packed = plain.with_name("sq.json.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    for path in (plain, packed):
+        assert len(read_own("answer", str(path), Columns(), TextCounts())) == 2
+    path = write("broken.json", f"{{\n{line}\n{line}\n")
+    with pytest.raises(BertkitError, match=r"broken\.json is not valid JSON .*--format jsonl"):
+        read_own("answer", str(path), Columns(), TextCounts())
+
+
+def test_columns_know_what_was_given() -> None:
+    columns = Columns(text="text", header=True)
+    assert columns == Columns()
+    assert (columns.given, Columns().given) == ({"text", "header"}, set())
+    assert (
+        copy.deepcopy(columns).given == pickle.loads(pickle.dumps(columns)).given == columns.given
+    )
+    assert list(inspect.signature(Columns).parameters)[:2] == ["text", "pair"]
+    with pytest.raises(TypeError, match="nothing"):
+        Columns(nothing=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_missing_libraries_are_named(
         monkeypatch.setitem(sys.modules, loaded, None)
     path = file(name, "").as_posix() if ":" not in name else name
     [source] = find_sources([path])
-    with pytest.raises(BertkitError, match=rf"need {module}.*pip install 'bertkit\[data\]'"):
+    with pytest.raises(BertkitError, match=rf"need {module}.*the extra 'data'"):
         list(read_documents(source, TextCounts()))
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.rows import has_column, read_rows
-from bertkit.tasks.separated import divider_of
 from bertkit.tasks.tables import read_texts
+from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts
+from bertkit.text.separated import divider_of
+from bertkit.text.sources import find_sources
 
 Write = Callable[[str, str], Path]
 
@@ -43,6 +45,27 @@ def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
     path = write("c.csv", "one; or\ntwo\n")  # the first line names nothing
     rows = read_rows(path, TextCounts(), header=False, columns=["0"])
     assert [row["0"] for _, row in rows] == ["one; or", "two"]
+
+
+def test_what_excel_says_and_blank_lines(write: Write) -> None:
+    path = write("a.csv", "sep=;\ntext;label\none, two;x\n")
+    assert [(i.text, i.place) for i in read_texts(path, TextCounts())] == [
+        ("one, two", f"{path}:3")
+    ]
+    path = write("b.csv", "\n \ntext;label\none;x\n")
+    assert [(i.text, i.place) for i in read_texts(path, TextCounts())] == [("one", f"{path}:4")]
+    path = write("c.csv", 'text; note\n"a, b"\nc\n')
+    assert not has_column(path, "label")
+    found = read_texts(path, TextCounts(), text="text; note", labelled=False)
+    assert [i.text for i in found] == ["a, b", "c"]
+
+
+def test_corpora_too(write: Write) -> None:
+    path = write("a.csv", "id;text\n1;one, two\n2;three\n")
+    counts = TextCounts()
+    [source] = find_sources([str(path)])
+    assert list(read_documents(source, counts)) == ["one, two", "three"]
+    assert counts.skipped == {"CSV divided by semicolons, kept": 1}
 
 
 def test_headers_without_a_divider() -> None:

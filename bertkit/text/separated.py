@@ -1,0 +1,99 @@
+"""CSV and TSV as fields: CSV is quoted as spreadsheets do, TSV has no quotes.
+
+Spreadsheets of languages that write numbers with a comma put semicolons between the fields of CSV.
+Such a file is recognised by its header, or it would be one column.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from bertkit.errors import BertkitError
+from bertkit.text.lines import TextCounts, text_lines
+from bertkit.text.sources import Source
+
+LONGEST_FIELD = (1 << 31) - 1
+DIVIDERS = {";": "semicolons", "\t": "tabs"}
+SEPARATOR = re.compile("sep=(.)")
+"""The first line of some CSV: it tells Excel what divides the fields."""
+
+
+def split_rows(
+    source: Source, counts: TextCounts, columns: Sequence[str] | None
+) -> Iterator[tuple[int, list[str]]]:
+    """First line and fields of every row that is not blank.
+
+    Args:
+        source: a CSV or TSV.
+        counts: is told of invalid UTF-8, and where commas do not divide a CSV.
+        columns: what the header must name; None where the first line is no header.
+
+    Raises:
+        BertkitError: a quote is never closed, or closed in the middle of a field.
+    """
+    lines = text_lines(source, counts)
+    if source.format == "tsv":
+        yield from ((number, line.split("\t")) for number, line in lines if line)
+        return
+    csv.field_size_limit(LONGEST_FIELD)
+    divider, before, lines = divided(source, lines, counts, columns)
+    # strict: an unclosed quote would otherwise swallow the rest of the file
+    texts = (f"{line}\n" for _, line in lines)
+    reader = csv.reader(texts, delimiter=divider, strict=True)
+    start = before + 1
+    try:
+        for fields in reader:
+            if fields:
+                yield start, fields
+            start = before + reader.line_num + 1
+    except csv.Error as error:
+        raise BertkitError(
+            f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
+            f"quotes inside a quoted field, or give the format tsv"
+        ) from error
+
+
+def divided(
+    source: Source,
+    lines: Iterator[tuple[int, str]],
+    counts: TextCounts,
+    columns: Sequence[str] | None,
+) -> tuple[str, int, Iterator[tuple[int, str]]]:
+    """What divides the fields of a CSV, how many lines come before its header, and the others.
+
+    Args:
+        source: the file.
+        lines: its lines.
+        counts: is told where commas do not divide it.
+        columns: what the header must name; None where there is none.
+    """
+    if columns is None:
+        return ",", 0, lines
+    for number, line in lines:
+        if not line.strip(" \t"):
+            continue
+        if number == 1 and (said := SEPARATOR.fullmatch(line)):
+            return said[1], number, lines
+        divider = divider_of(line, columns)
+        if divider != ",":
+            counts.note(f"CSV divided by {DIVIDERS[divider]}, kept", source.path)
+        return divider, number - 1, chain([(number, line)], lines)
+    return ",", 0, lines
+
+
+def divider_of(header: str, columns: Sequence[str]) -> str:
+    """A comma, unless the header is then one name, and divided otherwise has one asked for."""
+    names = {divider: names_of(header, divider) for divider in (",", *DIVIDERS)}
+    if len(names[","]) == 1 and names[","] != [*columns]:
+        for divider in DIVIDERS:
+            if len(names[divider]) > 1 and set(columns).intersection(names[divider]):
+                return divider
+    return ","
+
+
+def names_of(header: str, divider: str) -> list[str]:
+    """The names in a header."""
+    return [name.strip() for name in next(csv.reader([header], delimiter=divider), [])]
