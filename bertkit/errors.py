@@ -7,11 +7,22 @@ it after `error:` and exits with status 2; a library caller catches `BertkitErro
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters, and the two others that end a line."""
 
 
 class BertkitError(Exception):
-    """Bad input, a damaged file or an impossible request; the message is for the user."""
+    """Bad input, a damaged file or an impossible request; the message is for the user.
+
+    Names in it may be those of a stranger's file: what would break the line or move the terminal's
+    cursor is shown as Python writes it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BREAKS.sub(lambda found: repr(found[0])[1:-1], message))
 
 
 class HeldError(BertkitError):

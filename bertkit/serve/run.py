@@ -100,6 +100,7 @@ def serve_until_stopped(app: FastAPI, serving: Serving, listening: socket.socket
         log_config=None,
         access_log=False,
         server_header=False,
+        http="h11",  # bounds what it keeps of a request's head, as httptools does not
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=math.ceil(serving.limits.deadline),
     )

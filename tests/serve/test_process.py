@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -116,6 +118,21 @@ async def ask_at_once(address: str, models: Path) -> None:
 
 def number_of(metrics: str, name: str) -> float:
     return float(metrics.split(f"{name} ")[1].split(maxsplit=1)[0])
+
+
+@pytest.mark.slow
+def test_a_head_without_end_is_refused(own: Running) -> None:
+    """What is kept of it before anyone has looked at it has a bound."""
+    with socket.create_connection(("127.0.0.1", own.port), timeout=30) as stream:
+        stream.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nX-Long: ")
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                stream.sendall(b"a" * 16384)
+        with contextlib.suppress(ConnectionError):
+            answer = stream.recv(4096)
+    assert answer == b"" or b" 400 " in answer.splitlines()[0]
+    assert httpx.get(f"{own.address}/health", timeout=30).status_code == 200
 
 
 @pytest.mark.slow

@@ -1,0 +1,27 @@
+"""The message of the one error a user can cause."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from bertkit.errors import BertkitError, DivergedError
+
+
+@pytest.mark.parametrize(
+    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00"]
+)
+def test_a_message_is_one_line_whatever_a_file_holds(character: str) -> None:
+    error = DivergedError(f"no task '{character}[2J' in Zoë's מודל; check it")
+    assert len(str(error).splitlines()) == 1
+    assert character not in str(error)
+    assert str(error) == f"no task '{character!r}[2J' in Zoë's מודל; check it".replace(
+        repr(character), repr(character)[1:-1]
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_other_characters_stay() -> None:
+    message = "the label 'می\u200cخواهم' \u00a0 is not one; known: 王, 👩\u200d💻"
+    assert str(BertkitError(message)) == message
