@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 
 from bertkit.tokens.normalize import CJK_BLOCKS
@@ -20,28 +21,33 @@ def ranges(blocks: Iterable[range]) -> str:
     return "".join(f"{chr(block.start)}-{chr(block.stop - 1)}" for block in blocks)
 
 
-IDEOGRAPH = ranges(CJK_BLOCKS)
-MARK = "".join(
-    chr(code)
-    for block in (range(0x20000), range(0xE0100, 0xE01F0))  # the others hold no marks
-    for code in block
-    if unicodedata.category(chr(code)).startswith("M")
-)
-LETTERS = rf"(?:[^\W{IDEOGRAPH}]|[{MARK}\u200c\u200d])+"
-"""With the joiners that stand within words of Persian and of Indian languages."""
-SYMBOL = r"(?:[\U0001f1e6-\U0001f1ff]{2}|[^\w\s])"
-"""A pair of regional letters is a flag."""
-WORD = re.compile(
-    rf"(?:[^\W\d_{IDEOGRAPH}]\.){{2,}}|[{IDEOGRAPH}][{MARK}]*|{LETTERS}(?:[.,'’&/-]{LETTERS})*"
-    rf"|{SYMBOL}(?:[{MARK}\U0001f3fb-\U0001f3ff]|\u200d{SYMBOL})*"
-)
-"""Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each."""
+@cache
+def word_pattern() -> re.Pattern[str]:
+    """Words of running text: "U.N.", "3.5", "AT&T" and "part-time" are one word each.
+
+    It is made when it is first asked for: only taggers need it, and Unicode has many marks.
+    """
+    ideograph = ranges(CJK_BLOCKS)
+    mark = "".join(
+        chr(code)
+        for block in (range(0x20000), range(0xE0100, 0xE01F0))  # the others hold no marks
+        for code in block
+        if unicodedata.category(chr(code)).startswith("M")
+    )
+    # with the joiners that stand within words of Persian and of Indian languages
+    letters = rf"(?:[^\W{ideograph}]|[{mark}\u200c\u200d])+"
+    symbol = r"(?:[\U0001f1e6-\U0001f1ff]{2}|[^\w\s])"  # a pair of regional letters is a flag
+    return re.compile(
+        rf"(?:[^\W\d_{ideograph}]\.){{2,}}|[{ideograph}][{mark}]*"
+        rf"|{letters}(?:[.,'’&/-]{letters})*"
+        rf"|{symbol}(?:[{mark}\U0001f3fb-\U0001f3ff]|\u200d{symbol})*"
+    )
 
 
 def words_of(given: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     """A text and where its words stand: those of running text, or given ones joined by spaces."""
     if isinstance(given, str):
-        return given, [match.span() for match in WORD.finditer(given)]
+        return given, [match.span() for match in word_pattern().finditer(given)]
     ends = list(accumulate(len(word) + 1 for word in given))
     spans = [(end - len(word) - 1, end - 1) for word, end in zip(given, ends, strict=True)]
     return " ".join(given), spans

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import Sum, Sums
+from bertkit.tasks.classify import in_order
 from bertkit.tasks.inputs import Answer as GoldAnswer
 from bertkit.tasks.inputs import QuestionInput
 from bertkit.tasks.spans import Span, Window, align, decode, make_windows
@@ -110,9 +111,8 @@ class Answer(TaskDefaults):
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Start and end of each packed window, (sequences, 2), counted from its [CLS]."""
-        spans = np.empty((len(parts), 2), dtype=np.int64)
-        spans[place] = [part.target[:2] for part in parts]
-        return {"spans": torch.from_numpy(spans)}, {"windows": len(parts)}
+        spans = in_order([part.target[:2] for part in parts], place, np.int64)
+        return {"spans": spans}, {"windows": len(parts)}
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """The mean of the cross entropies of start and end over the tokens of each window."""

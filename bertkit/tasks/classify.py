@@ -74,9 +74,15 @@ def mean_logits(outputs: Sequence[list[np.ndarray]]) -> np.ndarray:
 
 def weights_of(parts: Sequence[Part], place: np.ndarray) -> Tensor:
     """(sequences,) the weight of each packed sequence."""
-    weights = np.empty(len(parts), dtype=np.float32)
-    weights[place] = [part.weight for part in parts]
-    return torch.from_numpy(weights)
+    return in_order([part.weight for part in parts], place, np.float32)
+
+
+def in_order(values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]) -> Tensor:
+    """What parts have, in the order of the packed sequences; `place` says where each one went."""
+    given = np.array(values, dtype=dtype)
+    ordered = np.empty_like(given)
+    ordered[place] = given
+    return torch.from_numpy(ordered)
 
 
 def leading(parts: Sequence[Part]) -> dict[str, int]:
@@ -88,10 +94,8 @@ def weighted_targets(
     name: str, parts: Sequence[Part], place: np.ndarray, dtype: type[np.number[Any]]
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Targets by their name and weights, in the order of the packed sequences; counts of items."""
-    values = np.array([part.target for part in parts], dtype=dtype)
-    ordered = np.empty_like(values)
-    ordered[place] = values
-    return {name: torch.from_numpy(ordered), "weights": weights_of(parts, place)}, leading(parts)
+    targets = in_order([part.target for part in parts], place, dtype)
+    return {name: targets, "weights": weights_of(parts, place)}, leading(parts)
 
 
 def always_the_same(inputs: Sequence[TextInput], found: Sequence[Any]) -> str:

@@ -20,7 +20,7 @@ from bertkit.errors import BertkitError
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.streaming import Progress, new_lines
 from bertkit.predict.tasks import TaskPredictor, stretches
-from bertkit.predict.words import WORD
+from bertkit.predict.words import word_pattern
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
@@ -162,7 +162,7 @@ def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextInput
                 document += 1  # as in a corpus, a blank line ends a document
                 continue
             if kind == "tag":
-                words = tuple(WORD.findall(line))
+                words = tuple(word_pattern().findall(line))
                 yield WordsInput(str(number), words, None, document, place)
             else:
                 yield TextInput(str(number), line.strip(), None, None, place)

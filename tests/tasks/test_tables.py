@@ -16,16 +16,6 @@ from bertkit.text.lines import TextCounts
 Write = Callable[[str, str], Path]
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_file(name: str, text: str) -> Path:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write_file
-
-
 def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
     counts = TextCounts()
     return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
