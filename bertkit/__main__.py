@@ -1,6 +1,6 @@
 """`python -m bertkit` is the command line."""
 
-from bertkit.cli import main
+from bertkit.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

@@ -123,3 +123,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def program() -> None:
+    """What the command `bertkit` runs: `main`, but one of several ranks ends without Python's end.
+
+    A thread of gloo that lets go of a collective's tensor while the interpreter comes to its end
+    aborts the process, and groups that DDP or FSDP2 hold keep their threads after
+    `destroy_process_group`. By then everything is written and closed.
+    """
+    try:
+        main()
+    except SystemExit as end:
+        if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(end.code, int):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,27 @@ def test_groups_name_all_their_verbs() -> None:
     for verb, own in GROUPS.items():
         group = importlib.import_module(f"bertkit.verbs.{verb}").application
         assert {name for name in group if not name.startswith("-")} == set(own)
+
+
+@pytest.mark.parametrize(("ranks", "cleaned"), [("1", True), ("2", False)])
+def test_one_of_several_ranks_ends_without_the_end_of_python(ranks: str, *, cleaned: bool) -> None:
+    """Threads of gloo may hold tensors: one that lets go while Python ends aborts the process."""
+    script = """
+import atexit, sys
+from bertkit import cli
+atexit.register(print, "cleaned")
+def main():
+    print("written, but in a buffer")
+    sys.exit(3)
+cli.main = main
+cli.program()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "WORLD_SIZE": ranks},
+    )
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == ["written, but in a buffer", *["cleaned"] * cleaned]
