@@ -122,6 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        shown = BertkitError(f"{error.filename}: {error.strerror}")  # names may break the line
+        print(f"error: {shown}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -194,7 +194,12 @@ def differences(
 
 
 def claim_settings(
-    path: Path, settings: dict[str, Any], what: str, *, ignored: Collection[str] = ()
+    path: Path,
+    settings: dict[str, Any],
+    what: str,
+    *,
+    ignored: Collection[str] = (),
+    foreign: Collection[str] = (),
 ) -> bool:
     """Write settings where there are none yet, or make sure that they are the same.
 
@@ -203,14 +208,21 @@ def claim_settings(
         settings: plain JSON values.
         what: is named in the error, for example "a run".
         ignored: settings that may differ.
+        foreign: files and folders that are something else's where the file is not there.
 
     Returns:
         Whether the file was there.
 
     Raises:
-        BertkitError: the file is damaged, or holds other settings.
+        BertkitError: the file is damaged, or holds other settings; the folder is something else's.
     """
     if not path.is_file():
+        for name in foreign:
+            if (path.parent / name).exists():
+                raise BertkitError(
+                    f"{path.parent} has a {name} but no {path.name}, so it does not hold {what}; "
+                    "choose another --out"
+                )
         write_json(path, settings)
         return False
     begun = read_json(path)

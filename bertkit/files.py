@@ -246,6 +246,17 @@ def new_folder(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+def keep_apart(out: Path, inputs: Iterable[str]) -> None:
+    """Make sure that a file to be written is none of those that are read.
+
+    Raises:
+        BertkitError: it is one of them.
+    """
+    for path in inputs:
+        if out.exists() and Path(path).exists() and out.samefile(path):
+            raise BertkitError(f"{out} is what is read; give what is written another name")
+
+
 @contextmanager
 def only_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold a folder against a second process for the length of a block; freed even by a kill.

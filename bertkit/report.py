@@ -70,6 +70,11 @@ class Run:
         self.final = (self.evaluations or self.steps)[-1]
         self.ended = records[-1].get("reason", "") if records[-1].get("kind") == "end" else ""
 
+    def baseline(self, name: str) -> float | None:
+        """What guessing reaches: on the examples of the last record, else on the first phase's."""
+        found = self.final.get(name, self.baselines.get(name))
+        return None if found is None else float(found)
+
     def of(self, kind: str) -> list[dict[str, Any]]:
         """All records of a kind, in order."""
         return self.kinds.get(kind, [])
@@ -165,7 +170,7 @@ def cards(run: Run) -> str:
     ):
         if field not in final:
             continue
-        baseline = number(run.baselines.get(known), "share")
+        baseline = number(run.baseline(known), "share")
         shown.append((f"{where} {label}", number(final.get(field), "share"), f"{than} {baseline}"))
     for label, field, kind in (("tokens/s", "tokens_per_second", ""), ("MFU", "mfu", "share")):
         values = curve(run.steps, field).values
@@ -195,7 +200,7 @@ def in_words(run: Run) -> str:
         ("next-sentence questions", "nsp_accuracy", "nsp_majority", "the commoner answer"),
         ("sentence-order questions", "sop_accuracy", "nsp_majority", "the commoner answer"),
     ):
-        share, base = run.final.get(field), run.baselines.get(known)
+        share, base = run.final.get(field), run.baseline(known)
         if share is not None and base is not None:
             sentences.append(
                 f"It gets {number(share, 'share')} of the {what} right; always saying {rival} "

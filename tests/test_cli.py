@@ -184,6 +184,52 @@ def test_changed_text_in_the_same_folder_is_refused(
     assert "a corpus with other settings (cased" in capsys.readouterr().err
 
 
+def test_a_mistake_in_the_text_does_not_claim_the_folder(
+    text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrong in a first command may be put right in the second."""
+    out = ["--vocabulary-size", "150", "--processes", "1", "--out", str(tmp_path / "run")]
+    command = ["pretrain", recipe, "--text", text, *out]
+    run("pretrain", recipe, "--text", str(tmp_path / "typo.txt"), *out, status=2)
+    run(*command, "--language", "nonsense", status=2)
+    run(*command, "--processes", "-1", status=2)
+    run(*command, "--tokenizer", str(tmp_path), status=2)
+    assert "--vocabulary-size and --cased are for" in capsys.readouterr().err
+    inside = ["--text", str(tmp_path), "--out", str(tmp_path / "run")]
+    run("pretrain", recipe, *inside, status=2)
+    assert "whose files are all read as text" in capsys.readouterr().err
+    run(*command)
+    Path(text).unlink()
+    run(*command)
+    assert "finished" in capsys.readouterr().err
+
+
+def test_what_is_read_is_not_written_over(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Path(text).read_text()
+    run("clean", text, "--out", str(tmp_path / "a.jsonl"), "--json", text, status=2)
+    assert "corpus.txt is what is read" in capsys.readouterr().err
+    same = str(tmp_path / "a.jsonl")
+    run("clean", text, "--out", same, "--json", same, status=2)
+    assert "would be among the text of --out" in capsys.readouterr().err
+    assert not Path(same).exists()
+    run("predict", "model", text, "--out", text, status=2)
+    table = tmp_path / "a.parquet"
+    table.write_bytes(b"x")
+    for verb in (["features"], ["predict", "embed"]):
+        run(*verb, "model", str(table), "--out", str(table), status=2)
+        assert "a.parquet is what is read" in capsys.readouterr().err
+    assert Path(text).read_text() == before
+
+
+def test_errors_of_the_file_system_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("learn", "x" * 300 + ".txt", "--out", str(tmp_path / "out"), status=2)
+    assert capsys.readouterr().err.endswith(".txt: File name too long\n")
+
+
 def test_store_and_text_flags_exclude_each_other(
     recipe: str, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,10 @@ from bertkit.text.sources import Source, find_sources, is_remote
 from bertkit.tokens.tokenizer import Tokenizer
 
 
+class TooFewDocumentsError(BertkitError):
+    """Next-sentence pairs need a second document to draw from."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
     """What decides the content of a store, besides the text and the tokenizer."""
@@ -108,7 +112,8 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
     """Check the options and find the sources.
 
     Raises:
-        BertkitError: impossible options, nothing to read, or a folder that is remote.
+        BertkitError: impossible options, nothing to read, or a folder that is remote or is itself
+            in a folder of text.
     """
     check_language(options.language)
     if not 0 <= options.held_out < 1:
@@ -120,6 +125,12 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
             f"{folder} is remote, but shards are renamed into place and mapped into memory; "
             "prepare into a local or mounted folder, then copy it"
         )
+    for path in paths:
+        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
+            raise BertkitError(
+                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
+                "outside of it"
+            )
     return find_sources(paths, format=options.format)
 
 
@@ -133,7 +144,7 @@ def finish_store(
     """Write the manifest from the results of all parts, in their order.
 
     Raises:
-        BertkitError: there are fewer than two training documents.
+        TooFewDocumentsError: there are fewer than two training documents.
     """
     text = TextCounts()
     tokenization: Counter[str] = Counter()
@@ -145,7 +156,7 @@ def finish_store(
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
         others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        raise BertkitError(
+        raise TooFewDocumentsError(
             f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
             "needed. In plain text a blank line ends a document; is there one?"
         )

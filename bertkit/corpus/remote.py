@@ -59,8 +59,8 @@ def open_remote(
         remote = RemoteStore(
             address(str(folder)), root, GIGABYTES if gigabytes is None else gigabytes
         )
-        if not remote.gigabytes > 0:
-            raise BertkitError(f"a cache of {remote.gigabytes:g} gigabytes holds nothing")
+        if not 0 < remote.gigabytes < float("inf"):
+            raise BertkitError(f"a cache has a number of gigabytes, not {remote.gigabytes:g}")
         remote.refresh()
         return remote
     if not note.is_file():

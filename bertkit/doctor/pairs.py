@@ -15,7 +15,7 @@ import numpy as np
 from bertkit.corpus.store import TokenStore
 from bertkit.doctor.findings import LABELS, Finding, found, judged, pair_findings, percent
 from bertkit.doctor.learning import EARLY_EXAMPLES, blind_losses, last_level, uses_context
-from bertkit.doctor.records import Run, mean, number, step_of, third
+from bertkit.doctor.records import Run, mean, number, phase_of, step_of, third
 from bertkit.examples.pairs import PairOptions, measure_pairs, plan_window
 
 LENGTH = 128
@@ -156,11 +156,12 @@ def check_next_sentence(run: Run) -> list[Finding]:
     """Whether the pairs' labels are at chance, or were solved before the words were."""
     if not run.pairs:
         return []
-    majority, records = run.baseline("nsp_majority"), third(run.present(), 2)
+    records = third(run.present(), 2)
+    majority = run.commoner_label(phase_of(records[-1])) if records else None
     accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
     seen = sum(number(record, "sequences") or 0 for record in records)
     if majority is None or accuracy is None or seen < FEWEST_PAIRS:
-        return []
+        return check_easy(run)
     labels, change, _ = QUESTIONS[run.pairs]
     level, blind = last_level(run), blind_losses(run)
     learns = blind is None or level is None or uses_context(level, *blind)
@@ -179,13 +180,13 @@ def check_next_sentence(run: Run) -> list[Finding]:
         + ("; it comes after the plateau" if at_chance and not learns else ""),
         change,
     )
-    return [chance, *check_easy(run, majority)]
+    return [chance, *check_easy(run)]
 
 
-def check_easy(run: Run, majority: float) -> list[Finding]:
+def check_easy(run: Run) -> list[Finding]:
     """Whether pairs were told apart while the words were still guessed blindly."""
-    blind = blind_losses(run)
-    if majority >= RIGHT_AWAY or blind is None:
+    blind, majority = blind_losses(run), run.baseline("nsp_majority")
+    if majority is None or majority >= RIGHT_AWAY or blind is None:
         return []
     labels, _, change = QUESTIONS[run.pairs]
     leaks = [

@@ -104,6 +104,17 @@ class Run:
         values = self.start.get("baselines")
         return number(values, name) if isinstance(values, dict) else None
 
+    def commoner_label(self, phase: str) -> float | None:
+        """What always the commoner label of the pairs gets right, in the examples of a phase.
+
+        The journal has it for held-out examples, and for the first phase in its first record.
+        """
+        own = [number(r, "nsp_majority") for r in self.evaluations if phase_of(r) == phase]
+        known = [value for value in own if value is not None]
+        if known:
+            return known[-1]
+        return self.baseline("nsp_majority") if phase == "0" else None
+
     @property
     def total_steps(self) -> int | None:
         """Updates of the whole recipe."""

@@ -6,6 +6,8 @@ its files, its corpus, and its speed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from bertkit.doctor.findings import Finding, found, judged, pair_findings, percent
@@ -170,7 +172,13 @@ def check_examples(run: Run) -> list[Finding]:
     where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
     where += "" if count is None else "examples"
     kind = {"nsp": "next", "sop": "order"}.get(run.pairs, "none")
-    return pair_findings(random_share, cut, where, kind)
+    phases = run.start.get("phases")
+    lengths = [number(p, "length") or 0 for p in phases or () if isinstance(p, dict)]
+    if not lengths or max(lengths) == lengths[0]:
+        return pair_findings(random_share, cut, where, kind)
+    measured = pair_findings(random_share, cut, f"{where} (of the first phase)", kind)
+    milder = {"problem": "notice"}  # what the first phase lacks, a longer one may have
+    return [replace(one, severity=milder.get(one.severity, one.severity)) for one in measured]
 
 
 def check_epochs(run: Run) -> list[Finding]:

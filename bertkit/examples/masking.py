@@ -34,7 +34,7 @@ class MaskingOptions:
                 f"masking.probability must be between 0 and 1, got {self.probability}"
             )
         shares = (self.mask_share, self.random_share)
-        if min(shares) < 0 or sum(shares) > 1 + 1e-9:
+        if not (min(shares) >= 0 and sum(shares) <= 1 + 1e-9):  # of nan, too
             raise BertkitError(
                 "masking.mask_share and masking.random_share must be at least 0 and at most 1 "
                 f"together, got {shares[0]} and {shares[1]}"

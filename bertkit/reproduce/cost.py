@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
+from bertkit.model.directory import read_config
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.start import model_folder
 from bertkit.reproduce.scales import Scale
-from bertkit.reproduce.tables import Job
+from bertkit.reproduce.tables import BASE, Job
 from bertkit.reproduce.work import Step, Work
 from bertkit.training.devices import choose_device, matmul_peak, training_flops
 from bertkit.training.recipe import PretrainRecipe
@@ -70,11 +73,28 @@ def machine_speed(work: Work) -> tuple[float, float]:
 
 def operations(work: Work, step: Step) -> float:
     """Floating-point operations of a step."""
-    recipe = work.recipe(step.flags)
+    recipe, model = work.recipe(step.flags), work.sources.model
     config = recipe.config(work.scale.vocabulary_size)
     if step.job is None:
         return pretraining_operations(recipe, config)
+    if model is not None and step.variant == BASE and not step.job.at:
+        config = config_of(model)
     return tuning_operations(work.scale, step.job, config)
+
+
+def config_of(model: Path) -> ModelConfig:
+    """The size of a given model, also of a Google checkpoint.
+
+    Raises:
+        BertkitError: there is no model.
+    """
+    folder = model_folder(model)
+    files = (
+        folder / "config.json",
+        folder / "bert_config.json",
+        folder.parent / "bert_config.json",
+    )
+    return read_config(next((file for file in files if file.is_file()), files[0]))
 
 
 def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float:

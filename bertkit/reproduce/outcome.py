@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertkit.corpus.store import TokenStore
-from bertkit.examples.pairs import measure_pairs
 from bertkit.files import read_json
 from bertkit.reproduce.paper import Claim
-from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment
+from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment, Job
 from bertkit.reproduce.work import Work
 from bertkit.tasks.grid import RunResult, spread_of
-from bertkit.training.batches import held_out_rows
+from bertkit.training.batches import commoner_label, held_out_rows
 
 LEARNED = 0.02
 """How far above the commoner label next-sentence accuracy has to be to say that it was learned."""
@@ -54,8 +53,8 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     own_model = variant == BASE and work.sources.model is not None
     finished = work.is_trained(variant, own=True)
-    if finished and "nsp_accuracy" in last:
-        last["nsp_majority"] = commoner_label(work, flags)
+    if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
+        last["nsp_majority"] = last_majority(work, flags)
     return {
         "model": work.sources.model.name if own_model and work.sources.model else "",
         "failure": work.failure(f"pre-train {variant}"),
@@ -71,14 +70,12 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     }
 
 
-def commoner_label(work: Work, flags: Sequence[str]) -> float:
+def last_majority(work: Work, flags: Sequence[str]) -> float:
     """NSP accuracy of always the commoner label, on the held-out examples of the last phase."""
     recipe = work.recipe(flags)
     held_out = TokenStore(work.out / "text" / "store", "held_out")
     phase = len(recipe.phases.lengths) - 1
-    rows = held_out_rows(recipe, held_out, phase)
-    share = measure_pairs(rows, recipe.phases.lengths[phase]).random_share
-    return max(share, 1 - share)
+    return commoner_label(recipe, held_out_rows(recipe, held_out, phase), phase)
 
 
 def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,8 +110,11 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
         "paper": None if cell.stands_in else experiment.paper.value(cell.row, cell.column),
         "values": [],
         "missing": "",
+        "given": given_model(work, cell.job),
     }
-    if cell.metric == PERPLEXITY:
+    if cell.metric == PERPLEXITY and found["given"]:
+        found |= {"missing": f"{found['given']} was pre-trained elsewhere", "complete": False}
+    elif cell.metric == PERPLEXITY:
         found["values"] = last_perplexity(work, cell.job.variant)
         found["complete"] = bool(found["values"])
     else:
@@ -122,6 +122,8 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
         found["values"] = [value_of(result, cell.metric) for result in results if result.scores]
         found["complete"] = len(results) == work.scale.seeds
         found["degenerate"] = sum(bool(result.degenerate) for result in results)
+        if results and not found["values"]:
+            found["missing"] = "every run diverged"
         path = work.tuned(cell.job) / "finetune.json"
         if path.is_file():
             settings = read_json(path)
@@ -129,8 +131,14 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
     if not found["values"]:
         failure = work.failure(f"pre-train {cell.job.variant}")
         reason = failure if cell.metric == PERPLEXITY else work.absence(cell.job)
-        found["missing"] = reason or "not run"
+        found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
+
+
+def given_model(work: Work, job: Job) -> str:
+    """The name of the model that stands in the place of the scale's own; "" where none does."""
+    model = work.sources.model if job.variant == BASE and not job.at else None
+    return "" if model is None else model.resolve().name
 
 
 def last_perplexity(work: Work, variant: str) -> list[float]:
@@ -168,16 +176,24 @@ def claim_facts(
     """
     facts: dict[str, Any] = {"text": claim.text, "column": claim.column, "argued": claim.argued}
     facts |= {"better": claim.better, "worse": claim.worse}
-    columns = list(dict.fromkeys(cell["column"] for cell in cells))
-    column = {"first": columns[0], "last": columns[-1]}.get(claim.column, claim.column)
-    pair = [
-        next((c for c in cells if (c["row"], c["column"]) == (row, column)), None)
-        for row in (claim.better, claim.worse)
-    ]
-    better, worse = pair
+    ends = {}
+    for axis in ("row", "column"):
+        every = list(dict.fromkeys(cell[axis] for cell in cells))
+        ends[axis] = {"first": every[0], "last": every[-1]}
+    column = ends["column"].get(claim.column, claim.column)
+    rows = [ends["row"].get(row, row) for row in (claim.better, claim.worse)]
+    better, worse = (
+        next((c for c in cells if (c["row"], c["column"]) == (row, column)), None) for row in rows
+    )
     if better is None or worse is None or not better["n"] or not worse["n"]:
         return {**facts, "verdict": "not run"}
     facts["task"] = better["task"] if better["stands_in"] else ""
+    if bool(better["given"]) != bool(worse["given"]):
+        return {**facts, "verdict": "not comparable"}
+    if better["metric"] == PERPLEXITY:  # of one pre-training each, and lower is better
+        difference = round(worse["median"] - better["median"], 2)
+        verdict = "holds once" if difference > 0 else "reversed once"
+        return {**facts, "verdict": verdict, "difference": difference}
     if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < 2:
         return {**facts, "verdict": "too few seeds"}
     if claim.needs_pairs and not pairs_learned:

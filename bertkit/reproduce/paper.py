@@ -13,7 +13,10 @@ from bertkit.errors import BertkitError, nearest
 
 @dataclass(frozen=True)
 class Claim:
-    """An order of two rows in a column, as the paper has it."""
+    """An order of two rows in a column, as the paper has it.
+
+    "first" and "last" are those of our table, whose rows or columns a scale may choose.
+    """
 
     text: str
     column: str

@@ -15,6 +15,9 @@ VERDICTS = {
     "holds": "as in the paper",
     "reversed": "the other way round",
     "not clear": "not clear: the seeds differ more than the rows",
+    "holds once": "as in the paper, with one network each",
+    "reversed once": "the other way round, with one network each",
+    "not comparable": "no verdict: one of the two is a given model, made otherwise",
     "not learned": "no verdict: next-sentence prediction was not learned",
     "too few seeds": "no verdict yet: too few seeds are done",
     "not run": "not run",
@@ -123,7 +126,7 @@ def value_of(cell: dict[str, Any] | None) -> str:
         return NOTHING
     paper = "" if cell["paper"] is None else f"; paper {cell['paper']:g}"
     if not cell["n"]:
-        return f"not run{paper}"
+        return f"{'diverged' if 'diverged' in cell['missing'] else 'not run'}{paper}"
     digits = 2 if cell["metric"] == PERPLEXITY else 1
     spread = ""
     if cell["n"] > 1:
@@ -168,6 +171,9 @@ def notes_of(found: dict[str, Any]) -> list[str]:
         if own:
             amounts = ", ".join(f"{name} {count:,}" for name, count in own[0].items())
             notes.append(f"{task}: {amounts} inputs.")
+    for name in sorted({cell.get("given", "") for cell in found["cells"]} - {""}):
+        rows = dict.fromkeys(cell["row"] for cell in found["cells"] if cell["given"])
+        notes.append(f"A given model, {name}, and not the scale's own: {'; '.join(rows)}.")
     reasons = {cell["missing"] for cell in found["cells"]} - {"", "not run"}
     return [*notes, *(f"Not run: {reason}." for reason in sorted(reasons))]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from bertkit.config import read_recipe
 from bertkit.errors import BertkitError, nearest
+from bertkit.reproduce.paper import paper_tables
+from bertkit.tasks.sets import OFFICIAL
 from bertkit.training.recipe import PretrainRecipe
 
 
@@ -100,6 +102,24 @@ def read_scale(name: str) -> Scale:
         raise BertkitError(f"scale {name}: {error}; see the shipped ones for its fields") from None
 
 
+def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse names of tasks, tables and columns that nothing would ever look up.
+
+    Raises:
+        ValueError: says which.
+    """
+    known, tables = (*OFFICIAL, "squad-sentences"), paper_tables()
+    named = [("a task", task, known) for task in tasks]
+    for key, columns in stand_ins.items():
+        named.append(("a table", key, tuple(tables)))
+        own = ("mnli-m",) if key == "figure-5" else tables[key].columns if key in tables else ()
+        named += [(f"a column of {key}", column, own) for column in columns]
+        named += [("a task", task, known) for task in columns.values()]
+    for what, name, choice in named:
+        if name not in choice:
+            raise ValueError(f"'{name}' is not {what}{nearest(name, choice)}")
+
+
 def build_scale(name: str, values: dict[str, Any]) -> Scale:
     """A scale from the content of its file."""
     given = values.pop("tasks", {})
@@ -113,6 +133,7 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     sizes = values["sizes"]
     if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
         raise ValueError("each of sizes is three numbers: layers, width, heads")
+    check_names(given, values.get("stand_ins", {}))
     scale = Scale(
         **{
             **values,

@@ -155,11 +155,15 @@ def table_5(scale: Scale) -> Experiment:
 
 
 def table_6(scale: Scale) -> Experiment:
-    """Sizes."""
+    """Sizes, the smallest first."""
     paper, cells = paper_tables()["table-6"], []
     variants: dict[str, tuple[str, ...]] = {}
     own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
-    for layers, width, heads in scale.sizes:
+
+    def parameters(size: tuple[int, int, int]) -> int:
+        return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # but for the small
+
+    for layers, width, heads in sorted(scale.sizes, key=parameters):
         variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
         if (layers, width, heads) == (
             own.num_hidden_layers, own.hidden_size, own.num_attention_heads

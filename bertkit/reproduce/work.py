@@ -182,8 +182,8 @@ class Work:
         others = [beside] if beside else []
         return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
 
-    def run(self, step: Step) -> bool:
-        """Do a step; False where a signal stopped it.
+    def run(self, step: Step) -> int:
+        """Do a step; the number of the signal that stopped it, else 0.
 
         Raises:
             DivergedError: training diverged.
@@ -192,11 +192,11 @@ class Work:
         if step.job is None:
             return self.train(step)
         self.tune(step.job)
-        return True
+        return 0
 
-    def train(self, step: Step) -> bool:
-        """Pre-train a network."""
-        stopped = pretrain(
+    def train(self, step: Step) -> int:
+        """Pre-train a network; see `run`."""
+        stopped_by = pretrain(
             self.recipe(step.flags),
             TokenStore(self.out / "text" / "store"),
             self.out / "networks" / step.variant,
@@ -205,7 +205,7 @@ class Work:
             models_at=self.scale.steps if step.variant in SNAPSHOTS else (),
             console=self.console,
         )
-        return stopped is None
+        return stopped_by or 0
 
     def tune(self, job: Job) -> None:
         """Tune a network on a task with all seeds."""
@@ -246,11 +246,11 @@ class Step:
         return f"pre-train {self.variant}" if self.job is None else f"tune {self.job.name}"
 
 
-def work_through(work: Work, steps: Sequence[Step]) -> bool:
+def work_through(work: Work, steps: Sequence[Step]) -> int:
     """Do all steps that no other process does, then wait for those of others.
 
     Returns:
-        False where a signal stopped the work.
+        The number of the signal that stopped the work, else 0.
 
     Raises:
         BertkitError: a step failed.
@@ -266,8 +266,8 @@ def work_through(work: Work, steps: Sequence[Step]) -> bool:
                 number = steps.index(step) + 1
                 work.console.say(f"[{number} of {len(steps)}] {step.name}")
                 try:
-                    if not work.run(step):
-                        return False
+                    if stopped_by := work.run(step):
+                        return stopped_by
                 except DivergedError as error:
                     work.give_up(step, error)
                 break
@@ -276,7 +276,7 @@ def work_through(work: Work, steps: Sequence[Step]) -> bool:
                 work.console.say("the rest is being done by other processes; waiting for them")
             waiting = True
             time.sleep(WAIT_SECONDS)
-    return True
+    return 0
 
 
 def folder_name(step: str) -> str:

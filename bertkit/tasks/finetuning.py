@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.config import as_json, claim_settings
-from bertkit.errors import DivergedError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import TaskModel
@@ -81,8 +81,10 @@ class Finetuning:
         device: str,
         console: Console,
     ) -> None:
+        if keep < 1:
+            raise BertkitError(f"--keep must be at least 1, got {keep}")
         self.data, self.start, self.out, self.console = data, start, out, console
-        self.grid, self.tuning, self.head, self.keep = grid, tuning, head, max(1, keep)
+        self.grid, self.tuning, self.head, self.keep = grid, tuning, head, keep
         self.task: Task[Any, Any] = data.task
         self.device = choose_device(device)
         self.precision = choose_precision(tuning.precision, self.device)
@@ -142,9 +144,9 @@ class Finetuning:
         with only_process(self.out):
             # Paths may change as long as the digests do not.
             ignored = ("files", "start", "beside")
-            claim_settings(
-                self.out / "finetune.json", self.shared(), "a fine-tuning", ignored=ignored
-            )
+            others = ("recipe.json", "journal.jsonl", "model")  # of pre-training, say the start's
+            path, shared = self.out / "finetune.json", self.shared()
+            claim_settings(path, shared, "a fine-tuning", ignored=ignored, foreign=others)
             write_json(self.out / "environment.json", environment())
             runs = self.grid.runs()
             write_json(self.out / "grid.json", as_json(self.grid))
@@ -171,7 +173,9 @@ class Finetuning:
     def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
         """Whether `finish` was done for these runs."""
         path = self.out / "results.json"
-        if not path.is_file() or not (self.out / "model" / "bertkit.json").is_file():
+        model = self.out / "model"
+        files = (path, model / "bertkit.json", model / "model.safetensors")
+        if not all(file.is_file() for file in files):
             return False
         found = read_json(path)
         if found.get("test_digest") != self.test_digest():

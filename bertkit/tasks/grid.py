@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
 from bertkit.tasks.tune import RunSettings
 from bertkit.training.checkpoint import digest
@@ -135,11 +135,11 @@ def best_of(results: Sequence[RunResult]) -> RunResult:
     """The run with the highest metric, the first of equals; degenerate ones come last.
 
     Raises:
-        BertkitError: every run diverged.
+        DivergedError: every run diverged.
     """
     usable = ranked(results)
     if not usable:
-        raise BertkitError("every run diverged; lower the learning rate or raise the warm-up")
+        raise DivergedError("every run diverged; lower the learning rate or raise the warm-up")
     return usable[0]
 
 

@@ -64,9 +64,9 @@ class Tuning:
         """
         if not 0 <= self.warmup < 1:
             raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
-        if self.weight_decay < 0:
-            raise BertkitError(f"weight_decay must be 0 or more, not {self.weight_decay}")
-        if self.max_gradient_norm <= 0 or self.max_tokens < 1:
+        if not 0 <= self.weight_decay < 1:
+            raise BertkitError(f"weight_decay is from 0 to below 1, not {self.weight_decay}")
+        if not self.max_gradient_norm > 0 or self.max_tokens < 1:
             raise BertkitError("max_gradient_norm and max_tokens must be above 0")
 
 

@@ -8,7 +8,6 @@ the longest document, not the file. Whatever is not passed on unchanged is count
 
 from __future__ import annotations
 
-import csv
 import importlib
 import json
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import Row, TextCounts, text_lines
-from bertkit.text.separated import LONGEST_FIELD, divided
+from bertkit.text.separated import split_rows
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
@@ -134,28 +133,16 @@ def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Mappin
 
 def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
     """One field of each row of CSV (quoted as spreadsheets do) or TSV (no quotes); header first."""
-    csv.field_size_limit(LONGEST_FIELD)
-    numbered, before = text_lines(source, counts), 0
-    if source.format == "tsv":
-        lines = (f"{line}\n" for _, line in numbered)
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        divider, before, numbered = divided(source, numbered, counts, [column])
-        reader = csv.reader((f"{line}\n" for _, line in numbered), delimiter=divider)
-    header = next(reader, [])
+    lines = split_rows(source, counts, [column])
+    _, header = next(lines, (0, []))
 
     def rows() -> Iterator[tuple[int, Mapping[str, object]]]:
-        for fields in reader:
+        for number, fields in lines:
             if len(fields) > len(header):
-                counts.note("field beyond the header", f"{source.path}:{before + reader.line_num}")
-            if fields:
-                yield before + reader.line_num, dict(zip(header, fields, strict=False))
+                counts.note("field beyond the header", f"{source.path}:{number}")
+            yield number, dict(zip(header, fields, strict=False))
 
-    try:
-        yield from column_of(rows(), source, counts, column)
-    except csv.Error as error:
-        place = f"{source.path}:{before + reader.line_num}"
-        raise BertkitError(f"{place}: {error}; correct the line") from error
+    yield from column_of(rows(), source, counts, column)
 
 
 def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:

@@ -105,6 +105,8 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
     path = str(Path(path).expanduser())
     if Path(path).is_dir():
         names = folder_files(path)
+    elif is_pipe(path):
+        raise BertkitError(f"{path} is a pipe or a device, and text is read twice; make it a file")
     elif Path(path).exists():
         return [(path, Path(path).stat().st_size)], True
     elif glob.has_magic(path):
@@ -129,7 +131,7 @@ def folder_files(folder: str) -> list[str]:
     """Every file below a folder, sorted by path; hidden ones and hidden folders left out."""
     files: list[str] = []
     visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
         real = os.path.realpath(parent)
         if real in visited:  # a linked folder may lead back to one of its parents
             folders.clear()
@@ -138,6 +140,14 @@ def folder_files(folder: str) -> list[str]:
         folders[:] = [name for name in folders if name[0] != "."]
         files.extend(str(Path(parent, name)) for name in names if name[0] != ".")
     return sorted(files)
+
+
+def unreadable(error: OSError) -> None:
+    """A folder that cannot be listed would be left out without a word."""
+    raise BertkitError(
+        f"the folder {error.filename} cannot be read ({error.strerror}); change its rights or move "
+        "it elsewhere"
+    ) from error
 
 
 def is_remote(path: Path) -> bool:
@@ -175,6 +185,8 @@ def missing_package(url: str, error: ImportError) -> BertkitError:
 
 def format_of(path: str, wanted: str) -> str:
     """The format of one file: the one wanted, or by extension and first characters."""
+    if "://" not in path and is_pipe(path):
+        return "unknown"  # in a folder: to open it might wait for ever
     if wanted != "auto":
         return wanted
     name = PurePosixPath(path.replace(os.sep, "/"))
@@ -182,6 +194,11 @@ def format_of(path: str, wanted: str) -> str:
         name = name.with_suffix("")
     found = EXTENSIONS.get(name.suffix.lower(), "unknown")
     return "wikiextractor" if found == "text" and begins_with_doc(path) else found
+
+
+def is_pipe(path: str) -> bool:
+    """Whether a local path is a pipe, a socket or a device, whose bytes come only once."""
+    return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
 def begins_with_doc(path: str) -> bool:

@@ -64,15 +64,20 @@ def held_out_rows(recipe: PretrainRecipe, held_out: TokenStore, phase: int) -> n
     return table.first(recipe.watching.held_out_sequences)
 
 
+def commoner_label(recipe: PretrainRecipe, rows: np.ndarray, phase: int) -> float:
+    """The share of the pairs' commoner label: what saying always the same gets right."""
+    share = measure_pairs(rows, recipe.phases.lengths[phase]).random_share
+    return max(share, 1 - share)
+
+
 def held_out_batches(
-    recipe: PretrainRecipe, held_out: TokenStore, phase: int
+    recipe: PretrainRecipe, held_out: TokenStore, phase: int, rows: np.ndarray
 ) -> Iterator[PretrainingBatch]:
-    """The same examples with the same masks at every evaluation of a phase.
+    """The `held_out_rows`, with the same masks at every evaluation of a phase.
 
     Their seed is 0 and their masks are 15 %, 80/10/10, whatever the recipe says, so that runs with
     other seeds and masks can be compared.
     """
-    rows = held_out_rows(recipe, held_out, phase)
     _, builder = examples(recipe, held_out, phase, MaskingOptions(), seed=0)
     for start in range(0, len(rows), HELD_OUT_BATCH):
         yield builder[rows[start : start + HELD_OUT_BATCH]]

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.prepare import PrepareOptions, TooFewDocumentsError, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.pairs import SPECIALS, PairOptions, plan_window
@@ -28,6 +28,8 @@ EPOCH_TOKENS = 1.25
 random next sentence besides their own text."""
 SAMPLE = 1000
 """Examples whose lengths stand for all."""
+SAMPLE_SHARDS = 4
+"""Of a store, those that the sample is taken from."""
 SAMPLE_BYTES = 4_000_000
 """Text that is tokenized to know the rest."""
 SAMPLE_FILES = 4
@@ -73,15 +75,17 @@ def planned_lengths(recipe: PretrainRecipe) -> list[int]:
     return list(dict.fromkeys([*recipe.phases.lengths, *Phases().lengths]))
 
 
-def assumed_examples(length: int) -> Examples:
+def assumed_examples(length: int, epoch_tokens: float) -> Examples:
     """Examples cut from documents of `DOCUMENT_TOKENS`: full ones, and an even rest of each."""
     full = round(SAMPLE / (1 + length / DOCUMENT_TOKENS))
     rest = np.linspace(SPECIALS + 2, length, SAMPLE - full).round().astype(int).tolist()
-    return Examples(lengths=(*rest, *[length] * full), epoch_tokens=EPOCH_TOKENS)
+    return Examples(lengths=(*rest, *[length] * full), epoch_tokens=epoch_tokens)
 
 
-def assumed_corpus(title: str, tokens: float, vocabulary: int, lengths: Sequence[int]) -> Corpus:
-    """A corpus of which only the size is known.
+def assumed_corpus(
+    title: str, tokens: float, vocabulary: int, lengths: Sequence[int], sentences: str = "next"
+) -> Corpus:
+    """A corpus of which only the size is known; `sentences` as in `PairOptions`.
 
     Raises:
         BertkitError: it has no tokens.
@@ -89,20 +93,22 @@ def assumed_corpus(title: str, tokens: float, vocabulary: int, lengths: Sequence
     if tokens < 1:
         raise BertkitError(f"a corpus has at least 1 token, not {tokens:,.0f}; see --tokens")
     assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
+    drawn = sentences in ("next", "none")
     repeated = (
         f"an epoch reads {EPOCH_TOKENS} tokens for each of the corpus (random next sentences)"
     )
+    seen = EPOCH_TOKENS if drawn else 1.0
     return Corpus(
         title=title,
         tokens=tokens,
         vocabulary_size=vocabulary,
-        examples={length: assumed_examples(length) for length in lengths},
-        assumed=(assumed, repeated),
+        examples={length: assumed_examples(length, seen) for length in lengths},
+        assumed=(assumed, repeated) if drawn else (assumed,),
     )
 
 
-def store_corpus(store: TokenStore, lengths: Sequence[int]) -> Corpus:
-    """A token store; its first shard shows how long examples are.
+def store_corpus(store: TokenStore, lengths: Sequence[int], sentences: str = "next") -> Corpus:
+    """A token store; its first shards show how long examples are; `sentences` as in `PairOptions`.
 
     Raises:
         BertkitError: the store has too few documents to make examples of, or is damaged.
@@ -113,7 +119,7 @@ def store_corpus(store: TokenStore, lengths: Sequence[int]) -> Corpus:
         title=f"{store.folder}: {store.documents:,} documents",
         tokens=store.tokens,
         vocabulary_size=store.vocabulary_size,
-        examples={length: store_examples(store, length) for length in lengths},
+        examples={length: store_examples(store, length, sentences) for length in lengths},
     )
 
 
@@ -123,6 +129,7 @@ def text_corpus(
     options: PrepareOptions,
     vocabulary: int,
     lengths: Sequence[int],
+    sentences: str = "next",
 ) -> Corpus:
     """Text files: their size, and a sample of them that is prepared as a store.
 
@@ -132,6 +139,7 @@ def text_corpus(
         options: how the text is read.
         vocabulary: pieces, where there is no tokenizer.
         lengths: of the examples.
+        sentences: as in `PairOptions`.
 
     Raises:
         BertkitError: a path does not exist, is damaged, or does not say how much text it holds.
@@ -143,16 +151,24 @@ def text_corpus(
     title = f"{len(sources):,} files, about {total / 1e6:,.1f} MB"
     title += f" ({unknown:,} of unknown type left out)" if unknown else ""
     if tokenizer is None:
-        found = assumed_corpus(title, total / BYTES_PER_TOKEN, vocabulary, lengths)
+        found = assumed_corpus(title, total / BYTES_PER_TOKEN, vocabulary, lengths, sentences)
         note = f"{BYTES_PER_TOKEN} bytes of a file a token; --tokenizer measures it"
         return replace(found, assumed=(note, *found.assumed))
     with tempfile.TemporaryDirectory() as folder:
-        names, read = write_sample(sources, Path(folder))
-        store = prepare(names, tokenizer, Path(folder) / "store", options)
+        copies, read = write_sample(sources, Path(folder))
         try:
-            found = store_corpus(store, lengths)
-        except BertkitError:  # of a single document no pairs can be made
-            found = assumed_corpus(title, store.tokens, store.vocabulary_size, lengths)
+            store = prepare(list(copies), tokenizer, Path(folder) / "store", options)
+            found = store_corpus(store, lengths, sentences)
+        except TooFewDocumentsError:  # of a single document no pairs can be made
+            size = len(tokenizer.vocabulary)
+            found = assumed_corpus(title, read / BYTES_PER_TOKEN, size, lengths, sentences)
+            note = f"{BYTES_PER_TOKEN} bytes a token, as the sample is of one document"
+            found = replace(found, assumed=(note, *found.assumed))
+        except BertkitError as error:
+            message = str(error)
+            for copy, source in copies.items():
+                message = message.replace(copy, source.path)
+            raise BertkitError(message) from error
     rest = max(1.0, total / read)
     note = f"text like the {read / 1e6:.1f} MB of it that were tokenized"
     assumed = (*found.assumed, note) if rest > 1 else found.assumed
@@ -201,36 +217,51 @@ def expansion(source: Source) -> float:
             text = sum(len(stream.read(1 << 20)) for _ in range(EXPANDED_BYTES >> 20))
             return text / max(1, raw.tell())
     except DAMAGE as error:
-        raise BertkitError(
-            f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
-        ) from error
+        raise unreadable(source, error) from error
 
 
-def write_sample(sources: Sequence[Source], folder: Path) -> tuple[list[str], int]:
-    """Copy the beginnings of some files; returns the copies and their bytes in all."""
+def unreadable(source: Source, error: Exception) -> BertkitError:
+    """What to say of a damaged file."""
+    return BertkitError(
+        f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
+    )
+
+
+def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Source], int]:
+    """Copy the beginnings of some files; returns the copies' names and their bytes in all.
+
+    Raises:
+        BertkitError: a file is damaged.
+    """
     chosen = sources[:: max(1, len(sources) // SAMPLE_FILES)][:SAMPLE_FILES]
-    names, read = [], 0
+    copies, read = {}, 0
     for number, source in enumerate(chosen):
-        with open_binary(source.path) as stream:
-            head = stream.read(SAMPLE_BYTES // len(chosen))
-            if stream.read(1):  # the last line is not whole
-                head = head[: head.rfind(b"\n") + 1] or head
+        try:
+            with open_binary(source.path) as stream:
+                head = stream.read(SAMPLE_BYTES // len(chosen))
+                if stream.read(1):  # the last line is not whole
+                    head = head[: head.rfind(b"\n") + 1] or head
+        except DAMAGE as error:
+            raise unreadable(source, error) from error
         plain = source.format in {"text", "wikiextractor"}
         path = folder / f"{number}.{'txt' if plain else source.format}"
         path.write_bytes(head)
-        names.append(str(path))
+        copies[str(path)] = source
         read += len(head)
-    return names, read
+    return copies, read
 
 
-def store_examples(store: TokenStore, length: int) -> Examples:
-    """A sample of the examples of a store's first shard."""
-    rows = plan_window(store, [0], PairOptions(max_length=length), 0, 0, 0)
+def store_examples(store: TokenStore, length: int, sentences: str) -> Examples:
+    """A sample of the examples of a store's first shards."""
+    shards = list(range(min(SAMPLE_SHARDS, len(store.shards))))
+    options = PairOptions(max_length=length, sentences=sentences)
+    rows = plan_window(store, shards, options, 0, 0, 0)
     tokens = rows["a_length"].astype(np.int64) + rows["b_length"]
     places = (np.arange(SAMPLE) + 0.5) / SAMPLE * len(tokens)
+    specials = length - options.longest
     return Examples(
-        lengths=tuple((np.sort(tokens)[places.astype(int)] + SPECIALS).tolist()),
-        epoch_tokens=float(tokens.sum() / store.shards[0].tokens),
+        lengths=tuple((np.sort(tokens)[places.astype(int)] + specials).tolist()),
+        epoch_tokens=float(tokens.sum() / sum(store.shards[shard].tokens for shard in shards)),
     )
 
 

@@ -85,16 +85,23 @@ class Journal:
         if self.events is None or record.get("kind") not in {"step", "evaluation"}:
             return
         group = "training" if record["kind"] == "step" else "held-out"
-        for name, value in record.items():
-            if name not in NOT_PLOTTED and isinstance(value, int | float):
-                self.events.add_scalar(f"{group}/{name}", value, record["step"], stamped["time"])
+        try:
+            for name, value in record.items():
+                if name not in NOT_PLOTTED and isinstance(value, int | float):
+                    place = f"{group}/{name}"
+                    self.events.add_scalar(place, value, record["step"], stamped["time"])
+        except OSError as error:  # its thread could not write; the training can go on without it
+            self.events = None
+            message = f"no more TensorBoard events: {error.strerror or error}"
+            self.write({"kind": "note", "step": record["step"], "message": message})
 
     def close(self) -> None:
         """Close the files; calling it again does nothing."""
         with suppress(OSError):  # on a full disk write() has said so
             self.file.close()
         if self.events is not None:
-            self.events.close()
+            with suppress(OSError):
+                self.events.close()
             self.events = None
 
 

@@ -133,7 +133,7 @@ def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
     Raises:
         BertkitError: the hours are not positive, or too short for one update of each phase.
     """
-    if not hours > 0:
+    if not 0 < hours < float("inf"):
         raise BertkitError(f"--hours must be above 0, not {hours}")
     share = hours * 3600 / sum(phase.steps * phase.seconds for phase in phases)
     steps = tuple(int(share * phase.steps) for phase in phases)

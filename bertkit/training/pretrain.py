@@ -28,8 +28,10 @@ from bertkit.examples.table import START, AnyPlace, Examples
 from bertkit.files import only_process, read_json
 from bertkit.model.saving import save_generator, save_model
 from bertkit.training.batches import (
+    commoner_label,
     held_out_batches,
     held_out_of,
+    held_out_rows,
     missing_evaluations,
     opening_lines,
     start_record,
@@ -321,13 +323,16 @@ class PretrainingRun:
         held_out = held_out_of(self.store)
         if held_out is None:
             return
-        batches = held_out_batches(self.recipe, held_out, phase)
+        rows = held_out_rows(self.recipe, held_out, phase)
+        batches = held_out_batches(self.recipe, held_out, phase, rows)
         torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
         means, counts = evaluate(self.model, self.written, batches, self.settings)
         words = "mlm" if "mlm_loss" in means else "lm"
         perplexity = math.exp(min(means[f"{words}_loss"], 700.0))
         record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
         record |= {f"{words}_perplexity": perplexity, **counts}
+        if self.recipe.objectives.has_pairs:
+            record["nsp_majority"] = commoner_label(self.recipe, rows, phase)
         self._write(record)
         self.console.update(record)
 

@@ -238,12 +238,6 @@ def claim_folder(
     Raises:
         BertkitError: the folder holds a run of another recipe or corpus, or something else.
     """
-    if (folder / "journal.jsonl").exists() and not (folder / "recipe.json").exists():
-        raise BertkitError(f"{folder} has a journal but no recipe.json; choose another --out")
-    now = environment()
-    here = folder / "environment.json"
-    if not here.is_file():
-        write_json(here, now)
     settings = {
         "recipe": recipe,
         "recipe_name": name,
@@ -254,6 +248,12 @@ def claim_folder(
     if start:
         settings["start"] = start
     may_change = {"store", "stores", "recipe_name"}  # a store may move, a recipe may be renamed
-    if not claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change):
+    others = ("journal.jsonl", "finetune.json", "model")
+    path = folder / "recipe.json"
+    begun = claim_settings(path, settings, "a run", ignored=may_change, foreign=others)
+    here, now = folder / "environment.json", environment()
+    if not here.is_file():
+        write_json(here, now)
+    if not begun:
         return []
     return differences(read_json(here), now, ignored={"command", "commit"})

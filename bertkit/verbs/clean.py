@@ -10,9 +10,10 @@ from bertkit.config import FLATTEN
 from bertkit.corpus.cleaning import Cleaned, CleanOptions
 from bertkit.corpus.cleaning import clean as clean_text
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
+from bertkit.files import keep_apart, write_json
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
+from bertkit.text.sources import find_sources
 from bertkit.training.journal import Console
 
 DEFAULTS = CleanOptions()
@@ -41,6 +42,10 @@ def clean(
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
+    if json is not None:
+        keep_apart(json, [source.path for source in find_sources(list(paths))])
+        if json.resolve() == out.resolve() or out.resolve() in json.resolve().parents:
+            raise BertkitError(f"--json {json} would be among the text of --out; name another file")
     with Console() as console:
 
         def show(counts: TextCounts) -> None:

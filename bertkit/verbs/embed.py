@@ -10,11 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.predict.embedding import Embedder, chunks, load_embedder, nearest_texts
-from bertkit.tasks.feature_files import feature_format
 from bertkit.tasks.features import TextFeatures
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
-from bertkit.verbs.features import read_lines, write_all
+from bertkit.verbs.features import check_out, read_lines, write_all
 
 
 def embed(
@@ -58,7 +57,7 @@ def embed(
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
-    feature_format(out, format)
+    check_out(out, format, file)
     embedder = load_embedder(
         model, device=device, precision=precision, pooling=pooling, normalize=normalize
     )

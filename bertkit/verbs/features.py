@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from bertkit.config import FLATTEN
+from bertkit.files import keep_apart
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import is_weighted, load_feature_model
 from bertkit.model.start import Start, model_folder, read_start
@@ -58,7 +59,7 @@ def features(
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
-    feature_format(out, format)
+    check_out(out, format, file)
     start, where = read_start(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
     mix = learned_mix(model, start, extraction.layers)
@@ -80,6 +81,18 @@ def features(
             f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
             f"numbers, {progress.windowed:,} texts in several windows, 0 cut"
         )
+
+
+def check_out(out: Path, format: str, file: str) -> None:  # noqa: A002
+    """Make sure that features can go to a file.
+
+    Raises:
+        BertkitError: see `feature_format`; or the file is one of those that hold the texts.
+    """
+    feature_format(out, format)
+    read = [source.path for source in find_sources([file])]
+    keep_apart(out, read)
+    keep_apart(out.with_name(f"{out.name}.json"), read)  # of .npy
 
 
 class Progress:

@@ -57,12 +57,16 @@ class Size:
 UNKNOWN = Size()
 
 
+SECONDS = 20.0
+"""How long this machine is measured where nothing else is said."""
+
+
 def plan(
     recipe: str = "base",
     *,
     machine: str = HERE,
     device: str = "auto",
-    seconds: float = 20.0,
+    seconds: float = SECONDS,
     mfu: float | None = None,
     hours: float | None = None,
     price: float | None = None,
@@ -101,7 +105,7 @@ def plan(
     if where is not None:
         check_precision(precision, where)
     with Console() as console:
-        size = measure_corpus(corpus, planned_lengths(settings))
+        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
         if where is not None:
             console.say(f"calibrating for about {seconds:g} s; leave the machine to it")
             named = this_machine(where, settings)
@@ -135,12 +139,14 @@ def check_flags(
         raise BertkitError(f"--seconds must be above 0, not {seconds}")
     if machine != HERE and device != "auto":
         raise BertkitError(f"--device is for this machine; leave it out with --machine {machine}")
+    if machine != HERE and seconds != SECONDS:
+        raise BertkitError(f"--seconds is for this machine; leave it out with --machine {machine}")
     if machine == HERE and mfu is not None:
         raise BertkitError("--mfu is for a named --machine; on this one it is measured")
 
 
-def measure_corpus(size: Size, lengths: Sequence[int]) -> Corpus:
-    """The corpus of the flags.
+def measure_corpus(size: Size, lengths: Sequence[int], sentences: str) -> Corpus:
+    """The corpus of the flags; `sentences` as in `PairOptions`.
 
     Raises:
         BertkitError: no corpus was given, or more than one, or it is not there.
@@ -152,15 +158,18 @@ def measure_corpus(size: Size, lengths: Sequence[int]) -> Corpus:
         )
     if not size.text and (size.tokenizer or size.format != "auto" or size.column != "text"):
         raise BertkitError("--tokenizer, --format and --column are for --text; leave them out")
+    if (size.store or size.tokenizer) and size.vocabulary_size != UNKNOWN.vocabulary_size:
+        raise BertkitError("the vocabulary is that of the store or tokenizer; leave out its size")
     if size.vocabulary_size < 1:
         raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
     if size.store is not None:
-        return store_corpus(TokenStore(size.store), lengths)
+        return store_corpus(TokenStore(size.store), lengths, sentences)
     if size.tokens is not None:
-        return assumed_corpus("only its size", size.tokens, size.vocabulary_size, lengths)
+        pieces = size.vocabulary_size
+        return assumed_corpus("only its size", size.tokens, pieces, lengths, sentences)
     tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
     options = PrepareOptions(format=size.format, column=size.column, held_out=0.0)
-    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths)
+    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, sentences)
 
 
 def show(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:

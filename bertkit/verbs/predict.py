@@ -17,6 +17,7 @@ from rich.table import Table
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
+from bertkit.files import keep_apart
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.streaming import Progress, new_lines
 from bertkit.predict.tasks import TaskPredictor, stretches
@@ -65,6 +66,8 @@ def predict(
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
+    if out is not None:
+        keep_apart(out, [file])
     counts = TextCounts()
     predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
     named = remembered(columns, predictor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +19,16 @@ from bertkit.training.journal import Console
 
 DEFAULTS = PrepareOptions()
 HERE = ClusterOptions()
+EXECUTORS = {
+    "tasks": ("datatrove", "slurm", "ray"),
+    "first_task": ("datatrove",),
+    "local_tasks": ("datatrove",),
+    "memory_gigabytes": ("slurm", "ray"),
+    "partition": ("slurm",),
+    "time": ("slurm",),
+    "sbatch": ("slurm",),
+}
+"""Which executors each of `ClusterOptions` is for."""
 
 
 def prepare(
@@ -49,8 +58,8 @@ def prepare(
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
     with Console() as console:
         loaded = Tokenizer.load(tokenizer)
+        refuse_cluster_flags(cluster)
         if cluster.executor == "local":
-            refuse_cluster_flags(cluster)
             make_store(list(paths), loaded, out, options, processes, console)
         else:
             make_share(list(paths), loaded, out, options, cluster, processes, console)
@@ -62,10 +71,11 @@ def refuse_cluster_flags(cluster: ClusterOptions) -> None:
     Raises:
         BertkitError: one was given.
     """
-    for field in fields(cluster):
-        if getattr(cluster, field.name) != getattr(HERE, field.name):
-            flag = field.name.replace("_", "-")
-            raise BertkitError(f"--{flag} needs --executor datatrove, slurm or ray")
+    for flag, executors in EXECUTORS.items():
+        given = getattr(cluster, flag) != getattr(HERE, flag)
+        if given and cluster.executor not in executors:
+            shown = " or ".join(executors)
+            raise BertkitError(f"--{flag.replace('_', '-')} needs --executor {shown}")
 
 
 def make_share(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN, as_json, claim_settings
-from bertkit.corpus.prepare import PrepareOptions
+from bertkit.corpus.prepare import PrepareOptions, check_inputs
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.processes import rank
@@ -162,8 +162,21 @@ def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
     """Learn a vocabulary and prepare a store inside the run directory, unless already done.
 
     Raises:
-        BertkitError: the directory was begun with other text or flags.
+        BertkitError: the directory was begun with other text or flags, or these cannot be used.
     """
+    if corpus.processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {corpus.processes}")
+    if corpus.tokenizer is not None and (corpus.vocabulary_size, corpus.cased) != (
+        NO_TEXT.vocabulary_size,
+        NO_TEXT.cased,
+    ):
+        raise BertkitError(
+            "--vocabulary-size and --cased are for a vocabulary that is learned; leave them out, "
+            "or leave out --tokenizer"
+        )
+    options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
+    if not (out / "store" / "manifest.json").is_file():
+        check_inputs(corpus.text, out / "store", options)  # before the folder is claimed for them
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
     claim_settings(out / "corpus.json", flags, "a corpus")
     if corpus.tokenizer is not None:
@@ -184,7 +197,6 @@ def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
         store = TokenStore(out / "store")
         store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
         return store
-    options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
     return make_store(
         list(corpus.text), tokenizer, out / "store", options, corpus.processes, console
     )

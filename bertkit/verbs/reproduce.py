@@ -13,7 +13,7 @@ from bertkit.reproduce.cost import describe_cost
 from bertkit.reproduce.outcome import gather, has_results
 from bertkit.reproduce.paper import find_table
 from bertkit.reproduce.render import as_markdown, as_page
-from bertkit.reproduce.scales import read_scale
+from bertkit.reproduce.scales import Scale, build_scale, read_scale
 from bertkit.reproduce.tables import EXPERIMENTS, Experiment
 from bertkit.reproduce.work import WAIT_SECONDS, Sources, Step, Work, hold, work_through
 from bertkit.training.journal import Console
@@ -25,7 +25,7 @@ NO_SOURCES = Sources()
 def reproduce(
     *tables: str,
     out: Path,
-    scale: str = "small",
+    scale: str | None = None,
     sources: Annotated[Sources, FLATTEN] = NO_SOURCES,
     device: str = "auto",
     plan: bool = False,
@@ -45,7 +45,7 @@ def reproduce(
         The folder for networks, tuned models and the rendered tables.
     scale
         tiny (minutes on two cores), small (hours on two cores), base or large (the paper's own), or
-        a .toml file.
+        a .toml file; where not given, that of the folder, else small.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     plan
@@ -55,25 +55,29 @@ def reproduce(
     """
     if not tables:
         raise BertkitError(f"say which table: {', '.join(EXPERIMENTS)} or all")
-    chosen = list(EXPERIMENTS) if tables == ("all",) else [find_table(name).key for name in tables]
-    found = read_scale(scale)
+    chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
+    found = read_scale(scale) if scale else recorded_scale(out)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
     if render:
         sources = recorded_sources(out)
-    elif sources.data is None or not sources.data.is_dir():
-        raise BertkitError(f"there is no folder {sources.data} to tune on: give --data FOLDER")
+    elif sources.data is None:
+        raise BertkitError("there is nothing to tune on: give --data FOLDER")
+    elif not sources.data.is_dir():
+        raise BertkitError(f"there is no folder {sources.data} to tune on: correct --data")
     with Console() as console:
         work = Work(out, found, sources, device, console)
         steps = work.steps(experiments)
-        stopped = False
-        if not render:
+        stopped_by = 0
+        if render:
+            work.begin()  # the folder's own scale, or an error
+        else:
             for line in (*describe_cost(work, steps), *missing(work, experiments)):
                 console.say(line)
             if plan:
                 return 0
             work.begin()
             make_text(work, steps, console)
-            stopped = not work_through(work, steps)
+            stopped_by = work_through(work, steps)
         every = [build(found) for build in EXPERIMENTS.values()]
         shown = [e for e in every if e.paper.key in chosen or has_results(work, e)]
         outcome = gather(work, shown)
@@ -81,7 +85,16 @@ def reproduce(
         write_text(out / "reproduction.md", as_markdown(outcome))
         write_text(out / "reproduction.html", as_page(outcome))
         console.say(f"tables: {out / 'reproduction.html'}")
-    return 130 if stopped else 0
+    return 128 + stopped_by if stopped_by else 0
+
+
+def recorded_scale(out: Path) -> Scale:
+    """The scale of a reproduction that was begun, else "small"."""
+    path = out / "reproduce.json"
+    if not path.is_file():
+        return read_scale("small")
+    values = read_json(path)["scale"]
+    return build_scale(values.pop("name"), values)
 
 
 def recorded_sources(out: Path) -> Sources:

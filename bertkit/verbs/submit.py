@@ -24,6 +24,8 @@ def submit(*runs: Path, out: Path = Path("glue.zip")) -> None:
     """
     found: dict[str, Path] = {}
     for run in runs:
+        if not run.is_dir():
+            raise BertkitError(f"{run} is no folder; name those of the runs")
         for path in sorted(run.rglob("*.tsv")):
             if path.name in ZIPPED and path.name in found:
                 raise BertkitError(

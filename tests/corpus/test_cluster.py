@@ -275,6 +275,10 @@ def test_what_is_missing_is_said(
     tokenizer.save(saved)
     with pytest.raises(BertkitError, match="--first-task needs --executor datatrove"):
         prepare_verb(texts[0], tokenizer=saved, out=out, cluster=ClusterOptions(first_task=1))
+    for flags in (ClusterOptions(executor="ray", local_tasks=1),
+                  ClusterOptions(executor="datatrove", partition="cpu")):  # fmt: skip
+        with pytest.raises(BertkitError, match=r"--(local-tasks|partition) needs --executor"):
+            prepare_verb(texts[0], tokenizer=saved, out=out, cluster=flags)
     monkeypatch.setitem(sys.modules, "datatrove.executor.local", None)
     with pytest.raises(BertkitError, match="the extra 'prepare'"):
         run("datatrove")

@@ -325,6 +325,37 @@ def test_next_sentences_at_chance(
     assert severity(write(tmp_path, records), "next-sentence-chance") == expected
 
 
+@pytest.mark.parametrize(("majority", "expected"), [(0.56, "ok"), (0.87, "problem"), (None, "")])
+def test_next_sentences_are_judged_by_the_labels_of_their_phase(
+    tmp_path: Path, majority: float | None, expected: str
+) -> None:
+    """Of short examples nearly all have a random next sentence; of the long ones only half."""
+    records = journal(pairs=lambda step: 0.87 if step <= 3000 else 0.66)
+    records[0]["baselines"]["nsp_majority"] = 0.87
+    for record in records:
+        if record.get("step", 0) > 3000 and "phase" in record:
+            record["phase"] = 1
+            if record["kind"] == "evaluation" and majority is not None:
+                record["nsp_majority"] = majority
+    found = findings(write(tmp_path, records))
+    if majority is None:  # of an older run
+        assert "next-sentence-chance" not in found
+    else:
+        assert found["next-sentence-chance"].severity == expected
+        assert found["next-sentence-chance"].numbers["majority"] == majority
+
+
+def test_the_first_phase_alone_is_no_problem(tmp_path: Path) -> None:
+    records = journal()
+    records[0]["pairs"] |= {"random_share": 0.87, "cut_share": 0.95}
+    assert {"label-balance", "cut-tokens"} <= problems(write(tmp_path / "one", records))
+    records[0]["phases"] = [{"length": 32}, {"length": 128}]
+    found = findings(write(tmp_path / "two", records))
+    for name in ("label-balance", "cut-tokens"):
+        assert found[name].severity == "notice"
+        assert "(of the first phase)" in found[name].meaning
+
+
 def test_next_sentences_solved_without_reading(tmp_path: Path) -> None:
     records = journal(pairs=lambda step: 0.99 if step > 100 else 0.6)
     found = findings(write(tmp_path, records))["next-sentence-easy"]

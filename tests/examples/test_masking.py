@@ -107,3 +107,5 @@ def test_impossible_options_are_refused() -> None:
         MaskingOptions(probability=0.0)
     with pytest.raises(BertkitError, match=r"masking\.mask_share"):
         MaskingOptions(mask_share=0.8, random_share=0.3)
+    with pytest.raises(BertkitError, match=r"masking\.mask_share"):
+        MaskingOptions(mask_share=float("nan"))

@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.reproduce.outcome import claim_facts, spread
 from bertkit.reproduce.paper import Claim
-from bertkit.reproduce.render import as_markdown, as_page, value_of
+from bertkit.reproduce.render import as_markdown, as_page, notes_of, value_of
 
 CLAIM = Claim("a is better", "x", "A", "B")
 
@@ -23,6 +23,7 @@ def cell(row: str, column: str, values: list[float], **more: Any) -> dict[str, A
         "paper": 80.0,
         "complete": True,
         "stands_in": False,
+        "given": "",
     }
     return {
         **found,
@@ -72,10 +73,35 @@ def test_first_and_last_column() -> None:
     assert verdicts == {"first": "reversed", "last": "holds"}
 
 
+def test_first_and_last_row_and_one_network_each() -> None:
+    """Of sizes a scale has its own; perplexities are of one pre-training, and lower is better."""
+    cells = [cell(row, "x", [value, value + 1]) for row, value in (("s", 1.0), ("m", 9.0))]
+    cells += [cell(row, "p", [v], metric="perplexity") for row, v in (("s", 30.0), ("m", 20.0))]
+    found = {
+        column: claim_facts(Claim("", column, "last", "first"), cells) for column in ("x", "p")
+    }
+    assert found["x"]["verdict"] == "holds"
+    assert (found["p"]["verdict"], found["p"]["difference"]) == ("holds once", 10.0)
+    backwards = claim_facts(Claim("", "p", "first", "last"), cells)
+    assert backwards["verdict"] == "reversed once"
+
+
+def test_a_given_model_is_not_compared_with_the_scales_own() -> None:
+    given = cell("A", "x", [70.0, 71.0], given="minilm")
+    own = cell("B", "x", [60.0, 61.0])
+    assert claim_facts(CLAIM, [given, own])["verdict"] == "not comparable"
+    both = [given, {**own, "given": "minilm"}]
+    assert claim_facts(CLAIM, both)["verdict"] == "holds"
+    found = {**outcome()["tables"][0], "cells": [given, own]}
+    assert "A given model, minilm, and not the scale's own: A." in notes_of(found)
+
+
 def test_a_value_says_its_spread_and_the_papers() -> None:
     assert value_of(cell("A", "x", [70.0, 72.0, 71.0])) == "**71.0** (70.0 to 72.0, n=3); paper 80"
     assert value_of(cell("A", "x", [70.0])) == "**70.0**; paper 80"
     assert value_of(cell("A", "x", [])) == "not run; paper 80"
+    gone = cell("A", "x", [], missing="every run diverged")
+    assert value_of(gone) == "diverged; paper 80"
     assert "2 degenerate" in value_of(cell("A", "x", [1.0, 1.0], degenerate=2))
     assert value_of(None) == "–"
 

@@ -11,6 +11,7 @@ import pytest
 
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import only_process
+from bertkit.reproduce.cost import operations
 from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
 from bertkit.reproduce.scales import Scale, TaskScale, read_scale
 from bertkit.reproduce.tables import EXPERIMENTS, Experiment
@@ -114,7 +115,9 @@ def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -
     with pytest.raises(BertkitError, match="a reproduction"):
         reproduce("figure-5", out=out, scale="tiny", sources=sources)
     page = (out / "reproduction.md").read_text()
-    assert reproduce("table-8", out=out, scale=scale, render=True) == 0  # needs no sources
+    with pytest.raises(BertkitError, match="a reproduction"):
+        reproduce("figure-5", out=out, scale="tiny", render=True)
+    assert reproduce("table-8", out=out, render=True) == 0  # needs no sources and no scale
     both = (out / "reproduction.md").read_text()
     assert "## Figure 5" in page
     assert "## Figure 5" in both, "a table that was run stays on the page"
@@ -150,9 +153,9 @@ class Recorded(Work):
         job = step.job  # type: ignore[attr-defined]
         return job is None or f"pre-train {job.variant}" in self.done
 
-    def run(self, step: object) -> bool:
+    def run(self, step: object) -> int:
         self.done.append(step.name)  # type: ignore[attr-defined]
-        return True
+        return 0
 
 
 def recorded(out: Path, scale: Scale, experiments: list[Experiment]) -> tuple[Recorded, list[str]]:
@@ -167,7 +170,7 @@ def recorded(out: Path, scale: Scale, experiments: list[Experiment]) -> tuple[Re
     with only_process(work.out / "locks" / "pre-train-no-nsp"):
         # as if another process worked on this one, and finished when asked again
         work.done.append("pre-train no-nsp")
-        assert work_through(work, steps)
+        assert work_through(work, steps) == 0
     return work, [step.name for step in steps]
 
 
@@ -201,8 +204,8 @@ def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> Non
     assert work.steps([EXPERIMENTS["table-5"](TINY)]) == []
     [*networks] = work.steps([EXPERIMENTS["table-6"](TINY)])  # perplexity needs no data
     assert [step.name for step in networks] == ["pre-train 4x32x2", "pre-train bert"]
-    for wrong in (None, tmp_path / "nowhere"):
-        with pytest.raises(BertkitError, match="to tune on: give --data FOLDER"):
+    for wrong, message in ((None, "give --data"), (tmp_path / "nowhere", "correct --data")):
+        with pytest.raises(BertkitError, match=f"to tune on: {message}"):
             reproduce("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
     with pytest.raises(BertkitError, match="holds no reproduction to render"):
         reproduce("5", out=tmp_path / "none", scale="tiny", render=True)
@@ -213,7 +216,7 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelle
         def is_done(self, step: object) -> bool:
             return super().is_done(step) or bool(self.failure(step.name))  # type: ignore[attr-defined]
 
-        def run(self, step: object) -> bool:
+        def run(self, step: object) -> int:
             if step.name == "pre-train no-nsp":  # type: ignore[attr-defined]
                 raise DivergedError("training has diverged")
             return super().run(step)
@@ -222,10 +225,53 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelle
     work.done = []
     experiment = EXPERIMENTS["table-5"](TINY)
     steps = [step for step in work.steps([experiment]) if "no-nsp/" not in step.name]
-    assert work_through(work, steps)
+    assert work_through(work, steps) == 0
     assert "pre-train left-to-right" in work.done
     [job] = [j for j in experiment.jobs if (j.variant, j.task) == ("no-nsp", "sst-2")]
     assert work.absence(job) == "no-nsp: diverged (training has diverged)"
+
+
+def test_a_task_whose_every_seed_diverges_leaves_the_others_alone(
+    text: str, labelled: Path, tmp_path: Path
+) -> None:
+    """Its cell says so, and does not read as if nothing had been run."""
+    scale = toy_scale(tmp_path)
+    kept = scale.read_text().partition("[stand_ins")[0]
+    fatal = "[tasks.sst-2]\nlearning_rate = 1e30\nbatch_size = 4\n"
+    scale.write_text(f'{kept}{fatal}[stand_ins.figure-5]\nmnli-m = "sst-2"\n')
+    sources = Sources(text=(text,), data=labelled)
+    assert reproduce("figure-5", out=tmp_path / "out", scale=str(scale), sources=sources) == 0
+    [figure] = json.loads((tmp_path / "out" / "reproduction.json").read_text())["tables"]
+    assert {cell["missing"] for cell in figure["cells"]} == {"every run diverged"}
+    assert "| diverged |" in (tmp_path / "out" / "reproduction.md").read_text()
+
+
+def test_the_signal_that_stops_the_work_is_passed_on(tmp_path: Path, labelled: Path) -> None:
+    class Stopped(Recorded):
+        def run(self, step: object) -> int:
+            return 15
+
+    work = Stopped(tmp_path, TINY, Sources(data=labelled), "cpu", Console())
+    work.done = []
+    assert work_through(work, work.steps([EXPERIMENTS["table-6"](TINY)])) == 15
+
+
+def test_cost_is_that_of_the_given_model(tmp_path: Path, labelled: Path) -> None:
+    steps, found = [], []
+    for width in (64, 128):
+        folder = tmp_path / str(width)
+        folder.mkdir()
+        config = {"vocab_size": 500, "hidden_size": width, "num_attention_heads": 2}
+        config |= {"num_hidden_layers": 2, "intermediate_size": 4 * width}
+        (folder / "bert_config.json").write_text(json.dumps(config))
+        sources = Sources(data=labelled, model=folder)
+        work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+        [*steps] = work.steps([EXPERIMENTS["table-2"](TINY)])
+        found.append(operations(work, steps[0]))
+    assert 3 < found[1] / found[0] < 4
+    work.sources = Sources(data=labelled, model=tmp_path / "nowhere")
+    with pytest.raises(BertkitError, match="no model directory"):
+        operations(work, steps[0])
 
 
 def test_whole_documents_are_drawn() -> None:

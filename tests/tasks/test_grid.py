@@ -87,3 +87,18 @@ def test_a_damaged_model_is_made_again(
         main(command)
     assert f"{best} has a damaged model: it is made again" in capfd.readouterr().err
     assert path.read_bytes() == whole == (out / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "model"])
+def test_a_pre_training_run_is_not_tuned_over(
+    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """`--model RUN --out RUN` would put a classifier where the pre-trained model was."""
+    (tmp_path / "t.csv").write_text("text,label\n" + "river,yes\nstone,no\n" * 4)
+    (tmp_path / "run" / name).mkdir(parents=True)
+    command = ["finetune", "classify", "--model", str(pretrained), "--out", str(tmp_path / "run")]
+    command += ["--train", str(tmp_path / "t.csv"), "--dev", str(tmp_path / "t.csv")]
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert f"has a {name} but no finetune.json" in capfd.readouterr().err
+    assert not (tmp_path / "run" / "finetune.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,10 @@ def test_the_journal_has_losses_and_rates(start: Start, tmp_path: Path) -> None:
 def test_a_diverged_run_says_so(start: Start, tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="diverged"):
         weights(start, tmp_path, learning_rate=1e30)
+
+
+@pytest.mark.parametrize("field", ["weight_decay", "max_gradient_norm"])
+def test_settings_that_are_no_numbers_are_refused(field: str) -> None:
+    """They would turn every weight to NaN, and the learning rate would be blamed."""
+    with pytest.raises(BertkitError, match=field):
+        Tuning(**{field: math.nan})  # type: ignore[arg-type]

@@ -225,6 +225,12 @@ def test_csv_with_quotes_and_line_ends_inside(file: File) -> None:
     assert counts.examples["row without column 'text'"] == f"{path}:5"
 
 
+def test_a_quote_left_open_swallows_nothing(file: File) -> None:
+    path = file("a.csv", 'text,id\nfirst,1\n"second,2\nthird,3\n')
+    with pytest.raises(BertkitError, match=r"a\.csv:3: bad quotes in the row that begins here"):
+        read(path)
+
+
 def test_tsv_takes_quotes_as_text(file: File) -> None:
     documents, _ = read(file("a.tsv", 'text\tlabel\n"Open quote\t1\nB "b" b\t0\n'))
     assert documents == ['"Open quote', 'B "b" b']

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -126,6 +128,33 @@ def test_nothing_to_read_is_an_error(
     with pytest.raises(BertkitError, match=message) as caught:
         find_sources([path])
     assert "\n" not in str(caught.value)
+
+
+def test_what_can_be_read_only_once_is_refused_or_left_out(tmp_path: Path) -> None:
+    """Its first bytes would be gone after the look at them, and a pipe may wait for ever."""
+    write(tmp_path / "a.txt")
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(BertkitError, match=r"b\.txt is a pipe or a device, and text is read twice"):
+        find_sources([str(tmp_path / "b.txt")])
+    found = [(Path(source.path).name, source.format) for source in find_sources([str(tmp_path)])]
+    assert found == [("a.txt", "text"), ("b.txt", "unknown")]
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "open" / "a.txt")
+    write(tmp_path / "shut" / "b.txt")
+    scan = os.scandir
+
+    def refuse(path: str) -> object:
+        if Path(path).name == "shut":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BertkitError, match=r"the folder .*shut cannot be read \(Permission denied"):
+        find_sources([str(tmp_path)])
 
 
 def test_no_paths_and_misspelt_formats_are_errors() -> None:

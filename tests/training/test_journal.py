@@ -291,3 +291,21 @@ def test_closing_twice_and_starting_again(monkeypatch: pytest.MonkeyPatch) -> No
     console.close()
     console.close()
     assert console.bar is None
+
+
+def test_training_goes_on_without_tensorboard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its events are a by-product: a full disk there is noted, once."""
+    log = Journal(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(log.events, "add_scalar", full)
+    log.write(step(1))
+    log.write(step(2))
+    log.close()
+    found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
+    note = ("note", "no more TensorBoard events: No space left on device")
+    assert found == [("step", None), note, ("step", None)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +231,21 @@ def test_examples_of_a_store_are_its_own(store: TokenStore) -> None:
     assert (corpus.tokens, corpus.vocabulary_size) == (store.tokens, store.vocabulary_size)
 
 
+def test_examples_without_random_sentences_read_the_corpus_once(store: TokenStore) -> None:
+    """Order swaps what follows, and single packs sentences: neither reads from elsewhere."""
+    for sentences in ("order", "single"):
+        options = PairOptions(max_length=64, sentences=sentences)
+        rows = plan_window(store, [0], options, 0, 0, 0)
+        found = store_corpus(store, [64], sentences).examples[64]
+        assert found.epoch_tokens <= 1
+        assert np.mean(found.lengths) == pytest.approx(
+            np.mean(rows["a_length"] + rows["b_length"]) + 64 - options.longest, rel=0.01
+        )
+        assumed = assumed_corpus("x", 1e6, 100, [64], sentences)
+        assert assumed.examples[64].epoch_tokens == 1
+        assert len(assumed.assumed) == 1
+
+
 SMALL = PretrainRecipe(
     model=ModelSize(hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
     phases=Phases(lengths=(32,), steps=(100,), batch_sizes=(8,), max_predictions=(5,)),
@@ -356,14 +372,32 @@ def test_text_is_sampled(
     held_out = TokenStore(store.folder, "held_out")
     tokens = 2 * (store.tokens + held_out.tokens)
     text = (str(tmp_path / "a"),)
-    found = measure_corpus(Size(text=text, tokenizer=tmp_path / "tokenizer"), [32])
+    found = measure_corpus(Size(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
     assert found.tokens == pytest.approx(tokens, rel=0.01)
     assert found.vocabulary_size == tokenizer.size
     assert "2 files" in found.title
     assert "1 of unknown type left out" in found.title
-    blind = measure_corpus(Size(text=text), [32])
+    (tmp_path / "a" / "three.txt.gz").write_bytes((tmp_path / "a" / "two.txt.gz").read_bytes()[:-9])
+    with pytest.raises(BertkitError, match=r"three\.txt\.gz cannot be read .*restore it"):
+        measure_corpus(Size(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
+    (tmp_path / "a" / "three.txt.gz").unlink()
+    blind = measure_corpus(Size(text=text), [32], "next")
     assert blind.tokens == pytest.approx(2 * len(corpus_text) / 4.7, rel=0.01)
     assert "4.7 bytes" in blind.assumed[0]
+
+
+def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    (tmp_path / "one.txt").write_text("A line.\nAnother line.\n")
+    size = Size(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
+    found = measure_corpus(size, [32], "next")
+    assert found.assumed[0] == "4.7 bytes a token, as the sample is of one document"
+    assert found.tokens == pytest.approx(22 / 4.7)
+    (tmp_path / "one.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
+    size = Size(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
+    message = "one.jsonl has text in column 'text'; known: body"
+    with pytest.raises(BertkitError, match=re.escape(str(tmp_path / message))):
+        measure_corpus(size, [32], "next")
 
 
 @pytest.mark.parametrize(
@@ -377,11 +411,12 @@ def test_text_is_sampled(
         (Size(tokens=0), "at least 1 token"),
         (Size(tokens=5, vocabulary_size=0), "--vocabulary-size"),
         (Size(tokens=5, column="y"), "are for --text"),
+        (Size(store=Path("nowhere"), vocabulary_size=9), "leave out its size"),
     ],
 )
 def test_corpora_that_are_not_there(size: Size, message: str) -> None:
     with pytest.raises(BertkitError, match=message) as error:
-        measure_corpus(size, [128])
+        measure_corpus(size, [128], "next")
     assert "\n" not in str(error.value)
 
 
@@ -394,7 +429,7 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert written["parameters"] == 110_106_428
     assert [len(found["steps"]) for found in written["answers"]] == [2, 2]
     assert written["phases"][0]["fit"]["memory"]["peak"] > 0
-    for wrong in ({"price": -1.0}, {"seconds": 0.0}, {"device": "cpu"}):
+    for wrong in ({"price": -1.0}, {"seconds": 0.0}, {"device": "cpu"}, {"seconds": 9.0}):
         with pytest.raises(BertkitError, match="--" + next(iter(wrong))):
             plan(machine="h100", corpus=Size(tokens=5), **wrong)
     with pytest.raises(BertkitError, match="--mfu is for a named"):
