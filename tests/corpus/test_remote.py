@@ -191,7 +191,7 @@ def test_a_cache_too_small_for_one_shard(
     with pytest.raises(CacheFullError, match="allow more gigabytes"):
         store.arrays(0)
     assert not list(store.folder.glob(".*.part"))
-    with pytest.raises(BertkitError, match="holds nothing"):
+    with pytest.raises(BertkitError, match="must be a number above 0, not 0"):
         TokenStore(served.url, cache=tmp_path / "cache", cache_gigabytes=0)
 
 
