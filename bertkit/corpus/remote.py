@@ -60,7 +60,8 @@ def open_remote(
             address(str(folder)), root, GIGABYTES if gigabytes is None else gigabytes
         )
         if not 0 < remote.gigabytes < float("inf"):
-            raise BertkitError(f"cache_gigabytes must be a number above 0, not {remote.gigabytes:g}")
+            given = f"{remote.gigabytes:g}"
+            raise BertkitError(f"cache_gigabytes must be a number above 0, not {given}")
         remote.refresh()
         return remote
     if not note.is_file():
