@@ -94,6 +94,8 @@ def new_file(path: Path) -> Iterator[Path]:
 
     After an error the old `path` stands. Disk errors here, not in the block, are `BertkitError`s.
     """
+    if path.is_dir():
+        raise BertkitError(f"{path} is a folder; give the name of a file")
     temporary = temporary_name(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,13 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody else has: containers may share a folder and their pids."""
+    """A name beside `path` that nobody else has: containers may share a folder and their pids.
+
+    Raises:
+        BertkitError: the path is a folder that something is in, such as ".".
+    """
+    if not path.name:
+        raise BertkitError(f"{path} has no name of its own to be written under; give another name")
     return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
 
 

@@ -66,7 +66,8 @@ def write_hugging_face(source: Source, folder: Path) -> Opened:
             longest = dataclasses.replace(source.pooling, longest=source.longest)
             write_pooling(inside, longest, source.config)
 
-    save_model(folder, source.model, source.tokenizer, details, extra=extra)
+    pooler = source.pooler or source.head not in ("encoder", "embedding")
+    save_model(folder, source.model, source.tokenizer, details, extra=extra, pooler=pooler)
     reader = "sentence_transformers" if source.head == "embedding" else "transformers"
     if importlib.util.find_spec(reader) is None:
         return read_back(read_source(folder).padded())

@@ -40,6 +40,7 @@ from bertkit.export.padded import INPUTS
 from bertkit.export.source import Source
 from bertkit.files import new_folder, sha256_file, write_json
 from bertkit.tasks.task import Part
+from bertkit.tokens.tokenizer import Tokenizer
 
 MANIFEST = "export.json"
 WRITERS: dict[str, Callable[[Source, Path], Opened]] = {
@@ -65,6 +66,10 @@ MAX_ERROR = 1e-4
 GELU_NOTE = (
     "trained with the GELU with erf; Google's code since February 2019 computes the tanh form, so "
     "its outputs differ slightly from those checked here"
+)
+CASE_NOTE = (
+    "vocab.txt does not say how text is normalised, and this tokenizer's rules are not those that "
+    "are inferred from it: keep tokenizer.json of the source, and compare ids"
 )
 
 
@@ -103,10 +108,13 @@ def export_model(source: Source, to: str, out: Path, check: Check = CHECK) -> di
 
     Raises:
         BertkitError: the format has no such network or head, the result differs by more than it
-            may, a library is missing, or the folder holds something else or cannot be written.
+            may, a library is missing, or the folder holds something else, the model itself say, or
+            cannot be written.
     """
     if to not in WRITERS:
         raise BertkitError(f"no format is called '{to}'{nearest(to, WRITERS)}")
+    if source.path.resolve().is_relative_to(out.resolve()):
+        raise BertkitError(f"{out} holds the model that is exported; choose another folder")
     if out.exists() and not (out / MANIFEST).is_file() and not is_empty(out):
         raise BertkitError(f"{out} exists and is no export; choose another folder")
     with new_folder(out) as folder:
@@ -148,8 +156,14 @@ def facts(source: Source, to: str, folder: Path, by: Sequence[str]) -> dict[str,
         found |= {"pooling": source.pooling.pooling, "normalize": source.pooling.normalize}
         found |= {"prompt": source.pooling.prompt, "lowercase": source.pooling.lowercase}
     found["longest"] = source.longest
-    if to == "tensorflow" and source.config.hidden_act == "gelu":
-        found["note"] = GELU_NOTE
+    if to == "tensorflow":
+        found["do_lower_case"] = source.tokenizer.lowercase
+        notes = [GELU_NOTE] if source.config.hidden_act == "gelu" else []
+        read, own = Tokenizer.load(folder), source.tokenizer
+        if (read.lowercase, read.strip_accents) != (own.lowercase, own.strip_accents):
+            notes.append(CASE_NOTE)
+        if notes:
+            found["note"] = "; ".join(notes)
     if (folder / ONNX_FILE).is_file():
         found |= graph_facts(folder / ONNX_FILE)
     elif (folder / PROGRAM_FILE).is_file():

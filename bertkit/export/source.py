@@ -101,9 +101,9 @@ def read_source(
     if head not in HEADS:
         raise BertkitError(f"no head is called '{head}'{nearest(head, HEADS)}")
     if head == "embedding" or (head == "auto" and (path / "modules.json").is_file()):
-        encoder, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
-        details = {"task": "embedding"}
-        return Source(path, "embedding", encoder, tokenizer, details, pooling=settings)
+        bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
+        details, pooler = {"task": "embedding"}, not bare.new
+        return Source(path, "embedding", bare.model, tokenizer, details, None, settings, pooler)
     if pooling != "auto" or normalize is not None:
         raise BertkitError("--pooling and --normalize are of --head embedding; add it")
     if head == "auto" and is_tuned(model_folder(path)):

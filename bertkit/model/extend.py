@@ -24,6 +24,7 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.families import family_names
 from bertkit.model.features import HEAD_FILE
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import modules_of
 from bertkit.model.saving import check_free, describe
 from bertkit.model.start import Start, model_folder
 from bertkit.model.weights import write_tensors
@@ -262,6 +263,19 @@ def extend_model(
         write_json(folder / "bertkit.json", details)
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
+        copy_modules(source, folder)
+
+
+def copy_modules(source: Path, folder: Path) -> None:
+    """What a directory of sentence-transformers says of pooling, prompts and lengths."""
+    if not (source / "modules.json").is_file():
+        return
+    named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
+    for name in (*named, *modules_of(source).values()):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+        elif name and (source / name).is_dir():
+            shutil.copytree(source / name, folder / name)
 
 
 def check_out(model: Path, out: Path) -> None:

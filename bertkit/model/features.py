@@ -187,7 +187,7 @@ class FeatureModel(nn.Module):
             hidden = torch.cat([hidden, second], dim=-1)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
-        return self.classifier(self.dropout(hidden))
+        return self.classifier(self.dropout(hidden.float()))  # a middle layer may be in bf16
 
 
 def head_state(model: nn.Module) -> dict[str, Tensor]:

@@ -152,8 +152,11 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     where = folder / modules["Pooling"] / "config.json"
     transformer = optional_json(weights / "sentence_bert_config.json")
     described = optional_json(folder / "config_sentence_transformers.json")
-    prompt = (described.get("prompts") or {}).get(described.get("default_prompt_name")) or ""
-    pooling = read_json(where)
+    prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
+    prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
+    if not isinstance(prompt, str):
+        raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
+    pooling = optional_json(where)
     if prompt and not pooling.get("include_prompt", True):
         raise BertkitError(
             f"{where}: the prompt is left out of the mean, which is not supported; choose --pooling"
@@ -174,6 +177,9 @@ def modules_of(folder: Path) -> dict[str, str]:
         found = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in read_json(path)}
     except (TypeError, KeyError):
         raise BertkitError(f"{path} is no list of modules; copy it again") from None
+    for place in found.values():
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise BertkitError(f"{path}: the module {place} is not inside the directory")
     known = {"Transformer", "Pooling", "Normalize"}
     if wrong := sorted({*found} - known) or sorted({"Transformer", "Pooling"} - {*found}):
         raise BertkitError(
@@ -225,9 +231,11 @@ def pooling_of(mode: str, config: ModelConfig, source: Path) -> str:
 
 def window_of(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Tokens that sentence-transformers reads of a text; 0 where the files do not say."""
-    if transformer.get("max_seq_length"):
-        return int(transformer["max_seq_length"])
-    longest = optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
+    longest = transformer.get("max_seq_length")
+    if not longest:
+        longest = optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
+    if not isinstance(longest, int | float):
+        raise BertkitError(f"{weights}: the longest text is {longest!r}, no number of tokens")
     return int(longest) if longest < 1e6 else 0  # transformers writes 1e30 for "no limit"
 
 

@@ -49,6 +49,7 @@ def save_model(
     details: Mapping[str, Any],
     *,
     extra: Callable[[Path], object] = lambda folder: None,
+    pooler: bool = True,
 ) -> None:
     """Write a complete model directory, or, after any error, nothing.
 
@@ -58,6 +59,7 @@ def save_model(
         tokenizer: the one whose ids the model knows.
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
         extra: writes more files into the folder it is given.
+        pooler: whether the pooler, if there is one, was trained.
 
     Raises:
         BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
@@ -71,7 +73,8 @@ def save_model(
         described = describe(model, config, details)
         write_json(folder / "config.json", described)
         family, (architecture,) = described["model_type"], described["architectures"]
-        tensors = foreign_tensors(model, family, pooler=has_pooler(family, architecture))
+        wanted = pooler and has_pooler(family, architecture)
+        tensors = foreign_tensors(model, family, pooler=wanted)
         write_tensors(folder / "model.safetensors", tensors, format="pt")
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
@@ -84,7 +87,9 @@ def check_free(directory: Path) -> None:
     Raises:
         BertkitError: it holds something else than a model.
     """
-    if directory.exists() and not (directory / "config.json").is_file():
+    signs = ("bertkit.json", "*.safetensors", "*.bin")  # other things have a config.json, too
+    weights = any(path for sign in signs for path in directory.glob(sign))
+    if directory.exists() and not (weights and (directory / "config.json").is_file()):
         empty = directory.is_dir() and not any(directory.iterdir())
         if not empty:
             raise BertkitError(f"{directory} exists and is no model directory; choose another")

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.model.directory import check_vocabulary, load_model
+from bertkit.model.directory import Loaded, check_vocabulary, load_model
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import prepare_encoder
 from bertkit.model.pooling import (
@@ -220,14 +220,15 @@ def load_embedder(
         BertkitError: there is no model, it is damaged, has no pooler where that is asked for, or
             its directory names a module or a pooling that is not known.
     """
-    encoder, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
+    loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
+    encoder = loaded.model
     where = choose_device(device)
     return Embedder(encoder, tokenizer, settings, where, choose_mode(precision, where))
 
 
 def read_embedder(
     path: Path, *, pooling: str = "auto", normalize: bool | None = None
-) -> tuple[Encoder, Tokenizer, TextPooling]:
+) -> tuple[Loaded[Encoder], Tokenizer, TextPooling]:
     """Encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
     folder = model_folder(path) if not (path / "modules.json").is_file() else path
     folder, settings = read_pooling(folder) if pooling == "auto" else explicit(folder, pooling)
@@ -240,7 +241,7 @@ def read_embedder(
     tokenizer = Tokenizer.load(folder)
     if tokenizer.lowercase:
         settings = replace(settings, lowercase=False)
-    return loaded.model, tokenizer, settings
+    return loaded, tokenizer, settings
 
 
 def explicit(folder: Path, pooling: str) -> tuple[Path, TextPooling]:

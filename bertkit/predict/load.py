@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_json
 from bertkit.model.families import heads_of
+from bertkit.model.pooling import optional_json
 from bertkit.model.saving import HEADS
 from bertkit.model.start import model_folder, read_details
 from bertkit.predict.predictor import Predictor, load_pretrained
@@ -47,8 +47,8 @@ def load(
 
 def is_tuned(folder: Path) -> bool:
     """Whether a model directory holds a tuned model."""
-    if read_details(folder).get("task") in TASKS:
+    if str(read_details(folder).get("task")) in TASKS:
         return True
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    named = optional_json(folder / "config.json").get("architectures")
     tuned = {head for head, _ in HEADS.values()}
-    return any(tuned & heads_of(name) for name in config.get("architectures") or ())
+    return isinstance(named, list) and any(tuned & heads_of(str(name)) for name in named)

@@ -176,7 +176,9 @@ def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor
     """
     directory = model_folder(Path(directory))
     model = load_pretraining_model(directory)
-    objectives = (read_details(directory).get("recipe") or {}).get("objectives") or {}
+    recipe = read_details(directory).get("recipe")
+    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
     albert = "order" if model.config.share_layers else "next"  # of other people's models
-    order = objectives.get("sentences", albert) == "order"
+    known = objectives if isinstance(objectives, dict) else {}
+    order = known.get("sentences", albert) == "order"
     return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)

@@ -188,6 +188,9 @@ class Body:
         except TimeoutError:
             late = f"the body did not come within {self.limits.deadline:g} s"
             raise HTTPException(408, late, {"connection": "close"}) from None
+        if message["type"] == "http.disconnect":  # in the middle of the body
+            self.gone = True
+            raise asyncio.CancelledError
         self.size += len(message.get("body", b""))
         if self.size > self.limits.max_bytes:
             raise HTTPException(413, too_large(self.limits.max_bytes).message)

@@ -11,6 +11,7 @@ from bertkit.predict.words import words_of
 from bertkit.serve import answers, bodies
 from bertkit.serve.answers import ErrorAnswer, Predictions
 from bertkit.serve.bodies import Asked
+from bertkit.serve.limits import CHARACTERS_OF_TOKEN
 from bertkit.serve.serving import Predicted, Serving, as_response, size_of
 from bertkit.serve.works import choice_inputs, question_inputs, text_inputs, words_inputs
 
@@ -59,7 +60,11 @@ def task_routes(serving: Serving) -> APIRouter:
 
     @routes.post("/choose", summary="One of several ways to go on")
     async def choose(asked: Asked[bodies.Choices]) -> Predictions[answers.Choice]:
-        size = sum(size_of(one.choices) + len(one.choices) * len(one.text) for one in asked.inputs)
+        least = 3 * CHARACTERS_OF_TOKEN  # of each choice: [CLS] and twice [SEP]
+        size = sum(
+            size_of(one.choices) + len(one.choices) * (least + len(one.text))
+            for one in asked.inputs
+        )
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_inputs)
         rows = [{**one._asdict(), "probabilities": list(one.probabilities)} for one in found.result]
         return Predictions(**answer(found, rows))
@@ -68,7 +73,10 @@ def task_routes(serving: Serving) -> APIRouter:
         "/tag", summary="Tags of words, and entities", response_model=Predictions[answers.Tagging]
     )
     async def tag(asked: Asked[bodies.Words]) -> Response:
-        size = size_of(text for one in asked.inputs for text in (one.text, *(one.words or ())))
+        size = size_of(one.text for one in asked.inputs)
+        size += sum(  # a word is at least a token
+            max(CHARACTERS_OF_TOKEN, len(word)) for one in asked.inputs for word in one.words or ()
+        )
         found = await serving.predict("tag", asked.model, asked.inputs, size, words_inputs)
         words = sum(len(one.tags) for one in found.result)
         return await as_response(5 * words, tagging_body, found, asked)

@@ -124,6 +124,8 @@ def split_name(given: str) -> tuple[str, Path]:
         BertkitError: the name has other characters than letters, digits and ._:-
     """
     name, equals, path = given.partition("=")
+    if Path(given).exists():  # as in runs/lr=3e-5
+        equals = ""
     folder = Path(path if equals else given)
     if not equals:
         whole = folder.absolute()

@@ -222,6 +222,18 @@ def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) ->
     return READERS[name](path, counts, scoring)
 
 
+def split_file(name: str, split: str, files: Files) -> str:
+    """The file that `read_split` reads.
+
+    Raises:
+        BertkitError: there is no such split or file.
+    """
+    key = name.lower()
+    if key in GLUE:
+        return str(find_file(key, GLUE[key], folder_of(files, key), split))
+    return official_path(key, split, files) if key in KIND_OF else file_of(files, split)
+
+
 def read_split(
     name: str, split: str, files: Files, columns: Columns, counts: TextCounts
 ) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
+from bertkit.files import keep_apart, write_json
 from bertkit.predict.engine import check_change
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
@@ -18,7 +18,7 @@ from bertkit.tasks.grid import shown_scores
 from bertkit.tasks.own import KINDS, Files
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import KIND_OF, official_writer
-from bertkit.tasks.sets import read_split
+from bertkit.tasks.sets import read_split, split_file
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.predict import remembered
@@ -84,6 +84,10 @@ def evaluate(
         )
     known = remembered(columns, predictor) if key in KINDS else columns
     inputs = read_split(task, split, Files(**vars(files)), known, counts)
+    if out is not None:
+        read = [split_file(task, split, Files(**vars(files)))]
+        for ending in (".jsonl", ".csv", ".txt", "-scores.json"):
+            keep_apart(out / f"{split}{ending}", read)
     labelled = is_labelled(inputs)
     if not labelled and out is None:
         raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")

@@ -69,6 +69,9 @@ def export(
     bound
         The most that the deciding metric may fall on --dev, in points of 100.
     """
+    for file in (inputs, dev):
+        if file and Path(file).resolve().is_relative_to(out.resolve()):
+            raise BertkitError(f"{file} lies in {out}, which is replaced; choose another --out")
     source = read_source(model, head=head, pooling=pooling, normalize=normalize)
     counts = TextCounts()
     check = Check(max_error=max_error, bound=bound)
@@ -111,6 +114,8 @@ def described(out: Path, manifest: Mapping[str, Any]) -> list[str]:
     """What a manifest says, in a few lines."""
     size = sum(file["bytes"] for file in manifest["files"].values())
     lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
+    if note := manifest.get("note"):
+        lines.append(f"note: {note}")
     check = manifest["check"]
     told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
     for name, one in check["outputs"].items():

@@ -125,9 +125,10 @@ def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
 
 def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
     """The columns as given; what was not, as `bertkit.json` says that the model was tuned with."""
+    known = details.get("columns")
     changes: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in (details.get("columns") or {}).items()
+        for name, value in (known if isinstance(known, dict) else {}).items()
         if name in NAMING and name not in columns.given
     }
     return replace(columns, **changes)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
@@ -16,10 +17,12 @@ from bertkit.export.examples import Opened, built_in, padded_arrays, run_exporte
 from bertkit.export.export import Check, compare, export_model
 from bertkit.export.padded import OUTPUTS
 from bertkit.export.source import Source, read_source
+from bertkit.files import temporary_name
 from bertkit.model.tensorflow import read_checkpoint
 from bertkit.predict.embedding import load_embedder
 from bertkit.predict.load import load
 from bertkit.tasks.inputs import TextInput
+from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.verbs.export import export
 
 EVERY = {
@@ -201,6 +204,45 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
     with pytest.raises(BertkitError, match="mine exists and is no export; choose another folder"):
         export_model(plain, "tensorflow", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(BertkitError, match="has no name of its own"):
+        temporary_name(Path())
+
+
+def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: Path) -> None:
+    out = tmp_path / "hf"
+    export_model(read_source(models / "encoder"), "huggingface", out)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(BertkitError, match="hf holds the model that is exported"):
+        export_model(read_source(out), "tensorflow", out)
+    (out / "dev.csv").write_text("text\nriver\n")
+    with pytest.raises(BertkitError, match=r"dev\.csv lies in .*hf, which is replaced"):
+        export(models / "encoder", to="tensorflow", out=out, inputs=str(out / "dev.csv"))
+    assert before.items() <= {path: path.read_bytes() for path in out.iterdir()}.items()
+
+
+@pytest.mark.parametrize("head", ["encoder", "embedding"])
+def test_a_pooler_that_nothing_trained_is_not_exported(
+    models: Path, tmp_path: Path, head: str
+) -> None:
+    """A model of masked words alone has none; one drawn at random would pass for a real one."""
+    for number in range(2):
+        source = read_source(models / "left_to_right", head=head)
+        export_model(source, "huggingface", tmp_path / str(number))
+    first, second = (load_file(tmp_path / str(n) / "model.safetensors") for n in range(2))
+    assert not any("pooler" in name for name in first)
+    assert first.keys() == second.keys()
+    assert not read_source(tmp_path / "0", head="encoder").pooler
+
+
+def test_rules_that_vocab_txt_cannot_say_are_noted(models: Path, tmp_path: Path) -> None:
+    source = read_source(models / "encoder")
+    plain = export_model(source, "tensorflow", tmp_path / "plain")
+    assert plain["do_lower_case"] is True
+    assert "vocab.txt does not say" not in plain["note"]
+    pieces = source.tokenizer.vocabulary
+    accents = Tokenizer.from_vocabulary(pieces, lowercase=True, strip_accents=False)
+    found = export_model(replace(source, tokenizer=accents), "tensorflow", tmp_path / "accents")
+    assert "vocab.txt does not say how text is normalised" in found["note"]
 
 
 def spoiled(source: Source, amount: float) -> Any:

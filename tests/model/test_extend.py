@@ -23,6 +23,7 @@ from bertkit.model.extend import (
     pieces_of,
 )
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
 from bertkit.model.saving import save_model
 from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import ClassificationModel
@@ -262,6 +263,18 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
     with pytest.raises(BertkitError, match="is no model directory"):
         extend_model(start, vocabulary("aa"), tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+    (tmp_path / "notes" / "config.json").write_text("{}")  # other things have one, too
+    with pytest.raises(BertkitError, match="is no model directory"):
+        extend_model(start, vocabulary("aa"), tmp_path / "notes")
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+
+
+def test_how_texts_become_vectors_is_kept(tmp_path: Path, small: Tokenizer) -> None:
+    start = save(tmp_path / "old", small, "encoder")
+    wanted = TextPooling("cls", normalize=False, longest=16, prompt="query: ")
+    write_pooling(start.path, wanted, start.config)
+    extend(start, tmp_path / "new", "coenzyme")
+    assert read_pooling(tmp_path / "new")[1] == read_pooling(tmp_path / "old")[1] == wanted
 
 
 def test_words_are_chosen_by_the_pieces_they_save(small: Tokenizer) -> None:

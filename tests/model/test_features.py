@@ -25,6 +25,7 @@ from bertkit.model.features import (
     save_feature_model,
     width_of,
 )
+from bertkit.model.inference import MODES, check_mode, prepare_encoder
 from bertkit.model.start import read_start
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -312,3 +313,24 @@ def test_weights_begin_equal(deep: ModelConfig, batch: Any) -> None:
     states: list[Tensor] = model.encoder.layers_of(batch(5, 3))
     mean = torch.stack(states[1:]).mean(0)
     torch.testing.assert_close(combine(states, "weighted-sum", model.mix), mean)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_every_layer_in_every_precision(
+    layers: str, head: str, mode: str, deep: ModelConfig, small_units: None
+) -> None:
+    try:
+        check_mode(mode)
+    except BertkitError as error:
+        pytest.skip(str(error))
+    torch.manual_seed(0)
+    model = FeatureModel(deep, 3, layers, head).eval()
+    packed = pack([[2, 7, 9, 8, 3], [2, 11, 3]])
+    with torch.inference_mode():
+        wanted = model(packed)
+        prepare_encoder(model.encoder, mode)
+        found = model(packed)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.1)

@@ -20,11 +20,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bertkit.errors import BertkitError
+from bertkit.export.source import read_source
 from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_encoder, load_model, load_pretraining_model
+from bertkit.model.directory import (
+    load_config,
+    load_encoder,
+    load_model,
+    load_pretraining_model,
+)
 from bertkit.model.encoder import Encoder
+from bertkit.model.pooling import TextPooling, write_pooling
 from bertkit.model.start import read_start
 from bertkit.model.weights import load_state, read_tensors
+from bertkit.predict.embedding import load_embedder
+from bertkit.predict.load import load as load_anything
 from bertkit.tasks.load import load_task_model
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -368,3 +377,34 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "features.npy.json", {"sha256": sha256_file(path)})
     is_refused(read_npy, path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("bertkit.json", {"task": []}),
+        ("bertkit.json", {"recipe": "x"}),
+        ("bertkit.json", {"recipe": {"objectives": [1]}}),
+        ("config.json", {"architectures": 7}),
+        ("config.json", {"architectures": [[]]}),
+        ("modules.json", [{"type": "a.Transformer", "path": "../.."}]),
+        ("modules.json", [{"type": "a.Transformer", "path": "/etc"}]),
+        ("config_sentence_transformers.json", {"prompts": [1], "default_prompt_name": "a"}),
+        ("config_sentence_transformers.json", {"prompts": {"a": 1}, "default_prompt_name": "a"}),
+        ("config_sentence_transformers.json", {"prompts": {}, "default_prompt_name": []}),
+        ("sentence_bert_config.json", {"max_seq_length": "abc"}),
+        ("tokenizer_config.json", {"model_max_length": "x"}),
+        ("1_Pooling/config.json", []),
+    ],
+)
+def test_absurd_descriptions_end_in_a_model_or_in_one_line(
+    file: str, changes: Any, model: Path, tokenizer: Tokenizer
+) -> None:
+    write_pooling(model, TextPooling("mean"), load_config(model))
+    path = model / file
+    known = read_json(path) if path.is_file() else {}
+    if file == "tokenizer_config.json":
+        (model / "sentence_bert_config.json").unlink()
+    write_json(path, {**known, **changes} if isinstance(changes, dict) else changes)
+    for read in (load_anything, read_source, load_embedder):
+        assert model_or_line(read, model)

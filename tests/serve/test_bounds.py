@@ -64,6 +64,27 @@ def test_the_end_comes_even_if_a_request_does_not_end(client: TestClient) -> Non
     assert server.force_exit
 
 
+def test_a_client_that_leaves_within_its_body_is_counted_so(
+    serve: Callable[..., TestClient],
+) -> None:
+    own = serve("classify")
+    parts = iter([{"type": "http.request", "body": BODY[:9], "more_body": True}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(parts, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/classify", "headers": headers}
+    asyncio.run(own.app({**scope, "query_string": b"", "app": own.app}, receive, send))
+    assert sent == []
+    lines = [line for line in own.get("/metrics").text.splitlines() if 'status="499"' in line]
+    assert any(line.endswith(" 1.0") for line in lines), lines
+
+
 def test_nothing_is_computed_for_clients_that_left(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +141,8 @@ def test_nothing_is_computed_for_clients_that_left(
 
 LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "choices": ("choose", {"inputs": [{"text": "a " * 500, "choices": ["b"] * 256}]}),
+    "blank choices": ("choose", {"inputs": [{"text": "", "choices": [""] * 256}] * 3}),
+    "blank words": ("tag", {"inputs": [{"text": "", "words": [""] * (MOST + 1)}]}),
     "context": ("answer", {"inputs": [{"question": "who", "context": "a " * 10_000}]}),
     "masks": ("fill-mask", {"inputs": [{"text": "[MASK]" * 100}]}),
     "guesses": ("fill-mask", {"inputs": [{"text": "[MASK]", "top": 60}] * 900}),
@@ -132,7 +155,7 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_is_too_long_is_refused_before_it_is_cut(
     serve: Callable[..., TestClient], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = serve("choose", "answer", "pretrained", limits=Limits(max_queue=MOST))
+    own = serve("choose", "tag", "answer", "pretrained", limits=Limits(max_queue=MOST))
     serving: Any = own.app.state.serving  # type: ignore[attr-defined]
     for model in serving.models.values():
         for route in ("encode_batch", "encode", "encode_pair"):

@@ -177,6 +177,11 @@ def test_names_of_models(models: Path, tmp_path: Path) -> None:
     assert split_name("a=runs/mine") == ("a", Path("runs/mine"))
     with pytest.raises(BertkitError, match="cannot be a model's name"):
         split_name("a b=runs/mine")
+    (tmp_path / "lr=3e-5" / "model").mkdir(parents=True)
+    grid = tmp_path / "lr=3e-5"
+    assert split_name(f"mine={grid}") == ("mine", grid)
+    with pytest.raises(BertkitError, match=f"take letters, .* as in mine={grid}"):
+        split_name(str(grid))
     metrics = Metrics()
     one = str(models / "tag")
     for given, message in (

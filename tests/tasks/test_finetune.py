@@ -315,6 +315,13 @@ def test_other_data_to_predict_of_a_finished_grid(
         capsys, "evaluate", "classify", "--model", out, "--test", asked, "--split", "test"
     )
     assert "finite number above 0" in fails(capsys, *command, "--learning-rate", "nan")
+    assert "--keep must be at least 1" in fails(capsys, *command, "--keep", "0")
+    own = write("test.jsonl", '{"text": "river"}\n')
+    assert "test.jsonl is what is read" in fails(
+        capsys, "evaluate", "classify", "--model", out, "--test", own, "--split", "test",
+        "--out", own.parent,
+    )  # fmt: skip
+    assert own.read_text() == '{"text": "river"}\n'
 
 
 def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path) -> None:
