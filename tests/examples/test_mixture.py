@@ -38,7 +38,7 @@ from bertkit.model.directory import load_pretraining_model
 from bertkit.tokens.normalize import is_cjk
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training import pretrain as module
-from bertkit.training.batches import held_out_batches, held_out_of, training_examples
+from bertkit.training.batches import held_out_batches, held_out_of, held_out_rows, training_examples
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
@@ -464,7 +464,8 @@ def test_held_out_examples_have_the_shares(
     rows = MixtureTable(held_out, OPTIONS, 0).first(60)
     seen = np.bincount(members_of(held_out, rows["a_shard"]), minlength=len(languages))
     assert np.abs(seen - 60 * np.array(held_out.shares)).max() < 2
-    first, second = (list(held_out_batches(TOY, held_out, 0)) for _ in range(2))
+    evaluated = held_out_rows(TOY, held_out, 0)
+    first, second = (list(held_out_batches(TOY, held_out, 0, evaluated)) for _ in range(2))
     assert contents(first) == contents(second)
     assert sum(len(batch.next_labels) for batch in first) == 24
     table, _ = training_examples(TOY, mixture, 0)
