@@ -13,7 +13,7 @@ from cyclopts import App, Group
 import bertkit
 from bertkit.config import FLAGS, parse, recipe_flags
 from bertkit.errors import BertkitError, nearest
-from bertkit.processes import rank
+from bertkit.processes import is_alone, rank
 
 STORY = {
     "Start": {
@@ -141,7 +141,7 @@ def program() -> None:
     try:
         main()
     except SystemExit as end:
-        if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(end.code, int):
+        if is_alone() or not isinstance(end.code, int):
             raise
         sys.stdout.flush()
         sys.stderr.flush()

@@ -260,8 +260,8 @@ def keep_apart(out: Path, inputs: Iterable[str]) -> None:
     Raises:
         BertkitError: it is one of them.
     """
-    for path in inputs:
-        if out.exists() and Path(path).exists() and out.samefile(path):
+    for path in inputs if out.exists() else ():
+        if Path(path).exists() and out.samefile(path):
             raise BertkitError(f"{out} is what is read; give what is written another name")
 
 

@@ -24,6 +24,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def is_alone() -> bool:
+    """Whether this process is the only one of its run, by torchrun's variable."""
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def begin_worker(*, interrupted: bool = False) -> None:
     """Tie this worker process to the one that started it: it ends when that one was killed.
 

@@ -99,9 +99,8 @@ def model_folder(path: Path) -> Path:
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
-    if (
-        path.name and path.with_name(f"{path.name}.index").is_file()
-    ):  # the prefix of a Google checkpoint
+    # the prefix of a Google checkpoint
+    if path.name and path.with_name(f"{path.name}.index").is_file():
         return path
     if path.is_dir():
         raise BertkitError(

@@ -10,7 +10,7 @@ from bertkit.model.directory import read_config
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.start import model_folder
 from bertkit.reproduce.scales import Scale
-from bertkit.reproduce.tables import BASE, Job
+from bertkit.reproduce.tables import Job
 from bertkit.reproduce.work import Step, Work
 from bertkit.training.devices import choose_device, matmul_peak, training_flops
 from bertkit.training.recipe import PretrainRecipe
@@ -73,13 +73,12 @@ def machine_speed(work: Work) -> tuple[float, float]:
 
 def operations(work: Work, step: Step) -> float:
     """Floating-point operations of a step."""
-    recipe, model = work.recipe(step.flags), work.sources.model
+    recipe = work.recipe(step.flags)
     config = recipe.config(work.scale.vocabulary_size)
     if step.job is None:
         return pretraining_operations(recipe, config)
-    if model is not None and step.variant == BASE and not step.job.at:
-        config = config_of(model)
-    return tuning_operations(work.scale, step.job, config)
+    given = work.given(step.variant, step.job.at)
+    return tuning_operations(work.scale, step.job, config_of(given) if given else config)
 
 
 def config_of(model: Path) -> ModelConfig:

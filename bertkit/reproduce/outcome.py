@@ -51,12 +51,12 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
         *("nsp_accuracy", "nsp_majority"),
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
-    own_model = variant == BASE and work.sources.model is not None
+    given = work.given(variant)
     finished = work.is_trained(variant, own=True)
     if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
         last["nsp_majority"] = last_majority(work, flags)
     return {
-        "model": work.sources.model.name if own_model and work.sources.model else "",
+        "model": given.name if given else "",
         "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
         "updates": max((int(str(r.get("step", 0))) for r in records), default=0),
@@ -137,7 +137,7 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
 
 def given_model(work: Work, job: Job) -> str:
     """The name of the model that stands in the place of the scale's own; "" where none does."""
-    model = work.sources.model if job.variant == BASE and not job.at else None
+    model = work.given(job.variant, job.at)
     return "" if model is None else model.resolve().name
 
 

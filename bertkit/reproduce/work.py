@@ -79,10 +79,14 @@ class Work:
         """The recipe of a variant."""
         return read_recipe(PretrainRecipe, self.scale.recipe, self.scale.recipe_flags(flags))
 
+    def given(self, variant: str, at: int = 0) -> Path | None:
+        """The model that `--model` puts in the place of a network, if it does."""
+        return self.sources.model if variant == BASE and not at else None
+
     def network(self, variant: str, at: int = 0) -> Path:
         """The model of a variant, at its end or after so many updates."""
-        if variant == BASE and self.sources.model is not None and not at:
-            return self.sources.model
+        if given := self.given(variant, at):
+            return given
         folder = self.out / "networks" / variant
         return folder / "models" / f"step-{at:08d}" if at else folder
 
@@ -93,7 +97,7 @@ class Work:
             variant: of the scale.
             own: the scale's own network is meant, whatever `--model` says.
         """
-        if variant == BASE and self.sources.model is not None and not own:
+        if self.given(variant) and not own:
             return True
         ends = [r for r in self.journal(variant) if r["kind"] == "end"]
         return bool(ends) and ends[-1]["reason"] == "finished"
@@ -162,8 +166,7 @@ class Work:
         steps = []
         for variant, flags in variants.items():
             own = [job for job in possible if job.variant == variant]
-            own_model = variant == BASE and self.sources.model is not None
-            if variant in needed and (not own_model or any(job.at for job in own)):
+            if variant in needed and (not self.given(variant) or any(job.at for job in own)):
                 steps.append(Step(variant, flags))
             steps += [Step(variant, flags, job) for job in own]
         return steps

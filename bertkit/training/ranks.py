@@ -29,6 +29,7 @@ from torch import Tensor
 import bertkit
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import write_text
+from bertkit.processes import is_alone
 
 Result = TypeVar("Result")
 
@@ -231,8 +232,7 @@ def mark_of_first(folder: Path, ranks: Ranks) -> str:
 def local_device(name: str) -> str:
     """The device called `name` for this process: each on a host takes a GPU of its own."""
     local = os.environ.get("LOCAL_RANK")
-    several = os.environ.get("WORLD_SIZE", "1") != "1"
-    if not several or local is None or name not in ("auto", "cuda"):
+    if is_alone() or local is None or name not in ("auto", "cuda"):
         return name
     return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else name
 

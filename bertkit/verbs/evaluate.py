@@ -83,9 +83,10 @@ def evaluate(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
         )
     known = remembered(columns, predictor) if key in KINDS else columns
-    inputs = read_split(task, split, Files(**vars(files)), known, counts)
+    where = Files(**vars(files))
+    inputs = read_split(task, split, where, known, counts)
     if out is not None:
-        read = [split_file(task, split, Files(**vars(files)))]
+        read = [split_file(task, split, where)]
         for ending in (".jsonl", ".csv", ".txt", "-scores.json"):
             keep_apart(out / f"{split}{ending}", read)
     labelled = is_labelled(inputs)

@@ -90,9 +90,11 @@ def check_out(out: Path, format: str, file: str) -> None:  # noqa: A002
         BertkitError: see `feature_format`; or the file is one of those that hold the texts.
     """
     feature_format(out, format)
-    read = [source.path for source in find_sources([file])]
-    keep_apart(out, read)
-    keep_apart(out.with_name(f"{out.name}.json"), read)  # of .npy
+    written = (out, out.with_name(f"{out.name}.json"))  # the second one of .npy
+    if any(path.exists() for path in written):  # an address is not asked for its files for nothing
+        read = [source.path for source in find_sources([file])]
+        for path in written:
+            keep_apart(path, read)
 
 
 class Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from bertkit.config import FLATTEN, as_json, claim_settings
 from bertkit.corpus.prepare import PrepareOptions, check_inputs
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.processes import rank
+from bertkit.processes import is_alone, rank
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import check_precision, choose_device
@@ -105,7 +104,7 @@ def pretrain(
     timeout
         Of several processes: seconds to wait for another one before giving it up.
     """
-    if corpus.text and os.environ.get("WORLD_SIZE", "1") != "1":
+    if corpus.text and not is_alone():
         raise BertkitError(
             "several processes cannot begin with --text; make a store with `bertkit prepare` once "
             "and give --store"
