@@ -16,11 +16,10 @@ from benchmarks.exports import export, fused_operators
 from benchmarks.peers import Contestant, OnnxPeer, TransformersPeer, build_head, tune
 from benchmarks.workloads import Workload
 from bertkit.model.directory import load_model
+from bertkit.model.inference import possible_modes
 from bertkit.predict.engine import Engine
 from bertkit.tasks.task import Encoded, Item, Items, Part
 
-MODES = ("fp32", "bf16", "int8")
-"""Of bertkit."""
 REFERENCE = "transformers fp32, sorted"
 AS_GIVEN = "transformers fp32, padded as given"
 
@@ -79,7 +78,7 @@ def make_field(
             "fused_operators": {name: fused_operators(path) for name, path in paths.items()},
             "tokens_per_second_by_graph_and_batch": rates,
         }
-    for mode in MODES:
+    for mode in possible_modes():
         makers[f"bertkit {mode}"] = partial(Bertkit, model, head, mode)
     return Field(makers, details)
 

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
 from bertkit.export.graph import silence
-from bertkit.model.inference import MODES
+from bertkit.model.inference import possible_modes
 from bertkit.predict.embedding import Embedder, load_embedder
 from bertkit.tasks.glue import read_glue
 from bertkit.text.lines import TextCounts
@@ -121,7 +121,8 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
     texts = sentences(data, settings.texts)
     theirs, batch = reference(model, texts, settings.batches)
     embedders: dict[str, Embedder] = {
-        f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode) for mode in MODES
+        f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
+        for mode in possible_modes()
     }
     lengths = [text.tokens for text in embedders["bertkit fp32"].encode(texts)]
     contestants = {REFERENCE: theirs, **{name: one.many for name, one in embedders.items()}}

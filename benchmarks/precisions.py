@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.quality import METRICS, dataset
 from benchmarks.record import data_folder, write_result
 from benchmarks.slices import make_slices
-from bertkit.model.inference import MODES
+from bertkit.model.inference import possible_modes
 from bertkit.predict.tasks import TaskPredictor
 
 POSITIONS = 512
@@ -42,10 +42,11 @@ def main() -> None:
             print(f"{task}: no model in {model}; run benchmarks.quality first")
             continue
         found = dataset(task, data, work / "slices", POSITIONS)
-        by_mode = {mode: scores(model, found, mode) for mode in MODES}
+        by_mode = {mode: scores(model, found, mode) for mode in possible_modes()}
         for metric in metrics:
-            row = {mode: round(100 * by_mode[mode][metric], 2) for mode in MODES}
-            row["int8_minus_fp32"] = round(row["int8"] - row["fp32"], 2)
+            row = {mode: round(100 * by_mode[mode][metric], 2) for mode in by_mode}
+            if "int8" in row:
+                row["int8_minus_fp32"] = round(row["int8"] - row["fp32"], 2)
             rows[f"{task}, {metric}"] = {"inputs": len(found.dev[0][1]), **row}
             print(task, metric, row, flush=True)
     print(write_result("precisions", rows))

@@ -3,6 +3,9 @@
 `python -m benchmarks.reference` makes the Trainer's runs, this module bertkit's; both skip what is
 done in the work folder. Then the table: medians, spreads, and whether our median is within one
 standard deviation of the reference or better.
+
+The results file keeps the scores of every run by seed, and what a work folder has is added to them:
+a run takes up to an hour, and they need not be made on one machine or on one day.
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import data_folder, write_result
+import torch
+
+from benchmarks.record import ROOT, commit, data_folder, summary, write_result
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
+from bertkit.files import read_json
 from bertkit.model.start import read_start
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset
@@ -25,6 +32,7 @@ from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import Tuning
+from bertkit.training.devices import choose_precision
 from bertkit.training.journal import Console
 
 METRICS = {
@@ -63,7 +71,9 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 
 
-def own_runs(task: str, setting: Setting, seeds: int, data: Path, work: Path) -> None:
+def own_runs(
+    task: str, setting: Setting, seeds: int, data: Path, work: Path, precision: str
+) -> None:
     """Bertkit's runs; those that are done are skipped."""
     start = read_start(start_model())
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
@@ -79,13 +89,17 @@ def own_runs(task: str, setting: Setting, seeds: int, data: Path, work: Path) ->
             start,
             work / "bertkit" / task,
             grid=grid,
-            tuning=Tuning(precision="bf16"),
+            tuning=Tuning(precision=precision),
             console=console,
         )
 
 
-def own_scores(task: str, work: Path) -> list[dict[str, float]]:
-    """Dev scores of bertkit's runs."""
+Runs = dict[str, Any]
+"""Of one side: "seeds" and "made", and for each metric as many values in percent, in any order."""
+
+
+def own_scores(task: str, work: Path) -> dict[int, dict[str, float]]:
+    """Dev scores of bertkit's runs by seed."""
     setting = SETTINGS[task]
     grid = Grid(
         batch_size=(setting.batch,),
@@ -94,25 +108,46 @@ def own_scores(task: str, work: Path) -> list[dict[str, float]]:
         seeds=20,
     )
     results = read_results(work / "bertkit" / task, grid.runs())
-    return [result.scores.get("dev", {}) | {"seconds": result.seconds} for result in results]
+    return {result.settings["seed"]: result.scores.get("dev", {}) for result in results}
 
 
-def reference_scores(task: str, data: Path, work: Path) -> list[dict[str, float]]:
-    """Dev scores of the reference's runs; saved SQuAD models are scored here, once."""
-    found = []
+def reference_scores(task: str, data: Path, work: Path) -> dict[int, dict[str, float]]:
+    """Dev scores of the reference's runs by seed; saved SQuAD models are scored here, once."""
+    found = {}
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = json.loads(path.read_text())
         if not values["scores"]:
             values["scores"] = score_saved(task, path.with_suffix(""), data, work)
             path.write_text(json.dumps(values, indent=2))
-        found.append({**values["scores"], "seconds": values["seconds"]})
+        found[values["seed"]] = values["scores"]
+    return found
+
+
+def with_runs(
+    known: Runs, scores: Mapping[int, Mapping[str, float]], metrics: tuple[str, ...], made: str
+) -> Runs:
+    """Known runs and those of seeds that are not among them.
+
+    Args:
+        known: of the results file; {} where it has none.
+        scores: of runs by seed, as shares of one.
+        metrics: those that are kept.
+        made: with which code and in which precision the new ones were made.
+    """
+    found = {name: list(known.get(name, ())) for name in ("seeds", "made", *metrics)}
+    for seed, values in sorted(scores.items()):
+        if seed not in found["seeds"] and set(metrics) <= set(values):
+            found["seeds"].append(seed)
+            found["made"].append(made)
+            for metric in metrics:
+                found[metric].append(round(100 * values[metric], 2))
     return found
 
 
 def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, float]:
     """A model of the Trainer's, with bertkit's windows and decoding."""
     found = dataset(task, data, work / "slices", 512)
-    predictor = TaskPredictor.load(folder, precision="bf16")
+    predictor = TaskPredictor.load(folder)
     predictor.task = found.task
     [(_, inputs)] = found.dev
     predictions, _ = predictor.run(inputs)
@@ -120,27 +155,16 @@ def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, fl
 
 
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Medians and spreads in percent, and the comparison."""
+    """Medians and spreads, and the comparison, of values in percent."""
     deviation = statistics.stdev(theirs) if len(theirs) > 1 else 0.0
     return {
-        "bertkit": in_percent(own),
+        "bertkit": summary(own),
         "bertkit_runs": len(own),
-        "trainer": in_percent(theirs),
+        "trainer": summary(theirs),
         "trainer_runs": len(theirs),
-        "trainer_deviation": round(100 * deviation, 2),
-        "bertkit_minus_trainer": round(
-            100 * (statistics.median(own) - statistics.median(theirs)), 2
-        ),
+        "trainer_deviation": round(deviation, 2),
+        "bertkit_minus_trainer": round(statistics.median(own) - statistics.median(theirs), 2),
         "within_one_deviation": statistics.median(own) >= statistics.median(theirs) - deviation,
-    }
-
-
-def in_percent(values: list[float]) -> dict[str, float]:
-    """Median and spread."""
-    return {
-        "median": round(100 * statistics.median(values), 2),
-        "lowest": round(100 * min(values), 2),
-        "highest": round(100 * max(values), 2),
     }
 
 
@@ -152,23 +176,28 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table-only", action="store_true")
+    parser.add_argument("--precision", default="auto", help="of both sides: fp32, bf16 or auto")
     arguments = parser.parse_args()
+    precision = choose_precision(arguments.precision, torch.device("cpu"))
     data = data_folder(arguments.data)
     make_slices(data, arguments.work / "slices")
     if not arguments.table_only:
         for task in arguments.tasks:
-            own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work)
-    rows = {}
+            own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work, precision)
+    known = read_json(ROOT / "results" / "quality.json")["runs"]
+    made, rows, runs = f"{commit()}, {precision}", {}, {}
     for task, metrics in METRICS.items():
-        own = own_scores(task, arguments.work)
-        theirs = reference_scores(task, data, arguments.work)
-        if own and theirs:
+        before = known.get(task, {})
+        own = with_runs(before.get("bertkit", {}), own_scores(task, arguments.work), metrics, made)
+        scores = reference_scores(task, data, arguments.work)
+        theirs = with_runs(before.get("trainer", {}), scores, metrics, made)
+        runs[task] = {"bertkit": own, "trainer": theirs}
+        if own["seeds"] and theirs["seeds"]:
             for metric in metrics:
-                pair = [[run[metric] for run in side if metric in run] for side in (own, theirs)]
-                rows[f"{task}, {metric}"] = row(*pair)
+                rows[f"{task}, {metric}"] = row(own[metric], theirs[metric])
                 print(task, metric, rows[f"{task}, {metric}"])
     settings = {task: setting._asdict() for task, setting in SETTINGS.items()}
-    print(write_result("quality", rows, {"settings": settings}))
+    print(write_result("quality", rows, {"settings": settings, "runs": runs}))
 
 
 if __name__ == "__main__":

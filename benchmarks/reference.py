@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from benchmarks.record import data_folder
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
 from bertkit.files import write_json
+from bertkit.training.devices import choose_precision
 
 Examples = list[dict[str, Any]]
 
@@ -80,7 +82,6 @@ def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
 
 def arc(folder: Path, tokenizer: Any) -> Task:
     """ARC-easy as multiple choice: question and option."""
-    import torch
     from transformers import AutoModelForMultipleChoice
 
     def read(path: Path) -> Examples:
@@ -204,7 +205,9 @@ def build(task: str, data: Path, slices: Path, tokenizer: Any) -> Task:
     )
 
 
-def run(task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path) -> None:
+def run(
+    task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path, *, bf16: bool
+) -> None:
     """Train, evaluate and write one run's result."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
     from transformers.utils import logging
@@ -215,7 +218,7 @@ def run(task: str, setting: Setting, seed: int, data: Path, work: Path, out: Pat
     set_seed(seed)
     parts = build(task, data, work / "slices", tokenizer)
     arguments = TrainingArguments(
-        output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, bf16=True, report_to=[],
+        output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, bf16=bf16, report_to=[],
         learning_rate=setting.learning_rate, per_device_train_batch_size=setting.batch,
         num_train_epochs=setting.epochs, weight_decay=0.01, warmup_steps=0.1, adam_epsilon=1e-6,
         max_grad_norm=1.0, lr_scheduler_type="linear", per_device_eval_batch_size=32,
@@ -247,7 +250,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/quality"))
     parser.add_argument("--tasks", nargs="+", default=list(SETTINGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--precision", default="auto", help="fp32, bf16 or auto")
     arguments = parser.parse_args()
+    precision = choose_precision(arguments.precision, torch.device("cpu"))
     data = data_folder(arguments.data)
     make_slices(data, arguments.work / "slices")
     folder = arguments.work / "reference"
@@ -259,7 +264,8 @@ def main() -> None:
                 out.with_suffix(".claimed").touch(exist_ok=False)
             except FileExistsError:  # another process has it
                 continue
-            run(task, SETTINGS[task], seed, data, arguments.work, out)
+            setting, work = SETTINGS[task], arguments.work
+            run(task, setting, seed, data, work, out, bf16=precision == "bf16")
 
 
 if __name__ == "__main__":

@@ -4,19 +4,27 @@
     python -m benchmarks.reproduction --work runs/paper
 
 The first takes hours, may be stopped and goes on; the second takes seconds and may be repeated.
+With --add, what the results file has stays and the folder fills what it lacks, so that several
+machines may each run a part; the file says what came from where.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import write_result
+from benchmarks.record import ROOT, circumstances, write_result
 from bertkit.files import read_json
+from bertkit.reproduce.outcome import claims_of
+from bertkit.reproduce.paper import paper_tables
+
+Outcome = dict[str, Any]
+"""What `bertkit.reproduce.outcome.gather` gives."""
 
 
-def rows_of(outcome: dict[str, Any]) -> dict[str, Any]:
+def rows_of(outcome: Outcome) -> dict[str, Any]:
     """A row for each cell that was run."""
     return {
         f"{table['name']}, {cell['row']}, {cell['column']}": {
@@ -28,14 +36,61 @@ def rows_of(outcome: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
+    """An outcome with the cells, networks and tables of another one that it lacks.
+
+    Returns:
+        The outcome, its claims judged anew, and the cells that were added.
+
+    Raises:
+        ValueError: the two are of different scales.
+    """
+    for name in ("scale", "remarks"):
+        if found[name] != before[name]:
+            raise ValueError(f"the {name} differ: {found[name]} and {before[name]}")
+    networks = found["networks"] | {
+        name: facts
+        for name, facts in before["networks"].items()
+        if facts["finished"] or not found["networks"].get(name, {}).get("finished")
+    }
+    old, new = ({table["key"]: table for table in side["tables"]} for side in (before, found))
+    tables, names = [], []
+    for key, paper in paper_tables().items():
+        if key not in old and key not in new:
+            continue
+        table = old.get(key) or new[key]
+        others = {(c["row"], c["column"]): c for c in new.get(key, {"cells": []})["cells"]}
+        cells = []
+        for cell in table["cells"]:
+            other = others.get((cell["row"], cell["column"]))
+            fills = bool(other) and other["n"] > (cell["n"] if key in old else 0)
+            if fills:
+                names.append(f"{paper.name}, {cell['row']}, {cell['column']}")
+            cells.append(other if fills else cell)
+        claims = claims_of(paper, cells, networks)
+        tables.append({**table, "cells": cells, "claims": claims})
+    return {**before, "tables": tables, "networks": networks}, names
+
+
 def main() -> None:
     """Write results/reproduction.json."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("runs/paper"))
     parser.add_argument("--name", default="reproduction", help="of the results file")
+    parser.add_argument("--add", action="store_true", help="fill what the results file lacks")
     arguments = parser.parse_args()
-    outcome = read_json(arguments.work / "reproduction.json")
-    print(write_result(arguments.name, rows_of(outcome), {"outcome": outcome}))
+    outcome: Outcome = read_json(arguments.work / "reproduction.json")
+    parts: list[Any] = []
+    if arguments.add:
+        before = read_json(ROOT / "results" / f"{arguments.name}.json")
+        try:
+            outcome, names = added(before["outcome"], outcome)
+        except ValueError as error:
+            sys.exit(f"error: {error}; leave out --add, or give another --name")
+        rest = {**{name: before[name] for name in ("date", "commit", "cpu")}, "cells": "the others"}
+        parts = [*before.get("parts", [rest]), {**circumstances(), "cells": names}]
+    details = {"outcome": outcome, "parts": parts}
+    print(write_result(arguments.name, rows_of(outcome), details))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Setting(NamedTuple):
-    """What a run needs besides the seed: warm-up 10 %, linear decay, decay 0.01, bf16 autocast."""
+    """What a run needs besides the seed: warm-up 10 %, linear decay, decay 0.01."""
 
     batch: int
     learning_rate: float

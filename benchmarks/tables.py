@@ -46,7 +46,7 @@ def render(results: Path, name: str) -> str:
         return MISSING
     result = json.loads(path.read_text(encoding="utf-8"))
     if "outcome" in result:  # of `bertkit reproduce`, which has tables of its own
-        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, [])
+        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, parts_of(result))
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING
@@ -56,6 +56,15 @@ def render(results: Path, name: str) -> str:
     if len(shown) < len(rows):
         notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
     return "\n".join([*lines, "", caption(result, notes)])
+
+
+def parts_of(result: Row) -> list[str]:
+    """Of a file that was made in parts: what came when, from which commit."""
+    return [
+        f"{part['cells'] if isinstance(part['cells'], str) else ', '.join(part['cells'])}: "
+        f"{part['date'][:10]}, {part['commit'][:10]}"
+        for part in result.get("parts", [])
+    ]
 
 
 def named(rows: Any) -> list[Row]:

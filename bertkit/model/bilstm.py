@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.examples.packed import Packed
+from bertkit.model.onednn import has_products
 from bertkit.shapes import Hidden
 
 LAYERS = 2
@@ -79,8 +80,10 @@ class BiLSTM(nn.Module):
         The sequences may come in any order; both ways are the same work.
         """
         places = max(packed.lengths) * len(packed.lengths)
+        asked = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         padded = (
             hidden.device.type == "cpu"
+            and has_products(asked or torch.float32)
             and places <= MOST_PLACES * len(hidden)
             and max(self.lstm.input_size, self.lstm.hidden_size) <= NARROW
         )

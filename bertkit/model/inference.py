@@ -26,6 +26,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
 from bertkit.model.attention import attention, join
 from bertkit.model.encoder import Encoder, Layer, gelu_form
+from bertkit.model.onednn import has_products
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 MODES = ("fp32", "bf16", "int8")
@@ -81,18 +82,17 @@ def check_mode(mode: str) -> None:
     """
     if mode not in MODES:
         raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
-    if mode == "int8" and not (
-        fused_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
-    ):
+    if mode not in possible_modes():
         raise BertkitError(
-            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN; choose bf16 or "
-            "fp32"
+            "int8 needs a processor with AVX512-VNNI and a torch built with oneDNN; choose auto, "
+            "fp32 or bf16"
         )
 
 
-def fused_products() -> bool:
-    """Whether torch has oneDNN's products with prepared weights."""
-    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def possible_modes() -> list[str]:
+    """The modes that this processor can do."""
+    integers = has_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
+    return [mode for mode in MODES if mode != "int8" or integers]
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
@@ -166,7 +166,7 @@ class FloatProduct:
         assert linear.bias is not None
         weight = linear.weight.detach().to(dtype).contiguous()
         self.bias = linear.bias.detach().to(dtype)
-        self.fused = fused_products()
+        self.fused = has_products(dtype)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.fused else weight
 
     def __call__(

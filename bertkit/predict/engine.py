@@ -20,8 +20,8 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.model.inference import check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
-from bertkit.tasks.load import choose_precision
 from bertkit.tasks.task import Items, run_model
+from bertkit.training.devices import choose_precision
 
 
 def choose_mode(name: str, device: torch.device) -> str:

@@ -12,7 +12,7 @@ from bertkit.model.start import model_folder
 from bertkit.reproduce.scales import Scale
 from bertkit.reproduce.tables import Job
 from bertkit.reproduce.work import Step, Work
-from bertkit.training.devices import choose_device, matmul_peak, training_flops
+from bertkit.training.devices import choose_device, choose_precision, matmul_peak, training_flops
 from bertkit.training.recipe import PretrainRecipe
 
 ASSUMED_MFU = 0.3
@@ -60,8 +60,9 @@ def describe_cost(work: Work, steps: Sequence[Step]) -> list[str]:
 
 def machine_speed(work: Work) -> tuple[float, float]:
     """Operations a second of matrix products here, and the share that training reaches."""
-    precision = work.recipe(()).training.precision
-    peak = matmul_peak(choose_device(work.device), precision, seconds=0.3)
+    device = choose_device(work.device)
+    precision = choose_precision(work.recipe(()).training.precision, device)
+    peak = matmul_peak(device, precision, seconds=0.3)
     shares = [
         float(str(record["mfu"]))
         for folder in sorted((work.out / "networks").glob("*"))

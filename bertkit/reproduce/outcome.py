@@ -7,7 +7,7 @@ from typing import Any
 
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
-from bertkit.reproduce.paper import Claim
+from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment, Job
 from bertkit.reproduce.work import Work
 from bertkit.tasks.grid import RunResult, spread_of
@@ -82,8 +82,6 @@ def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any])
     """A table: cells, and what became of the paper's claims."""
     paper = experiment.paper
     cells = [cell_facts(work, experiment, cell) for cell in experiment.cells]
-    held_out = networks.get(BASE, {}).get("held_out", {})
-    learned = held_out.get("nsp_accuracy", 1.0) - held_out.get("nsp_majority", 0.0) >= LEARNED
     return {
         "key": paper.key,
         "name": paper.name,
@@ -95,8 +93,17 @@ def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any])
         "paper_columns": list(paper.columns),
         "paper_rows": {name: list(values) for name, values in paper.rows.items()},
         "cells": cells,
-        "claims": [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims],
+        "claims": claims_of(paper, cells, networks),
     }
+
+
+def claims_of(
+    paper: PaperTable, cells: Sequence[dict[str, Any]], networks: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What became of a table's claims, by its cells and whether the base network learned pairs."""
+    held_out = networks.get(BASE, {}).get("held_out", {})
+    learned = held_out.get("nsp_accuracy", 1.0) - held_out.get("nsp_majority", 0.0) >= LEARNED
+    return [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims]
 
 
 def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]:

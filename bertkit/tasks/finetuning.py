@@ -41,11 +41,16 @@ from bertkit.tasks.grid import (
     summary,
 )
 from bertkit.tasks.head import Head, build_with, same_task, save_tuned
-from bertkit.tasks.load import choose_precision, load_task_model
+from bertkit.tasks.load import load_task_model
 from bertkit.tasks.task import Items, Task, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
 from bertkit.text.lines import describe_skipped
-from bertkit.training.devices import choose_device, environment
+from bertkit.training.devices import (
+    choose_device,
+    choose_precision,
+    environment,
+    slow_precision,
+)
 from bertkit.training.journal import Console, Journal
 
 
@@ -134,6 +139,8 @@ class Finetuning:
         self.console.say("the head is the start's" if self.keep_head else "the head is new")
         if "bert.pooler.dense.weight" not in self.start.tensors:
             self.console.say("the start has no pooler: it is new")
+        if slow := slow_precision(self.precision, self.device):
+            self.console.say(slow)
 
     def run(self) -> RunResult:
         """Make all runs that are not done, then write the best one's model and results.

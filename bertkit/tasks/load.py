@@ -28,7 +28,6 @@ from bertkit.tasks.regress import Regress
 from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import Task
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import check_precision
 
 TASKS: dict[str, Any] = {
     "classify": Classify,
@@ -175,20 +174,3 @@ def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
         raise BertkitError(
             f"{source / 'bertkit.json'}: unknown task or settings ({error}){hint}"
         ) from None
-
-
-def choose_precision(name: str, device: torch.device) -> str:
-    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
-
-    Raises:
-        BertkitError: see `check_precision`.
-    """
-    if name != "auto":
-        check_precision(name, device)
-        return name
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        able = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-        fast = bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-    return "bf16" if fast else "fp32"

@@ -24,7 +24,13 @@ from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.training.devices import cpu_model, matmul_peak, memory_gib, synchronize
+from bertkit.training.devices import (
+    choose_precision,
+    cpu_model,
+    matmul_peak,
+    memory_gib,
+    synchronize,
+)
 from bertkit.training.expected import Examples
 from bertkit.training.loop import LoopSettings, train_steps
 from bertkit.training.optimizer import build_optimizer
@@ -55,6 +61,12 @@ class Machine:
     """Assumed share of the peak, by precision; empty where it is measured."""
     program: float = CONTEXT
     """Bytes taken by interpreter and libraries."""
+
+    def precision(self, name: str) -> str:
+        """The precision called `name`; "auto" is bf16 where the machine is made for it."""
+        if name != "auto":
+            return name
+        return "bf16" if "bf16" in self.peak else "fp32"
 
 
 def card(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 0.3) -> Machine:
@@ -89,6 +101,7 @@ def find_machine(name: str, precision: str, mfu: float | None = None) -> Machine
     if name not in MACHINES:
         raise BertkitError(f"no machine is called '{name}'{nearest(name, (*MACHINES, HERE))}")
     machine = MACHINES[name]
+    precision = machine.precision(precision)
     if precision not in machine.peak:
         raise BertkitError(
             f"{machine.title} does not compute in {precision}; add --training.precision fp32"
@@ -102,7 +115,7 @@ def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
     Raises:
         BertkitError: the system does not tell how much memory there is.
     """
-    memory, precision = memory_gib(device), recipe.training.precision
+    memory, precision = memory_gib(device), choose_precision(recipe.training.precision, device)
     if memory is None:
         raise BertkitError("the system does not tell its memory; name a --machine instead")
     cuda = device.type == "cuda"
@@ -176,7 +189,7 @@ class Trial:
         )
         self.settings = LoopSettings(
             device=device,
-            precision=training.precision,
+            precision=choose_precision(training.precision, device),
             seed=training.seed,
             max_gradient_norm=training.max_gradient_norm,
             learning_rate=lambda step: 1e-6,

@@ -85,7 +85,11 @@ def check_precision(precision: str, device: torch.device) -> None:
         BertkitError: says what to choose instead.
     """
     if precision not in PRECISIONS:
-        raise BertkitError(f"no precision is called '{precision}'{nearest(precision, PRECISIONS)}")
+        known = (*PRECISIONS, "auto")
+        raise BertkitError(
+            f"no precision is called '{precision}'{nearest(precision, known)}; choose one of "
+            f"{', '.join(known)}"
+        )
     if (
         precision == "bf16"
         and device.type == "cuda"
@@ -93,6 +97,33 @@ def check_precision(precision: str, device: torch.device) -> None:
     ):
         name = torch.cuda.get_device_name(device)
         raise BertkitError(f"{name} does not compute in bf16; choose precision fp32")
+
+
+def made_for_bf16(device: torch.device) -> bool:
+    """Whether a device has instructions for bf16; without them a CPU is many times slower in it."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities() if device.type == "cpu" else {}
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
+
+    Raises:
+        BertkitError: see `check_precision`.
+    """
+    if name == "auto":
+        return "bf16" if made_for_bf16(device) else "fp32"
+    check_precision(name, device)
+    return name
+
+
+def slow_precision(precision: str, device: torch.device) -> str:
+    """What to say of a precision that the device is not made for; "" where it is."""
+    if precision != "bf16" or made_for_bf16(device):
+        return ""
+    return f"this {device.type} has no instructions for bf16 and may be many times faster in fp32"
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

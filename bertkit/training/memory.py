@@ -191,7 +191,7 @@ def fit_memory(
 
     def needed(micro_batch: int, micro_batches: int) -> Memory:
         batch = largest_batch(micro_batch, recipe, phase)
-        precision = recipe.training.precision
+        precision = machine.precision(recipe.training.precision)
         return memory_needed(config, batch, precision, machine, micro_batches, corpus_tokens)
 
     room, sequences = USABLE * machine.memory, recipe.phases.batch_sizes[phase]

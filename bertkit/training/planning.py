@@ -52,7 +52,8 @@ def plan_phase(
     speed: Speed | None = None,
 ) -> PhasePlan:
     """What an update of a phase takes; `speed` is measured, None for the machine's assumed MFU."""
-    precision, length = recipe.training.precision, recipe.phases.lengths[phase]
+    precision = machine.precision(recipe.training.precision)
+    length = recipe.phases.lengths[phase]
     sequences = recipe.phases.batch_sizes[phase]
     batch = typical_batch(examples, sequences, recipe, phase)
     work = training_flops(
@@ -259,7 +260,7 @@ def summarize(
         flags.append(f"--training.warmup-steps {round(warmup)}")
     if not same:
         answers.append(asked("the paper's schedule", paper, Phases().steps))
-    precision = recipe.training.precision
+    precision = machine.precision(recipe.training.precision)
     assumed = [*corpus.assumed, f"{1 - USABLE:.0%} of the memory is left to the allocator"]
     if machine.mfu:
         peak = machine.peak[precision] / 1e12

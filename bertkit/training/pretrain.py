@@ -37,7 +37,12 @@ from bertkit.training.batches import (
     start_record,
     training_examples,
 )
-from bertkit.training.devices import check_precision, choose_device, matmul_peak
+from bertkit.training.devices import (
+    choose_device,
+    choose_precision,
+    matmul_peak,
+    slow_precision,
+)
 from bertkit.training.journal import Console, Journal
 from bertkit.training.loop import LoopSettings, evaluate, train_steps
 from bertkit.training.optimizer import trainable_parameters
@@ -103,7 +108,7 @@ class PretrainingRun:
         self.models_at = frozenset(models_at)
         self.tokenizer = store.tokenizer
         self.device = choose_device(device)
-        check_precision(recipe.training.precision, self.device)
+        self.precision = choose_precision(recipe.training.precision, self.device)
         self.micro_batches = ranks.micro_batches(recipe.training.accumulate)
         self.stop = StopRequest(patient=ranks.world > 1)
         trained = set_up(
@@ -120,7 +125,7 @@ class PretrainingRun:
         self.objective, self.written = trained.objective, trained.written
         self.settings = LoopSettings(
             device=self.device,
-            precision=recipe.training.precision,
+            precision=self.precision,
             seed=recipe.training.seed,
             max_gradient_norm=recipe.training.max_gradient_norm,
             learning_rate=recipe.learning_rate,
@@ -138,7 +143,7 @@ class PretrainingRun:
         self.done, self.place = self._resume()
         self.trained = self._spread()
         self.opened: tuple[int, Examples, BatchBuilder] | None = None
-        self.matmul_peak = matmul_peak(self.device, recipe.training.precision, seconds=0.3)
+        self.matmul_peak = matmul_peak(self.device, self.precision, seconds=0.3)
 
     def _facts(self, start: str, strategy: str) -> dict[str, str]:
         """What must be the same for all ranks."""
@@ -155,6 +160,7 @@ class PretrainingRun:
                 self.folder, self.ranks
             ),
             "the kind of device": self.device.type,
+            "the precision (training.precision)": self.precision,
             "--strategy": strategy,
             "--models-at": str(sorted(self.models_at)),
         }
@@ -168,10 +174,14 @@ class PretrainingRun:
         if checkpoint is None:
             return 0, START
         self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
-        before = checkpoint.progress.get("micro_batches", self.micro_batches)
-        if before != self.micro_batches:
-            self.changes.append(f"micro-batches of an update {before} -> {self.micro_batches}")
+        for name, now in self._computed().items():
+            if (before := checkpoint.progress.get(name, now)) != now:
+                self.changes.append(f"{name.replace('_', '-')} of an update {before} -> {now}")
         return checkpoint.step, tuple(checkpoint.progress["place"])
+
+    def _computed(self) -> dict[str, Any]:
+        """How an update is computed here; on another machine it may differ in its last digits."""
+        return {"micro_batches": self.micro_batches, "precision": self.precision}
 
     def _spread(self) -> nn.Module:
         """The model as the ranks train it together."""
@@ -234,6 +244,7 @@ class PretrainingRun:
             "step": self.done,
             "recipe_name": self.recipe_name,
             "matmul_peak": self.matmul_peak,
+            "precision": self.precision,
             "parameters": sum(weights.numel() for _, weights in trainable_parameters(self.model)),
         }
         self._write(start)
@@ -241,6 +252,8 @@ class PretrainingRun:
             self.console.say(line)
         if self.changes:
             self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
+        if slow := slow_precision(self.precision, self.device):
+            self._note(slow)
         for line in missing_evaluations(start, self.store):
             self._note(line)
 
@@ -339,9 +352,7 @@ class PretrainingRun:
     def save(self) -> None:
         """Begin a checkpoint of the current state; the one before is finished first."""
         self._note_saved(wait=True)
-        self.checkpoints.begin(
-            self.done, {"place": list(self.place), "micro_batches": self.micro_batches}
-        )
+        self.checkpoints.begin(self.done, {"place": list(self.place), **self._computed()})
         self._note_saved(wait=False)
 
     def _note_saved(self, *, wait: bool) -> None:

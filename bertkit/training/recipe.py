@@ -122,8 +122,8 @@ class Training:
     """Gradients are scaled down to this norm."""
     accumulate: int = 1
     """Micro-batches per update: less memory, the same gradients but for dropout, drawn for each."""
-    precision: str = "bf16"
-    """bf16 (autocast) or fp32."""
+    precision: str = "auto"
+    """bf16 (autocast), fp32, or auto: bf16 where the device is made for it."""
     seed: int = 0
     """Decides weights, examples, masks and dropout."""
 

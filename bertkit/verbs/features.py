@@ -15,12 +15,11 @@ from bertkit.model.features import is_weighted, load_feature_model
 from bertkit.model.start import Start, model_folder, read_start
 from bertkit.tasks.feature_files import feature_format, write_features
 from bertkit.tasks.features import Extraction, TextFeatures, extract
-from bertkit.tasks.load import choose_precision
 from bertkit.tasks.rows import read_rows, require_all
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped, text_lines
 from bertkit.text.sources import find_sources
-from bertkit.training.devices import choose_device
+from bertkit.training.devices import choose_device, choose_precision
 from bertkit.training.journal import Console
 
 EXTRACTION = Extraction()

@@ -19,7 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.calibration import GIB, HERE, find_machine, this_machine
-from bertkit.training.devices import check_precision, choose_device
+from bertkit.training.devices import choose_device, choose_precision
 from bertkit.training.expected import (
     Corpus,
     assumed_corpus,
@@ -103,7 +103,7 @@ def plan(
     named = None if machine == HERE else find_machine(machine, precision, mfu)
     where = choose_device(device) if named is None else None
     if where is not None:
-        check_precision(precision, where)
+        choose_precision(precision, where)
     with Console() as console:
         size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
         if where is not None:

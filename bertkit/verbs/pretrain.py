@@ -14,7 +14,7 @@ from bertkit.errors import BertkitError
 from bertkit.processes import is_alone, rank
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import check_precision, choose_device
+from bertkit.training.devices import choose_device, choose_precision
 from bertkit.training.journal import Console
 from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
@@ -115,7 +115,7 @@ def pretrain(
         raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
     if len(store) < 2 and (smoothing is not None or weights):
         raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
-    check_precision(settings.training.precision, choose_device(device))  # before hours of work
+    choose_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
         stopped_by = pretrain_store(
             settings,

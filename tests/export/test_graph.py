@@ -55,7 +55,9 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
     check = Check(labelled=labelled, dev="dev.csv", bound=50)
     manifest = export_model(source, "onnx-int8", tmp_path / "out", check)
     output = manifest["check"]["outputs"]["logits"]
-    assert 1e-5 < output["max_error"] < 0.2 * output["largest"]
+    # without VNNI its 8-bit products saturate, which these large random weights reach
+    most = 0.2 if torch.cpu.get_capabilities().get("avx512_vnni") else 0.4
+    assert 1e-5 < output["max_error"] < most * output["largest"]
     assert manifest["check"]["bound"] is None
     assert manifest["metric"]["bertkit"]["accuracy"] == 1
     assert json.loads((tmp_path / "out" / "export.json").read_text()) == manifest

@@ -16,9 +16,11 @@ from bertkit.training.devices import (
     autocast,
     check_precision,
     choose_device,
+    choose_precision,
     environment,
     git_commit,
     matmul_peak,
+    slow_precision,
     step_seed,
     training_flops,
 )
@@ -83,6 +85,20 @@ def test_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old card")
     with pytest.raises(BertkitError, match=r"Old card does not compute in bf16; choose .* fp32"):
         check_precision("bf16", torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "chosen"),
+    [({"avx512_bf16": True}, "bf16"), ({"amx_bf16": True}, "bf16"), ({"avx2": True}, "fp32")],
+)
+def test_the_precision_is_what_the_processor_is_made_for(
+    capabilities: dict[str, bool], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert choose_precision("auto", CPU) == chosen
+    assert choose_precision("bf16", CPU) == "bf16", "what was asked for is done"
+    assert bool(slow_precision("bf16", CPU)) == (chosen == "fp32"), "and said to be slow"
+    assert not slow_precision("fp32", CPU)
 
 
 def test_autocast_is_on_for_bf16_and_off_for_fp32_even_inside_another() -> None:

@@ -320,6 +320,8 @@ def test_machines_and_their_errors() -> None:
     with pytest.raises(BertkitError, match=r"V100 .* does not compute in bf16; add --training"):
         find_machine("v100", "bf16")
     assert find_machine("v100", "fp32").peak["fp32"] > 1e13
+    assert find_machine("v100", "auto").precision("auto") == "fp32"
+    assert find_machine("h100", "auto", 0.5).mfu == {"bf16": 0.5}
     for share in (0.0, 1.5):
         with pytest.raises(BertkitError, match="--mfu is a share"):
             find_machine("h100", "bf16", share)

@@ -309,6 +309,42 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert weights(run) == weights(finished)
 
 
+def test_going_on_in_another_precision_is_said(
+    store: TokenStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """A run with precision auto that moves to a processor with other instructions."""
+    able = {"avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    training = replace(TOY.training, precision="auto")
+    recipe = replace(TOY, training=training)
+    assert pretrain(recipe, store, tmp_path / "run") is None
+    shutil.rmtree(tmp_path / "run" / "model")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000040")
+    able.clear()
+    assert pretrain(recipe, store, tmp_path / "run") is None
+    journal = read_journal(tmp_path / "run" / "journal.jsonl")
+    assert [r["precision"] for r in journal if r["kind"] == "start"] == ["bf16", "fp32"]
+    notes = [r["message"] for r in journal if r["kind"] == "note"]
+    assert "resumed elsewhere: precision of an update bf16 -> fp32" in notes
+
+
+def test_a_processor_without_bf16_is_told_of(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    recipe = replace(TOY, training=replace(TOY.training, precision="bf16"))
+    assert pretrain(recipe, store, tmp_path / "run") is None
+    notes = [
+        r["message"]
+        for r in read_journal(tmp_path / "run" / "journal.jsonl")
+        if r["kind"] == "note"
+    ]
+    assert any("no instructions for bf16" in note for note in notes)
+
+
 def test_other_recipe_in_the_same_folder_is_refused(finished: Path, store: TokenStore) -> None:
     other = replace(TOY, training=replace(TOY.training, learning_rate=5e-4))
     with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.learning_rate"):
