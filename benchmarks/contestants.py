@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.exports import export, fused_operators
 from benchmarks.peers import Contestant, OnnxPeer, TransformersPeer, build_head, tune
+from benchmarks.record import precisions
 from benchmarks.workloads import Workload
 from bertkit.model.directory import load_model
 from bertkit.model.inference import possible_modes
@@ -24,6 +25,11 @@ REFERENCE = "transformers fp32, sorted"
 AS_GIVEN = "transformers fp32, padded as given"
 
 Row = dict[str, Any]
+
+
+def fast_modes() -> list[str]:
+    """Of bertkit, those that this processor has instructions for."""
+    return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
 class Bertkit:
@@ -61,8 +67,7 @@ def make_field(
     makers: dict[str, Callable[[], Contestant]] = {}
     for name, precision, by_length in (
         (AS_GIVEN, "fp32", False),
-        (REFERENCE, "fp32", True),
-        ("transformers bf16, sorted", "bf16", True),
+        *((f"transformers {precision}, sorted", precision, True) for precision in precisions()),
     ):
         makers[name] = partial(
             TransformersPeer, model, head, precision=precision, by_length=by_length
@@ -78,7 +83,7 @@ def make_field(
             "fused_operators": {name: fused_operators(path) for name, path in paths.items()},
             "tokens_per_second_by_graph_and_batch": rates,
         }
-    for mode in possible_modes():
+    for mode in fast_modes():
         makers[f"bertkit {mode}"] = partial(Bertkit, model, head, mode)
     return Field(makers, details)
 

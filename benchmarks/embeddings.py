@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.contestants import fast_modes
 from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
 from bertkit.export.graph import silence
-from bertkit.model.inference import possible_modes
 from bertkit.predict.embedding import Embedder, load_embedder
 from bertkit.tasks.glue import read_glue
 from bertkit.text.lines import TextCounts
@@ -122,7 +122,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
     theirs, batch = reference(model, texts, settings.batches)
     embedders: dict[str, Embedder] = {
         f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
-        for mode in possible_modes()
+        for mode in fast_modes()
     }
     lengths = [text.tokens for text in embedders["bertkit fp32"].encode(texts)]
     contestants = {REFERENCE: theirs, **{name: one.many for name, one in embedders.items()}}

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, precisions, summary, write_result
 from benchmarks.reference import glue
 from benchmarks.settings import start_model
 from bertkit.model.start import read_start
@@ -92,7 +92,7 @@ def main() -> None:
     data, count = data_folder(arguments.data), arguments.examples
     contestants: dict[str, Callable[[], None]] = {}
     tokens = 0
-    for precision in ("fp32", "bf16"):
+    for precision in precisions():
         contestants[f"Trainer {precision}"] = theirs(precision, data, count)
         contestants[f"bertkit {precision}"], tokens = own(precision, data, count)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -111,8 +111,7 @@ def main() -> None:
         rows[name] = {
             "samples_per_second": summary([count / s for s in own_seconds]),
             "real_tokens_per_second": summary([tokens / s for s in own_seconds]),
-            "over_trainer_fp32": over("Trainer fp32"),
-            "over_trainer_bf16": over("Trainer bf16"),
+            **{f"over_trainer_{p}": over(f"Trainer {p}") for p in precisions()},
         }
     details = {"examples": count, "mean_tokens": round(tokens / count, 1), "batch": BATCH,
                "repeats": arguments.repeats}  # fmt: skip

@@ -25,6 +25,7 @@ from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.calibration import GIB, resident_bytes, this_machine
+from bertkit.training.devices import choose_precision
 from bertkit.training.expected import planned_lengths, store_corpus
 from bertkit.training.journal import read_journal
 from bertkit.training.planning import make_plan
@@ -38,7 +39,7 @@ WARM = 10
 
 
 def recipe_of(layers: int, width: int, batch: int, updates: int) -> PretrainRecipe:
-    """One phase at length 128 in bf16."""
+    """One phase at length 128, in the precision of this machine."""
     return PretrainRecipe(
         model=ModelSize(
             hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64
@@ -127,7 +128,10 @@ def main() -> None:
             ]
             row = compare([pair[0] for pair in pairs], [pair[1] for pair in pairs])
             details = {"updates": updates - WARM, "batch": batch, "calibration_seconds": seconds}
-            rows[f"{layers}x{width}, length 128, bf16"] = {**details, **row}
+            rows[f"{layers}x{width}, length 128, {choose_precision('auto', CPU)}"] = {
+                **details,
+                **row,
+            }
             print(rows)
     if not arguments.quick:
         print(write_result("plan", rows))

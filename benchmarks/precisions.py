@@ -11,10 +11,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from benchmarks.contestants import fast_modes
 from benchmarks.quality import METRICS, dataset
 from benchmarks.record import data_folder, write_result
 from benchmarks.slices import make_slices
-from bertkit.model.inference import possible_modes
 from bertkit.predict.tasks import TaskPredictor
 
 POSITIONS = 512
@@ -42,7 +42,7 @@ def main() -> None:
             print(f"{task}: no model in {model}; run benchmarks.quality first")
             continue
         found = dataset(task, data, work / "slices", POSITIONS)
-        by_mode = {mode: scores(model, found, mode) for mode in possible_modes()}
+        by_mode = {mode: scores(model, found, mode) for mode in fast_modes()}
         for metric in metrics:
             row = {mode: round(100 * by_mode[mode][metric], 2) for mode in by_mode}
             if "int8" in row:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_batches import padded
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, precisions, summary, write_result
 from bertkit.corpus.prepare import prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
@@ -89,7 +89,7 @@ def measure(store: TokenStore, width: int, repeats: int) -> dict[str, dict[str, 
         num_attention_heads=width // 64, intermediate_size=4 * width,
     )  # fmt: skip
     contestants: dict[str, Callable[[PretrainingBatch], None]] = {}
-    for precision in ("fp32", "bf16"):
+    for precision in precisions():
         own, theirs = both_models(config, store.tokenizer)
         contestants[f"transformers {precision}"] = their_update(theirs, precision)
         contestants[f"bertkit {precision}"] = own_update(own, precision)

@@ -15,7 +15,7 @@ import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -98,8 +98,16 @@ Runs = dict[str, Any]
 """Of one side: "seeds" and "made", and for each metric as many values in percent, in any order."""
 
 
-def own_scores(task: str, work: Path) -> dict[int, dict[str, float]]:
-    """Dev scores of bertkit's runs by seed."""
+class Scored(NamedTuple):
+    """Dev scores of a run, as shares of one."""
+
+    made: str
+    """With which code and in which precision."""
+    scores: Mapping[str, float]
+
+
+def own_scores(task: str, work: Path) -> dict[int, Scored]:
+    """Bertkit's runs by seed."""
     setting = SETTINGS[task]
     grid = Grid(
         batch_size=(setting.batch,),
@@ -108,39 +116,40 @@ def own_scores(task: str, work: Path) -> dict[int, dict[str, float]]:
         seeds=20,
     )
     results = read_results(work / "bertkit" / task, grid.runs())
-    return {result.settings["seed"]: result.scores.get("dev", {}) for result in results}
+    if not results:
+        return {}
+    precision = read_json(work / "bertkit" / task / "finetune.json")["precision"]
+    made = f"{commit()}, {precision}"
+    return {r.settings["seed"]: Scored(made, r.scores.get("dev", {})) for r in results}
 
 
-def reference_scores(task: str, data: Path, work: Path) -> dict[int, dict[str, float]]:
-    """Dev scores of the reference's runs by seed; saved SQuAD models are scored here, once."""
+def reference_scores(task: str, data: Path, work: Path) -> dict[int, Scored]:
+    """The reference's runs by seed; saved SQuAD models are scored here, once."""
     found = {}
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = json.loads(path.read_text())
         if not values["scores"]:
             values["scores"] = score_saved(task, path.with_suffix(""), data, work)
             path.write_text(json.dumps(values, indent=2))
-        found[values["seed"]] = values["scores"]
+        found[values["seed"]] = Scored(values["made"], values["scores"])
     return found
 
 
-def with_runs(
-    known: Runs, scores: Mapping[int, Mapping[str, float]], metrics: tuple[str, ...], made: str
-) -> Runs:
+def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...]) -> Runs:
     """Known runs and those of seeds that are not among them.
 
     Args:
         known: of the results file; {} where it has none.
-        scores: of runs by seed, as shares of one.
+        runs: by seed.
         metrics: those that are kept.
-        made: with which code and in which precision the new ones were made.
     """
     found = {name: list(known.get(name, ())) for name in ("seeds", "made", *metrics)}
-    for seed, values in sorted(scores.items()):
-        if seed not in found["seeds"] and set(metrics) <= set(values):
+    for seed, (made, scores) in sorted(runs.items()):
+        if seed not in found["seeds"] and set(metrics) <= set(scores):
             found["seeds"].append(seed)
             found["made"].append(made)
             for metric in metrics:
-                found[metric].append(round(100 * values[metric], 2))
+                found[metric].append(round(100 * scores[metric], 2))
     return found
 
 
@@ -185,12 +194,12 @@ def main() -> None:
         for task in arguments.tasks:
             own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work, precision)
     known = read_json(ROOT / "results" / "quality.json")["runs"]
-    made, rows, runs = f"{commit()}, {precision}", {}, {}
+    rows, runs = {}, {}
     for task, metrics in METRICS.items():
         before = known.get(task, {})
-        own = with_runs(before.get("bertkit", {}), own_scores(task, arguments.work), metrics, made)
-        scores = reference_scores(task, data, arguments.work)
-        theirs = with_runs(before.get("trainer", {}), scores, metrics, made)
+        own = with_runs(before.get("bertkit", {}), own_scores(task, arguments.work), metrics)
+        scored = reference_scores(task, data, arguments.work)
+        theirs = with_runs(before.get("trainer", {}), scored, metrics)
         runs[task] = {"bertkit": own, "trainer": theirs}
         if own["seeds"] and theirs["seeds"]:
             for metric in metrics:

@@ -92,6 +92,13 @@ def installed(package: str) -> str | None:
         return None
 
 
+def precisions() -> list[str]:
+    """What is measured on a CPU: fp32, and bf16 where there are instructions for it."""
+    from bertkit.model.attention import has_bf16
+
+    return ["fp32", "bf16"] if has_bf16() else ["fp32"]
+
+
 def threads() -> int:
     """How many threads torch computes with; 1 where the benchmark does not use torch."""
     torch = sys.modules.get("torch")

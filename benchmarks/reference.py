@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.record import data_folder
+from benchmarks.record import commit, data_folder
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
 from bertkit.files import write_json
@@ -239,7 +239,10 @@ def run(
     else:
         parts.model.save_pretrained(out.with_suffix(""))
         tokenizer.save_pretrained(out.with_suffix(""))
-    write_json(out, {"task": task, "seed": seed, "scores": scores, "seconds": seconds})
+    made = f"{commit()}, {'bf16' if bf16 else 'fp32'}"
+    write_json(
+        out, {"task": task, "seed": seed, "scores": scores, "seconds": seconds, "made": made}
+    )
     print(task, seed, scores, f"{seconds:.0f} s", flush=True)
 
 

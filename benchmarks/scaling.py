@@ -34,7 +34,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
 from bertkit.training.batches import training_examples
-from bertkit.training.devices import training_flops
+from bertkit.training.devices import choose_precision, training_flops
 from bertkit.training.journal import read_journal
 from bertkit.training.loop import LoopSettings, train_steps
 from bertkit.training.optimizer import build_optimizer
@@ -123,11 +123,12 @@ def measured(store: Path, repeats: int, updates: int) -> dict[str, dict[str, Any
 def loader_share(store: Path, updates: int, workers: int) -> dict[str, Any]:
     """How much of an update in one process is waiting for its batch."""
     recipe, opened = recipe_of(4, 256, BATCH, updates), TokenStore(store)
+    cpu = torch.device("cpu")
     torch.manual_seed(0)
     model = PretrainingModel(recipe.config(opened.vocabulary_size)).train()
     optimizer = build_optimizer(model, learning_rate=1e-4)
     settings = LoopSettings(
-        device=torch.device("cpu"), precision=recipe.training.precision, seed=0,
+        device=cpu, precision=choose_precision(recipe.training.precision, cpu), seed=0,
         max_gradient_norm=1.0, learning_rate=lambda step: 1e-4,
     )  # fmt: skip
     table, builder = training_examples(recipe, opened, 0)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks.exports import silence, write_fused, write_plain
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks.record import data_folder, precisions, summary, write_result
 from benchmarks.serving_mixed import stress
 from benchmarks.settings import start_model
 from benchmarks.tokenization import read_sentences
@@ -84,7 +84,7 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
         for style in ("def", "async def"):
             command = [*python, "benchmarks.serving_peers", kind, style, str(folder / "model")]
             found[f"FastAPI + {kind} fp32, {style}"] = (command, False)
-    for precision in ("fp32", "bf16"):
+    for precision in precisions():
         options = ["--precision", precision, "--no-log-requests", "--port"]
         command = [*python, "bertkit", "serve", str(folder / "model"), *options]
         found[f"bertkit serve {precision}"] = (command, True)
@@ -234,7 +234,7 @@ def shown(contestants: Mapping[str, Row]) -> Row:
         best = contestants[better_style(kind, medians)]
         row[f"{kind}_requests_per_second"] = best["requests_per_second"]
         row[f"{kind}_p99_milliseconds"] = best["p99_milliseconds"]
-    for mode in ("fp32", "bf16"):
+    for mode in (word.split()[-1] for word in contestants if word.startswith("bertkit")):
         own = contestants[f"bertkit serve {mode}"]
         for column in ("requests_per_second", "p99_milliseconds"):
             row[f"bertkit_{mode}_{column}"] = own[column]

@@ -55,11 +55,16 @@ def render(results: Path, name: str) -> str:
     notes = [f"{heading(key)}: {value(key, content)}" for key, content in constants.items()]
     if len(shown) < len(rows):
         notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
-    return "\n".join([*lines, "", caption(result, notes)])
+    return "\n".join([*lines, "", caption(result, [*notes, *parts_of(result)])])
 
 
 def parts_of(result: Row) -> list[str]:
-    """Of a file that was made in parts: what came when, from which commit."""
+    """Of a file that was made in parts: which came from which commit, and in which precision."""
+    if runs := result.get("runs"):
+        sides = [side for task in runs.values() for side in task.values()]
+        made = dict.fromkeys(made for side in sides for made in side["made"])
+        split = [text.partition(", ") for text in made]
+        return [f"runs of {', '.join(f'{at[:10]} in {precision}' for at, _, precision in split)}"]
     return [
         f"{part['cells'] if isinstance(part['cells'], str) else ', '.join(part['cells'])}: "
         f"{part['date'][:10]}, {part['commit'][:10]}"

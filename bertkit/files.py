@@ -153,7 +153,9 @@ def last_change(path: Path) -> float:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries, so that a rename survives a power cut."""
+    """Flush a folder's entries, so that a rename survives a power cut; Windows cannot."""
+    if os.name == "nt":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -257,17 +257,14 @@ def test_workload_counts() -> None:
 
 def test_runs_of_several_days_are_added_by_seed() -> None:
     known = {"seeds": [1, 2], "made": ["a, bf16"] * 2, "accuracy": [70.0, 72.0], "f1": [1.0, 2.0]}
-    scores = {
-        2: {"accuracy": 0.1, "f1": 0.1},
-        3: {"accuracy": 0.71, "f1": 0.03, "loss": 1.0},
-        4: {},
-    }
-    found = quality.with_runs(known, scores, ("accuracy", "f1"), "b, fp32")
+    scores = [{"accuracy": 0.1, "f1": 0.1}, {"accuracy": 0.71, "f1": 0.03, "x": 1.0}, {}]
+    runs = {seed: quality.Scored("b, fp32", own) for seed, own in enumerate(scores, 2)}
+    found = quality.with_runs(known, runs, ("accuracy", "f1"))
     assert found["seeds"] == [1, 2, 3], "a seed is not taken twice, a run without scores not at all"
     assert found["made"] == ["a, bf16", "a, bf16", "b, fp32"]
     assert found["accuracy"] == [70.0, 72.0, 71.0]
     assert found["f1"] == [1.0, 2.0, 3.0]
-    first = quality.with_runs({}, scores, ("accuracy",), "b, fp32")
+    first = quality.with_runs({}, runs, ("accuracy",))
     assert first["seeds"] == [2, 3]
     row = quality.row(found["accuracy"], [70.0, 74.0])
     assert row["bertkit"] == {"median": 71.0, "lowest": 70.0, "highest": 72.0}

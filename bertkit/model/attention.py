@@ -255,3 +255,21 @@ def reference(
 
 
 KERNELS = {"grouped": grouped, "varlen": varlen, "padded": padded, "reference": reference}
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies matrices in bf16: AVX512-BF16 or AMX; Arm's is untried."""
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def has_products(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether there are fast products with prepared weights and GELU or a sum inside them.
+
+    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist and are
+    not fast: torch's own compiler leaves them out there, too.
+    """
+    there = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not there or torch.ops.mkldnn._is_mkldnn_acl_supported():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bertkit.examples.packed import Packed
-from bertkit.model.onednn import has_products
+from bertkit.model.attention import has_products
 from bertkit.shapes import Hidden
 
 LAYERS = 2

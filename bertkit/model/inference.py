@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.examples.packed import Packed
-from bertkit.model.attention import attention, join
+from bertkit.model.attention import attention, has_bf16, has_products, join
 from bertkit.model.encoder import Encoder, Layer, gelu_form
-from bertkit.model.onednn import has_products
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 MODES = ("fp32", "bf16", "int8")
@@ -119,7 +118,8 @@ class InferenceLayer(nn.Module):
         self.output: Product
         linears = [layer.query_key_value, layer.attention_output, layer.intermediate, layer.output]
         if mode == "int8":
-            self.query_key_value = Int8Product(linears[0], torch.bfloat16)
+            attended = torch.bfloat16 if has_bf16() else torch.float32
+            self.query_key_value = Int8Product(linears[0], attended)
             self.attention_output, self.intermediate = map(Int8Product, linears[1:3])
             self.output = Int8Product(linears[3], after_gelu=True)
         else:

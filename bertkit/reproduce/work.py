@@ -131,9 +131,14 @@ class Work:
 
     def absence(self, job: Job) -> str:
         """Why a job cannot be run; "" where it can."""
-        for variant in (job.variant, job.head.beside):
-            if variant and (reason := self.failure(f"pre-train {variant}")):
+        for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
+            if not variant:
+                continue
+            if reason := self.failure(f"pre-train {variant}"):
                 return f"{variant}: {reason}"
+            textless = self.sources.model is not None and not self.sources.text
+            if textless and not self.is_trained(variant, own=bool(at)):
+                return f"there is no text to pre-train {variant} on; give --text"
         if reason := self.failure(f"tune {job.name}"):
             return reason
         if self.sources.data is None:

@@ -103,6 +103,8 @@ class Finetuning:
         """What all runs in the folder have in common: `finetune.json`."""
         data, beside = self.data, self.head.beside
         digests = {"beside_digest": read_start(Path(beside)).digest} if beside else {}
+        tuning = as_json(self.tuning)
+        del tuning["precision"]  # what it was here stands below
         return digests | {
             "data": data.name,
             "files": dict(data.files),
@@ -113,7 +115,7 @@ class Finetuning:
             "kind": self.task.kind,
             "labels": list(self.task.labels),
             "task": self.task.settings(),
-            "tuning": as_json(self.tuning),
+            "tuning": tuning,
             "head": as_json(dataclasses.replace(self.head, beside="")),
             "beside": self.head.beside,
             "precision": self.precision,

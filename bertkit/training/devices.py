@@ -18,6 +18,7 @@ import torch
 
 import bertkit
 from bertkit.errors import BertkitError, nearest
+from bertkit.model.attention import has_bf16
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16")
@@ -78,52 +79,34 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device(name)
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse a precision that is unknown or that the device cannot compute in.
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision called `name`; "auto" is bf16 where the device is known to be fast in it.
 
     Raises:
-        BertkitError: says what to choose instead.
+        BertkitError: it is unknown, or the device lacks it; says what to choose instead.
     """
-    if precision not in PRECISIONS:
-        known = (*PRECISIONS, "auto")
+    known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
+    if name not in known:
         raise BertkitError(
-            f"no precision is called '{precision}'{nearest(precision, known)}; choose one of "
+            f"no precision is called '{name}'{nearest(name, known)}; choose one of "
             f"{', '.join(known)}"
         )
-    if (
-        precision == "bf16"
-        and device.type == "cuda"
-        and not torch.cuda.is_bf16_supported(including_emulation=False)
-    ):
-        name = torch.cuda.get_device_name(device)
-        raise BertkitError(f"{name} does not compute in bf16; choose precision fp32")
-
-
-def made_for_bf16(device: torch.device) -> bool:
-    """Whether a device has instructions for bf16; without them a CPU is many times slower in it."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    able = torch.cpu.get_capabilities() if device.type == "cpu" else {}
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
-def choose_precision(name: str, device: torch.device) -> str:
-    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
-
-    Raises:
-        BertkitError: see `check_precision`.
-    """
+    made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
-        return "bf16" if made_for_bf16(device) else "fp32"
-    check_precision(name, device)
+        return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
+    if name == "bf16" and on_cuda and not made:
+        card = torch.cuda.get_device_name(device)
+        raise BertkitError(f"{card} does not compute in bf16; choose precision fp32")
     return name
 
 
 def slow_precision(precision: str, device: torch.device) -> str:
-    """What to say of a precision that the device is not made for; "" where it is."""
-    if precision != "bf16" or made_for_bf16(device):
+    """What to say of bf16 on a CPU that has no instructions for it; else ""."""
+    if precision != "bf16" or device.type != "cpu" or has_bf16():
         return ""
-    return f"this {device.type} has no instructions for bf16 and may be many times faster in fp32"
+    if torch.cpu.get_capabilities().get("bf16"):  # of Arm
+        return ""
+    return "this CPU has no instructions for bf16 and may be many times faster in fp32"
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -131,6 +114,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
     Weights, gradients and the optimizer stay in fp32 in both.
     """
+    assert precision in PRECISIONS, precision  # "auto" is chosen before
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 

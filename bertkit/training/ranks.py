@@ -93,7 +93,7 @@ class Ranks:
             return dict(values)
         from torch import distributed
 
-        numbers = torch.stack([value.detach().double().cpu() for value in values.values()])
+        numbers = torch.stack([value.detach().cpu().double() for value in values.values()])
         distributed.all_reduce(numbers)
         return dict(zip(values, numbers, strict=True))
 
@@ -234,7 +234,8 @@ def local_device(name: str) -> str:
     local = os.environ.get("LOCAL_RANK")
     if is_alone() or local is None or name not in ("auto", "cuda"):
         return name
-    return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else name
+    # of several processes, gloo has no tensors on Apple's GPU
+    return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else "cpu"
 
 
 def code_digest() -> str:

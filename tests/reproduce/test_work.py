@@ -194,9 +194,28 @@ def test_own_model_takes_the_place_of_the_scales(tmp_path: Path) -> None:
     steps = work.steps([EXPERIMENTS["table-2"](TINY)])
     assert [step.name for step in steps] == ["tune bert/squad-1.1"]
     assert work.network("bert") == tmp_path / "bert"
+    assert work.steps([EXPERIMENTS["figure-5"](TINY)]) == [], "there is no text for its networks"
+    work.sources = replace(sources, text=("text.txt",))
     snapshots = {step.name: step for step in work.steps([EXPERIMENTS["figure-5"](TINY)])}
     assert not work.is_done(snapshots["pre-train bert"]), "the scale's own is needed here"
     assert not work.is_ready(snapshots["tune bert/at-50-squad-sentences"])
+
+
+def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -> None:
+    folder = tmp_path / "conll2003"
+    folder.mkdir()
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        (folder / name).write_text("Rome B-LOC\n")
+    sources = Sources(model=tmp_path / "bert", data=tmp_path)
+    work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+    table = EXPERIMENTS["table-7"](TINY)
+    steps = work.steps([table])
+    assert len(steps) == 7
+    assert {step.variant for step in steps} == {"bert"}
+    [both] = [job for job in table.jobs if job.head.beside]
+    assert work.absence(both) == ("there is no text to pre-train left-to-right on; give --text")
+    work.sources = replace(sources, text=("text.txt",))
+    assert len(work.steps([table])) == 10, "two networks and their job"
 
 
 def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> None:

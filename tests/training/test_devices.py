@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from bertkit.errors import BertkitError
 from bertkit.training.devices import (
     autocast,
-    check_precision,
     choose_device,
     choose_precision,
     environment,
@@ -78,13 +77,13 @@ def test_absent_devices_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch)
 
 def test_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
     for precision in ("fp32", "bf16"):
-        check_precision(precision, CPU)
+        assert choose_precision(precision, CPU) == precision
     with pytest.raises(BertkitError, match="no precision is called 'fp16'"):
-        check_precision("fp16", CPU)
+        choose_precision("fp16", CPU)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old card")
     with pytest.raises(BertkitError, match=r"Old card does not compute in bf16; choose .* fp32"):
-        check_precision("bf16", torch.device("cuda"))
+        choose_precision("bf16", torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
