@@ -45,9 +45,10 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
     Raises:
         ValueError: the two are of different scales.
     """
-    for name in ("scale", "remarks"):
-        if found[name] != before[name]:
-            raise ValueError(f"the {name} differ: {found[name]} and {before[name]}")
+    for name in before["scale"].keys() & found["scale"].keys():
+        one, other = before["scale"][name], found["scale"][name]
+        if one != other:
+            raise ValueError(f"the scales differ in {name}: {one} and {other}")
     networks = found["networks"] | {
         name: facts
         for name, facts in before["networks"].items()
@@ -69,7 +70,7 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
             cells.append(other if fills else cell)
         claims = claims_of(paper, cells, networks)
         tables.append({**table, "cells": cells, "claims": claims})
-    return {**before, "tables": tables, "networks": networks}, names
+    return {**found, "tables": tables, "networks": networks}, names
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ def rounded(number: float) -> str:
 
 
 def caption(result: Row, notes: Sequence[str]) -> str:
-    """When, with what and on what the numbers were measured."""
+    """The file, and when, with what and on what its numbers were measured."""
     details = {**result, **(result.get("machine") or {})}
     parts = [str(details.get("date", ""))[:10], f"bertkit {details.get('bertkit', '?')}"]
     if commit := details.get("commit"):
@@ -175,7 +175,8 @@ def caption(result: Row, notes: Sequence[str]) -> str:
         parts.append(f"torch {torch}")
     parts += list(machine(details))
     text = ", ".join(part for part in parts if part)
-    return f"*{'; '.join([text, *notes])}.*"
+    file = f"results/{result['name']}.json" if "name" in result else ""
+    return f"*{'; '.join(part for part in [file, text, *notes] if part)}.*"
 
 
 def machine(details: Row) -> Iterator[str]:

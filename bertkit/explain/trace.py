@@ -134,7 +134,7 @@ def follow(model: Path | str, text: str, pair: str | None = None, *, seed: int =
         guesses=guesses,
         mlm_loss=sum(guess.loss for guess in guesses) / len(guesses) if guesses else None,
         next_probability=None if "nsp" in left_out else following,
-        pairs=pairs_of(start),
+        pairs=start.pairs,
         task=task_says(Path(model), texts),
         left_out=left_out,
     )
@@ -177,14 +177,6 @@ def missing_heads(new: list[str], start: Start, pair: str | None) -> dict[str, s
     elif pair is None:
         left_out.setdefault("nsp", "one text was given; it takes two")
     return left_out
-
-
-def pairs_of(start: Start) -> str:
-    """What the head on pairs was trained on, by `bertkit.json` or, where absent, by the family."""
-    if recipe := start.details.get("recipe"):  # an extended model has details and no recipe
-        objectives = recipe.get("objectives") or {}
-        return "order" if objectives.get("sentences") == "order" else "next"
-    return "order" if start.config.share_layers else "next"  # ALBERT
 
 
 @torch.inference_mode()

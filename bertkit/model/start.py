@@ -53,6 +53,14 @@ class Start:
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
+    @property
+    def pairs(self) -> str:
+        """What the head on pairs was trained on, "next" or "order"; unsaid, by the family."""
+        if recipe := self.details.get("recipe"):  # an extended model has details and no recipe
+            objectives = recipe.get("objectives") or {}
+            return "order" if objectives.get("sentences") == "order" else "next"
+        return "order" if self.config.share_layers else "next"  # ALBERT
+
     def build(self, make: Callable[[ModelConfig], Model], *, keep_head: bool) -> Loaded[Model]:
         """A model with a copy of the weights; what they lack is drawn from torch's generator.
 

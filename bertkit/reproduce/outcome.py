@@ -1,10 +1,12 @@
-"""What came out: every cell beside the paper's value, and whether the paper's orders hold."""
+"""What came out: each cell beside the paper's value, and whether its orders hold (section 5)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
 from bertkit.reproduce.paper import Claim, PaperTable
@@ -29,7 +31,7 @@ def gather(work: Work, experiments: Sequence[Experiment]) -> dict[str, Any]:
         for variant, flags in experiment.variants.items():
             networks[variant] = network_facts(work, variant, flags)
     return {
-        "scale": {"name": work.scale.name, "title": work.scale.title, "seeds": work.scale.seeds},
+        "scale": as_json(work.scale),
         "remarks": list(work.scale.remarks),
         "tables": [table_facts(work, experiment, networks) for experiment in experiments],
         "networks": networks,
@@ -43,7 +45,8 @@ def has_results(work: Work, experiment: Experiment) -> bool:
 
 def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, Any]:
     """What a network is, and how far its pre-training came."""
-    records = work.journal(variant)
+    given = work.given(variant)
+    records = [] if given else work.journal(variant)  # the scale's own is for figure 5 alone
     evaluations = [r for r in records if r["kind"] == "evaluation"]
     last: dict[str, Any] = evaluations[-1] if evaluations else {}
     kept = (
@@ -51,12 +54,13 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
         *("nsp_accuracy", "nsp_majority"),
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
-    given = work.given(variant)
+    precisions = [str(r["precision"]) for r in records if "precision" in r]
     finished = work.is_trained(variant, own=True)
     if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
         last["nsp_majority"] = last_majority(work, flags)
     return {
-        "model": given.name if given else "",
+        "model": name_of(given) if given else "",
+        "precision": " and ".join(dict.fromkeys(precisions)),
         "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
         "updates": max((int(str(r.get("step", 0))) for r in records), default=0),
@@ -108,13 +112,14 @@ def claims_of(
 
 def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """A cell: what was run and the values of its seeds."""
+    paper_column = cell.thousands or cell.column
     found: dict[str, Any] = {
         "row": cell.row,
         "column": cell.column,
         "task": cell.job.task,
         "metric": cell.metric,
         "stands_in": cell.stands_in,
-        "paper": None if cell.stands_in else experiment.paper.value(cell.row, cell.column),
+        "paper": None if cell.stands_in else experiment.paper.value(cell.row, paper_column),
         "values": [],
         "missing": "",
         "given": given_model(work, cell.job),
@@ -136,8 +141,8 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
             settings = read_json(path)
             found["inputs"] = settings["inputs"]
     if not found["values"]:
-        failure = work.failure(f"pre-train {cell.job.variant}")
-        reason = failure if cell.metric == PERPLEXITY else work.absence(cell.job)
+        own = cell.metric == PERPLEXITY
+        reason = work.untrainable(cell.job.variant) if own else work.absence(cell.job)
         found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
 
@@ -145,7 +150,13 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
 def given_model(work: Work, job: Job) -> str:
     """The name of the model that stands in the place of the scale's own; "" where none does."""
     model = work.given(job.variant, job.at)
-    return "" if model is None else model.resolve().name
+    return "" if model is None else name_of(model)
+
+
+def name_of(model: Path) -> str:
+    """Of a model's folder; that of the run or package where the folder is only called "model"."""
+    folder = model.resolve()
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 def last_perplexity(work: Work, variant: str) -> list[float]:
@@ -178,8 +189,8 @@ def claim_facts(
     """Whether an order of the paper is found here.
 
     It holds, or is reversed, where the difference of the medians is above the larger standard
-    deviation of the two over seeds; else it is not clear. Before all seeds are done, or with one
-    seed alone, there is no verdict.
+    deviation of the two over seeds; else it is not clear. Before all seeds are done, with one seed
+    alone, or where every run of a row learned nothing, there is no verdict.
     """
     facts: dict[str, Any] = {"text": claim.text, "column": claim.column, "argued": claim.argued}
     facts |= {"better": claim.better, "worse": claim.worse}
@@ -195,19 +206,30 @@ def claim_facts(
     if better is None or worse is None or not better["n"] or not worse["n"]:
         return {**facts, "verdict": "not run"}
     facts["task"] = better["task"] if better["stands_in"] else ""
-    if bool(better["given"]) != bool(worse["given"]):
-        return {**facts, "verdict": "not comparable"}
-    if better["metric"] == PERPLEXITY:  # of one pre-training each, and lower is better
-        difference = round(worse["median"] - better["median"], 2)
-        verdict = "holds once" if difference > 0 else "reversed once"
-        return {**facts, "verdict": verdict, "difference": difference}
-    if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < 2:
-        return {**facts, "verdict": "too few seeds"}
-    if claim.needs_pairs and not pairs_learned:
-        return {**facts, "verdict": "not learned"}
+    if reason := withheld(claim, better, worse, pairs_learned=pairs_learned):
+        return {**facts, "verdict": reason}
     difference = round(better["median"] - worse["median"], 2)
+    if better["metric"] == PERPLEXITY:  # of one pre-training each, and lower is better
+        verdict = "holds once" if difference < 0 else "reversed once"
+        return {**facts, "verdict": verdict, "difference": -difference}
     deviation = max(better["deviation"] or 0.0, worse["deviation"] or 0.0)
     verdict = "not clear" if abs(difference) <= deviation else "reversed"
     if difference > deviation:
         verdict = "holds"
     return {**facts, "verdict": verdict, "difference": difference, "deviation": deviation}
+
+
+def withheld(
+    claim: Claim, better: dict[str, Any], worse: dict[str, Any], *, pairs_learned: bool
+) -> str:
+    """Why there is no verdict on two cells that were run; "" where there is one."""
+    if bool(better["given"]) != bool(worse["given"]):
+        return "not comparable"
+    if better["metric"] == PERPLEXITY:
+        return ""
+    if not (better["complete"] and worse["complete"]) or min(better["n"], worse["n"]) < 2:
+        return "too few seeds"
+    if claim.needs_pairs and not pairs_learned:
+        return "not learned"
+    idle = any(cell.get("degenerate") == cell["n"] for cell in (better, worse))
+    return "degenerate" if idle else ""

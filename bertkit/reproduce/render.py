@@ -19,6 +19,7 @@ VERDICTS = {
     "reversed once": "the other way round, with one network each",
     "not comparable": "no verdict: one of the two is a given model, made otherwise",
     "not learned": "no verdict: next-sentence prediction was not learned",
+    "degenerate": "no verdict: every run of one row is degenerate",
     "too few seeds": "no verdict yet: too few seeds are done",
     "not run": "not run",
 }
@@ -186,8 +187,9 @@ def network_table(networks: dict[str, Any]) -> tuple[list[str], list[list[str]]]
         said = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in held_out.items())
         done = f"{facts['updates']:,}" + ("" if facts["finished"] else ", unfinished")
         done = f"given: {facts['model']}" if facts["model"] else facts["failure"] or done
-        rows.append([name, " ".join(facts["flags"]) or NOTHING, done, said or NOTHING])
-    return ["network", "flags besides the scale's", "updates", "held out"], rows
+        flags = " ".join(facts["flags"]) or NOTHING
+        rows.append([name, flags, done, facts.get("precision") or NOTHING, said or NOTHING])
+    return ["network", "flags besides the scale's", "updates", "precision", "held out"], rows
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -130,6 +130,9 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     for field in ("vocabulary_size", "seeds", "units"):
         if type(values[field]) is not int or values[field] < 1:
             raise ValueError(f"{field} must be a positive integer, not {values[field]!r}")
+    for field in ("sizes", "steps"):
+        if not values[field]:
+            raise ValueError(f"{field} must not be empty")
     sizes = values["sizes"]
     if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
         raise ValueError("each of sizes is three numbers: layers, width, heads")

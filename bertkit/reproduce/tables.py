@@ -79,6 +79,8 @@ class Cell(NamedTuple):
     metric: str
     stands_in: bool = False
     """Whether the task is another than the column's."""
+    thousands: str = ""
+    """Of updates, as figure 5 has them; where it is given, it is the paper's column."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,8 @@ def figure_5(scale: Scale) -> Experiment:
     for row, variant in (("Masked LM", BASE), ("Left-to-right LM", "left-to-right")):
         for step in scale.steps:
             found = cell_of("figure-5", row, "mnli-m", variant, scale, at=step)
-            cells.append(found._replace(column=f"{step:,}"))
+            whole = str(step // 1000) if step % 1000 == 0 else ""
+            cells.append(found._replace(column=f"{step:,}", thousands=whole))
     return Experiment(paper_tables()["figure-5"], tuple(cells), variants)
 
 

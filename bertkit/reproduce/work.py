@@ -132,18 +132,22 @@ class Work:
     def absence(self, job: Job) -> str:
         """Why a job cannot be run; "" where it can."""
         for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
-            if not variant:
-                continue
-            if reason := self.failure(f"pre-train {variant}"):
-                return f"{variant}: {reason}"
-            textless = self.sources.model is not None and not self.sources.text
-            if textless and not self.is_trained(variant, own=bool(at)):
-                return f"there is no text to pre-train {variant} on; give --text"
+            if variant and not self.given(variant, at) and (reason := self.untrainable(variant)):
+                return reason
         if reason := self.failure(f"tune {job.name}"):
             return reason
         if self.sources.data is None:
             return "no data folder was given"
         return absent_files(job.task, self.sources.data)
+
+    def untrainable(self, variant: str) -> str:
+        """Why a network is not there and cannot be made; "" where it is or can."""
+        if reason := self.failure(f"pre-train {variant}"):
+            return f"{variant}: {reason}"
+        textless = self.sources.model is not None and not self.sources.text
+        if textless and not self.is_trained(variant, own=True):
+            return f"there is no text to pre-train {variant} on; give --text"
+        return ""
 
     def failure(self, step: str) -> str:
         """Why a step ended without a result; "" where it did not."""
@@ -154,7 +158,10 @@ class Work:
         """Write down that a step diverges, so that the others go on."""
         path = self.out / "failed" / f"{folder_name(step.name)}.json"
         write_json(path, {"reason": f"diverged ({error})"})
-        self.console.say(f"{step.name} is given up: {error}; delete {path} to try again")
+        again = f"delete {path}"
+        if step.job is None:  # its checkpoints lead to the same update
+            again += f" and {self.out / 'networks' / step.variant}"
+        self.console.say(f"{step.name} is given up: {error}; to try again with other code, {again}")
 
     def steps(self, experiments: Sequence[Experiment]) -> list[Step]:
         """Everything that the tables need, each once: a network, then what is tuned from it."""
@@ -171,7 +178,8 @@ class Work:
         steps = []
         for variant, flags in variants.items():
             own = [job for job in possible if job.variant == variant]
-            if variant in needed and (not self.given(variant) or any(job.at for job in own)):
+            wanted = variant in needed and not (self.given(variant) or self.untrainable(variant))
+            if wanted or any(job.at for job in own):
                 steps.append(Step(variant, flags))
             steps += [Step(variant, flags, job) for job in own]
         return steps

@@ -64,8 +64,7 @@ def begin_with(path: Path, recipe: PretrainRecipe, tokenizer: Tokenizer) -> Begi
         start.config, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
     tensors = dict(start.tensors)
-    before = ((start.details.get("recipe") or {}).get("objectives") or {}).get("sentences", "next")
-    if (before == "order") != (recipe.objectives.sentences == "order"):
+    if (start.pairs == "order") != (recipe.objectives.sentences == "order"):
         tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
     given = replace(start, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)

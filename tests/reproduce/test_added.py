@@ -62,5 +62,5 @@ def test_more_seeds_and_whole_tables_are_added_and_another_scale_is_refused() ->
     assert len(names) == 1
     assert whole["networks"]["bert"]["finished"]
     assert added({**few, "tables": []}, many)[0]["tables"][0]["cells"][0]["n"] == 3
-    with pytest.raises(ValueError, match="the scale differ"):
+    with pytest.raises(ValueError, match="the scales differ in name: small and tiny"):
         added(few, {**many, "scale": {"name": "tiny"}})

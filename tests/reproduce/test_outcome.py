@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bertkit.reproduce.outcome import claim_facts, spread
+from bertkit.reproduce.outcome import claim_facts, name_of, spread
 from bertkit.reproduce.paper import Claim
 from bertkit.reproduce.render import as_markdown, as_page, notes_of, value_of
 
@@ -57,6 +58,17 @@ def test_no_verdict_before_all_seeds_and_without_what_it_is_about() -> None:
     assert claim_facts(pairs, [better, worse], pairs_learned=True)["verdict"] == "holds"
     stood_in = claim_facts(CLAIM, [{**better, "stands_in": True}, worse])
     assert stood_in["task"] == "mrpc"
+
+
+def test_no_verdict_where_every_run_of_a_row_learned_nothing() -> None:
+    cells = [cell("A", "x", [70.0, 71.0]), cell("B", "x", [0.0, 0.0], degenerate=2)]
+    assert claim_facts(CLAIM, cells)["verdict"] == "degenerate"
+    assert claim_facts(CLAIM, [cells[0], {**cells[1], "degenerate": 1}])["verdict"] == "holds"
+
+
+def test_a_model_is_called_by_its_run(tmp_path: Path) -> None:
+    assert name_of(tmp_path / "laws" / "model") == "laws"
+    assert name_of(tmp_path / "laws") == "laws"
 
 
 def test_first_and_last_column() -> None:

@@ -110,6 +110,7 @@ def test_scales_of_ones_own(tmp_path: Path) -> None:
         ("seeds = 2", 'seeds = "2"', "seeds must be a positive integer, not '2'"),
         ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "each of sizes is three numbers"),
         ("steps = [50, 150]", "steps = [50, 151]", "updates up to the recipe's 150"),
+        ("steps = [50, 150]", "steps = []", "steps must not be empty"),
         ("[tasks.default]", "[tasks]\ndefault = 3\n[other]", "scale .*mine.toml: "),
         ("[tasks.default]", "[tasks.sst2]\n[tasks.default]", "'sst2' is not a task.*'sst-2'"),
         ("[stand_ins.table-5]", "[stand_ins.tabel-5]", "'tabel-5' is not a table.*'table-5'"),

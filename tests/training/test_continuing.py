@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
@@ -17,9 +18,11 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.model.saving import save_model
 from bertkit.objectives import Objectives
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.continuing import begin_with
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
+from bertkit.verbs.vocab import extend
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -116,6 +119,41 @@ def test_a_model_that_does_not_fit_is_refused(
         pretrain(RECIPE, store, tmp_path / "b", start=tmp_path / "other")
     with pytest.raises(BertkitError, match="no model directory"):
         pretrain(RECIPE, store, tmp_path / "c", start=tmp_path / "nowhere")
+
+
+def test_a_model_with_words_of_a_field_is_trained_on_its_text(
+    start: Path, corpus_text: str, tmp_path: Path
+) -> None:
+    """vocab extend, prepare and pretrain --start, one after the other."""
+    source = tmp_path / "text.txt"
+    source.write_text(corpus_text.replace("lantern", "mitochondria"))
+    (tmp_path / "words.txt").write_text("mitochondria\n")
+    extend(start, out=tmp_path / "extended", words=str(tmp_path / "words.txt"))
+    tokenizer = Tokenizer.load(tmp_path / "extended")
+    new = tokenizer.vocabulary.index("mitochondria")
+    store = prepare([str(source)], tokenizer, tmp_path / "store", PrepareOptions(held_out=0.1))
+    assert store.unigrams[new] > 0, "the text has the new piece"
+    recipe = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-2))
+    assert pretrain(recipe, store, tmp_path / "run", start=tmp_path / "extended") is None
+    before, after = (
+        load_pretraining_model(tmp_path / name).state_dict()["encoder.word_embeddings.weight"]
+        for name in ("extended", "run/model")
+    )
+    assert len(before) == len(after) == len(tokenizer.vocabulary)
+    assert not torch.equal(before[new], after[new]), "and the new row is trained"
+
+
+@pytest.mark.parametrize(("sentences", "kept"), [("order", True), ("next", False)])
+def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
+    start: Path, store: TokenStore, tmp_path: Path, sentences: str, kept: bool
+) -> None:
+    """Without a recipe beside it, a network that shares its layers was trained on order."""
+    config = replace(load_pretraining_model(start).config, share_layers=True)
+    save_model(tmp_path / "albert", PretrainingModel(config), store.tokenizer, {})
+    recipe = replace(RECIPE, objectives=Objectives(sentences=sentences))
+    begun = begin_with(tmp_path / "albert", recipe, store.tokenizer)
+    heads = {name for name in begun.new if name.startswith("cls.seq_relationship.")}
+    assert bool(heads) != kept
 
 
 def test_a_start_without_heads_gets_new_ones(
