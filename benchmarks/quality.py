@@ -4,8 +4,9 @@
 done in the work folder. Then the table: medians, spreads, and whether our median is within one
 standard deviation of the reference or better.
 
-The results file keeps the scores of every run by seed, and what a work folder has is added to them:
-a run takes up to an hour, and they need not be made on one machine or on one day.
+The results file keeps the scores of every run by seed and how each was made, and seeds that only a
+work folder has are added: a run takes up to an hour, and they need not be made on one machine or on
+one day. After a change that should show in the scores, begin with --fresh.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from benchmarks.record import ROOT, commit, data_folder, summary, write_result
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
-from bertkit.files import read_json
+from bertkit.files import read_json, write_json
 from bertkit.model.start import read_start
 from bertkit.predict.tasks import TaskPredictor
 from bertkit.tasks.dataset import Dataset
@@ -83,6 +84,7 @@ def own_runs(
         epochs=(setting.epochs,),
         seeds=seeds,
     )
+    before = own_scores(task, work)
     with Console(interval=60) as console:
         finetune(
             found,
@@ -92,6 +94,9 @@ def own_runs(
             tuning=Tuning(precision=precision),
             console=console,
         )
+    made = {str(seed): run.made for seed, run in before.items()}
+    new = {str(s): f"{commit()}, {precision}" for s in own_scores(task, work) if s not in before}
+    write_json(work / "bertkit" / f"{task}.json", made | new)
 
 
 Runs = dict[str, Any]
@@ -116,11 +121,10 @@ def own_scores(task: str, work: Path) -> dict[int, Scored]:
         seeds=20,
     )
     results = read_results(work / "bertkit" / task, grid.runs())
-    if not results:
-        return {}
-    precision = read_json(work / "bertkit" / task / "finetune.json")["precision"]
-    made = f"{commit()}, {precision}"
-    return {r.settings["seed"]: Scored(made, r.scores.get("dev", {})) for r in results}
+    path = work / "bertkit" / f"{task}.json"
+    made = read_json(path) if path.is_file() else {}
+    seeds = {result.settings["seed"]: result.scores.get("dev", {}) for result in results}
+    return {s: Scored(made.get(str(s), "unknown"), scores) for s, scores in seeds.items()}
 
 
 def reference_scores(task: str, data: Path, work: Path) -> dict[int, Scored]:
@@ -154,9 +158,9 @@ def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...])
 
 
 def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, float]:
-    """A model of the Trainer's, with bertkit's windows and decoding."""
+    """A model of the Trainer's, with bertkit's windows and decoding, in fp32."""
     found = dataset(task, data, work / "slices", 512)
-    predictor = TaskPredictor.load(folder)
+    predictor = TaskPredictor.load(folder, precision="fp32")
     predictor.task = found.task
     [(_, inputs)] = found.dev
     predictions, _ = predictor.run(inputs)
@@ -185,7 +189,8 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="*", default=list(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--table-only", action="store_true")
-    parser.add_argument("--precision", default="auto", help="of both sides: fp32, bf16 or auto")
+    parser.add_argument("--precision", default="auto", help="of bertkit's runs: fp32, bf16, auto")
+    parser.add_argument("--fresh", action="store_true", help="forget the runs of the results file")
     arguments = parser.parse_args()
     precision = choose_precision(arguments.precision, torch.device("cpu"))
     data = data_folder(arguments.data)
@@ -193,7 +198,8 @@ def main() -> None:
     if not arguments.table_only:
         for task in arguments.tasks:
             own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work, precision)
-    known = read_json(ROOT / "results" / "quality.json")["runs"]
+    stored = ROOT / "results" / "quality.json"
+    known = {} if arguments.fresh or not stored.is_file() else read_json(stored)["runs"]
     rows, runs = {}, {}
     for task, metrics in METRICS.items():
         before = known.get(task, {})

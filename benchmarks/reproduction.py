@@ -4,8 +4,9 @@
     python -m benchmarks.reproduction --work runs/paper
 
 The first takes hours, may be stopped and goes on; the second takes seconds and may be repeated.
-With --add, what the results file has stays and the folder fills what it lacks, so that several
-machines may each run a part; the file says what came from where.
+With --add, what the results file has stays, but for cells of fewer seeds, and the folder fills what
+it lacks, so that several machines may each run a part; the file says what came from where. A
+network that both have trained is shown as the file has it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
     Raises:
         ValueError: the two are of different scales.
     """
-    for name in before["scale"].keys() & found["scale"].keys():
+    for name in (before["scale"].keys() & found["scale"].keys()) - {"title", "remarks"}:
         one, other = before["scale"][name], found["scale"][name]
         if one != other:
             raise ValueError(f"the scales differ in {name}: {one} and {other}")
@@ -59,15 +60,17 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
     for key, paper in paper_tables().items():
         if key not in old and key not in new:
             continue
-        table = old.get(key) or new[key]
-        others = {(c["row"], c["column"]): c for c in new.get(key, {"cells": []})["cells"]}
+        table = new.get(key) or old[key]
+        there = {(c["row"], c["column"]): c for c in old[key]["cells"]} if key in old else {}
         cells = []
         for cell in table["cells"]:
-            other = others.get((cell["row"], cell["column"]))
-            fills = bool(other) and other["n"] > (cell["n"] if key in old else 0)
-            if fills:
+            kept = there.get((cell["row"], cell["column"]))
+            if kept and kept["n"] >= cell["n"]:
+                cells.append({**kept, "paper": cell["paper"]})
+                continue
+            cells.append(cell)
+            if cell["n"]:
                 names.append(f"{paper.name}, {cell['row']}, {cell['column']}")
-            cells.append(other if fills else cell)
         claims = claims_of(paper, cells, networks)
         tables.append({**table, "cells": cells, "claims": claims})
     return {**found, "tables": tables, "networks": networks}, names
@@ -89,7 +92,9 @@ def main() -> None:
         except ValueError as error:
             sys.exit(f"error: {error}; leave out --add, or give another --name")
         rest = {**{name: before[name] for name in ("date", "commit", "cpu")}, "cells": "the others"}
-        parts = [*before.get("parts", [rest]), {**circumstances(), "cells": names}]
+        parts = before.get("parts") or [rest]
+        if names:
+            parts.append({**circumstances(), "cells": names})
     details = {"outcome": outcome, "parts": parts}
     print(write_result(arguments.name, rows_of(outcome), details))
 

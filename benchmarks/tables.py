@@ -64,12 +64,19 @@ def parts_of(result: Row) -> list[str]:
         sides = [side for task in runs.values() for side in task.values()]
         made = dict.fromkeys(made for side in sides for made in side["made"])
         split = [text.partition(", ") for text in made]
-        return [f"runs of {', '.join(f'{at[:10]} in {precision}' for at, _, precision in split)}"]
+        said = [f"{short(commit)} in {precision}" for commit, _, precision in split]
+        return [f"runs of {', '.join(said)}"]
     return [
-        f"{part['cells'] if isinstance(part['cells'], str) else ', '.join(part['cells'])}: "
-        f"{part['date'][:10]}, {part['commit'][:10]}"
+        f"{part['cells'] if isinstance(part['cells'], str) else ' and '.join(part['cells'])}: "
+        f"{part['date'][:10]}, {short(part['commit'])}"
         for part in result.get("parts", [])
     ]
+
+
+def short(commit: object) -> str:
+    """A commit for reading."""
+    hash_, _, changes = str(commit).partition("+")
+    return hash_[:10] + (" with changes" if changes else "")
 
 
 def named(rows: Any) -> list[Row]:
@@ -169,8 +176,7 @@ def caption(result: Row, notes: Sequence[str]) -> str:
     details = {**result, **(result.get("machine") or {})}
     parts = [str(details.get("date", ""))[:10], f"bertkit {details.get('bertkit', '?')}"]
     if commit := details.get("commit"):
-        hash_, _, changes = str(commit).partition("+")
-        parts[-1] += f" at {hash_[:10]}" + (" with changes" if changes else "")
+        parts[-1] += f" at {short(commit)}"
     if torch := (details.get("versions") or {}).get("torch"):
         parts.append(f"torch {torch}")
     parts += list(machine(details))

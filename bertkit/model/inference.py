@@ -8,7 +8,8 @@ matrix products. Three modes:
 | fp32 | fp32                         | fp32                                              |
 | bf16 | bf16                         | bf16                                              |
 | int8 | 8 bits, a scale for each     | 8 bits in products, a scale for each token, found |
-|      | output                       | as it comes; attention in bf16, the rest in fp32  |
+|      | output                       | as it comes; attention in bf16 (fp32 where the    |
+|      |                              | processor has no bf16), the rest in fp32          |
 
 Nothing of a token's result depends on the batch that it is in, in int8 neither.
 """

@@ -55,7 +55,7 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
-    finished = work.is_trained(variant, own=True)
+    finished = bool(ends) and ends[-1]["reason"] == "finished"
     if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
         last["nsp_majority"] = last_majority(work, flags)
     return {
@@ -133,7 +133,7 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
         results = work.results(cell.job)
         found["values"] = [value_of(result, cell.metric) for result in results if result.scores]
         found["complete"] = len(results) == work.scale.seeds
-        found["degenerate"] = sum(bool(result.degenerate) for result in results)
+        found["degenerate"] = sum(bool(r.degenerate) for r in results if r.scores)
         if results and not found["values"]:
             found["missing"] = "every run diverged"
         path = work.tuned(cell.job) / "finetune.json"

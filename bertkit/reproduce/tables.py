@@ -232,8 +232,7 @@ def figure_5(scale: Scale) -> Experiment:
     for row, variant in (("Masked LM", BASE), ("Left-to-right LM", "left-to-right")):
         for step in scale.steps:
             found = cell_of("figure-5", row, "mnli-m", variant, scale, at=step)
-            whole = str(step // 1000) if step % 1000 == 0 else ""
-            cells.append(found._replace(column=f"{step:,}", thousands=whole))
+            cells.append(found._replace(column=f"{step:,}", thousands=f"{step / 1000:g}"))
     return Experiment(paper_tables()["figure-5"], tuple(cells), variants)
 
 

@@ -146,7 +146,7 @@ class Work:
             return f"{variant}: {reason}"
         textless = self.sources.model is not None and not self.sources.text
         if textless and not self.is_trained(variant, own=True):
-            return f"there is no text to pre-train {variant} on; give --text"
+            return f"there is no text to pre-train {variant} on; give --text, and another --out"
         return ""
 
     def failure(self, step: str) -> str:

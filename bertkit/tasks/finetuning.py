@@ -103,8 +103,7 @@ class Finetuning:
         """What all runs in the folder have in common: `finetune.json`."""
         data, beside = self.data, self.head.beside
         digests = {"beside_digest": read_start(Path(beside)).digest} if beside else {}
-        tuning = as_json(self.tuning)
-        del tuning["precision"]  # what it was here stands below
+        tuning = dataclasses.replace(self.tuning, precision=self.precision)  # not "auto"
         return digests | {
             "data": data.name,
             "files": dict(data.files),
@@ -115,10 +114,9 @@ class Finetuning:
             "kind": self.task.kind,
             "labels": list(self.task.labels),
             "task": self.task.settings(),
-            "tuning": tuning,
+            "tuning": as_json(tuning),
             "head": as_json(dataclasses.replace(self.head, beside="")),
             "beside": self.head.beside,
-            "precision": self.precision,
         }
 
     def _encode(self) -> None:

@@ -153,7 +153,7 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
     """What a run tells its user before the first update.
 
     Args:
-        start: the `start_record`, with "parameters".
+        start: the `start_record`, with "parameters" and "precision".
         recipe: what will be trained.
         store: the training split.
     """
@@ -162,8 +162,8 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
     share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
     commoner = f", commoner label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
     return [
-        f"{start['parameters']:,} parameters; {store.tokens:,} training tokens in "
-        f"{store.documents:,} documents; first window: {pairs['examples']:,} examples of "
+        f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
+        f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
         f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
         f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, commonest piece "
         f"{known['most_frequent_accuracy']:.1%}{commoner}",

@@ -103,7 +103,7 @@ def plan(
     named = None if machine == HERE else find_machine(machine, precision, mfu)
     where = choose_device(device) if named is None else None
     if where is not None:
-        choose_precision(precision, where)
+        choose_precision(precision, where)  # refused before the corpus is measured
     with Console() as console:
         size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
         if where is not None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import pack
 from bertkit.files import read_json
+from bertkit.model import bilstm
 from bertkit.model.bilstm import BiLSTM, step_order
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.features import save_with_head
@@ -78,7 +79,10 @@ def test_a_batch_is_padded_only_where_little_is_wasted(monkeypatch: pytest.Monke
         model(states, pack([[1] * n for n in lengths]))
         return str(taken[0])
 
+    monkeypatch.setattr(bilstm, "has_products", lambda dtype: dtype == torch.float32)
     assert form_of(BiLSTM(6, 5), 6, [9, 8, 7]) == "padded"
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert form_of(BiLSTM(6, 5), 6, [9, 8, 7]) == "packed", "oneDNN has no such LSTM here"
     assert form_of(BiLSTM(6, 5), 6, [64] + [1] * 20) == "packed"
     assert form_of(BiLSTM(768, 5), 768, [9, 8, 7]) == "packed"
 

@@ -64,3 +64,6 @@ def test_more_seeds_and_whole_tables_are_added_and_another_scale_is_refused() ->
     assert added({**few, "tables": []}, many)[0]["tables"][0]["cells"][0]["n"] == 3
     with pytest.raises(ValueError, match="the scales differ in name: small and tiny"):
         added(few, {**many, "scale": {"name": "tiny"}})
+    again, names = added(whole, many)
+    assert names == []
+    assert again["tables"] == whole["tables"]

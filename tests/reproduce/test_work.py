@@ -215,7 +215,9 @@ def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -
     [both] = [job for job in table.jobs if job.head.beside]
     sizes = EXPERIMENTS["table-6"](TINY)
     assert {step.variant for step in work.steps([sizes])} <= {"bert"}, "nor any for its perplexity"
-    assert work.absence(both) == ("there is no text to pre-train left-to-right on; give --text")
+    assert work.absence(both) == (
+        "there is no text to pre-train left-to-right on; give --text, and another --out"
+    )
     work.sources = replace(sources, text=("text.txt",))
     assert len(work.steps([table])) == 10, "two networks and their job"
 
