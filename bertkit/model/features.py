@@ -187,7 +187,13 @@ class FeatureModel(nn.Module):
             hidden = torch.cat([hidden, second], dim=-1)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
-        return self.classifier(self.dropout(hidden.float()))  # a middle layer may be in bf16
+        return in_fp32(self.classifier, self.dropout(hidden))
+
+
+def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """The last layer without autocast: in bf16 different inputs would get equal scores."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return layer(hidden.float())
 
 
 def head_state(model: nn.Module) -> dict[str, Tensor]:

@@ -9,22 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bertkit.examples.packed import Packed
 from bertkit.model.bilstm import BiLSTM
 from bertkit.model.directory import load_model
 from bertkit.model.dropout import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
-from bertkit.model.features import HEAD_FILE, take_head, units_of
+from bertkit.model.features import HEAD_FILE, in_fp32, take_head, units_of
 from bertkit.model.weights import read_tensors
 from bertkit.shapes import ClassLogits
-
-
-def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
-    """The last layer without autocast: in bf16 different inputs would get equal scores."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        return layer(hidden.float())
 
 
 class ClassificationModel(nn.Module):

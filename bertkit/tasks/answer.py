@@ -202,12 +202,14 @@ class Answer(TaskDefaults):
     def degenerate(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
     ) -> str:
-        """No answer anywhere, or the same first token everywhere."""
+        """No answer anywhere, or the same first character everywhere; where gold has others."""
         texts = {self.text_of(prediction) for prediction in predictions}
+        wanted = [{answer.start for answer in given.answers} for given in inputs if given.answers]
         if texts == {""}:
-            return "finds no answer to any question"
+            return "finds no answer to any question" if wanted else ""
         starts = {prediction.start for prediction in predictions}
-        return "answers with the same place in every context" if len(starts) == 1 else ""
+        same = len(starts) == 1 and not all(starts & places for places in wanted)
+        return "answers with the same place in every context" if same else ""
 
     def row(self, given: QuestionInput, prediction: FoundAnswer) -> dict[str, Any]:
         """See `Task`."""

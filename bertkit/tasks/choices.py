@@ -67,7 +67,10 @@ def read_choices(
     found = TextCounts()
     seen: dict[str, str] = {}
     used = 0
-    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+    optional = label if labelled and keep_unlabelled else ""
+    for number, place, row in numbered_rows(
+        path, found, format, header=header, columns=columns, optional=optional
+    ):
         key = name_of(row[label]) if labelled else ""
         texts = texts_of(row, (text, *filled(row, choices)), place, found)
         if texts is None or (labelled and not key and unlabelled(keep_unlabelled, place, found)):

@@ -24,7 +24,8 @@ CONLL_SITE = "https://www.clips.uantwerpen.be/conll2003/ner/"
 REUTERS = "https://trec.nist.gov/data/reuters/reuters.html"
 TAG = re.compile(r"(?![BIESLU]-$)\S+")
 UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
-ENTITY_TAG = re.compile(r"O|[BIESLU]-.+")
+ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
+"""Also without a type, where all entities are of one."""
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -216,7 +217,7 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 def conll_scheme(tags: Sequence[str]) -> list[str]:
     """Tags with L- (last) and U- (unit), of the BILOU scheme, as E- and S-; others unchanged."""
-    same = {"L-": "E-", "U-": "S-"}
+    same = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
     return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
 
 
@@ -228,7 +229,8 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     """
     converted = ["O"] * len(tags)
     for kind, start, end in entities(conll_scheme(tags)):
-        converted[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
+        first, other = (f"B-{kind}", f"I-{kind}") if kind else ("B", "I")
+        converted[start:end] = [first, *[other] * (end - start - 1)]
     return converted
 
 
@@ -259,7 +261,7 @@ def entity_scores(
         given.update(kind for kind, _, _ in own)
         right.update(kind for kind, _, _ in gold_entities & own)
     scores = ratios(right.total(), given.total(), wanted.total(), "")
-    for kind in sorted(wanted | given):
+    for kind in sorted((wanted | given).keys() - {""}):
         scores |= ratios(right[kind], given[kind], wanted[kind], f"/{kind}")
     return scores
 

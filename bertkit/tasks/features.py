@@ -117,6 +117,10 @@ def extract(
     """
     layers, positions = extraction.layers, encoder.config.max_position_embeddings
     check_layers(layers, encoder.config)
+    if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
+        raise BertkitError(
+            "the [CLS] of a model from left to right has seen no other token; choose --pooling mean"
+        )
     longest = extraction.longest or positions
     if not 3 <= longest <= positions:
         raise BertkitError(

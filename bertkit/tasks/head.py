@@ -6,6 +6,7 @@ Paper sections 4.2 (tuned on other questions first), 5.1 (BiLSTM on top) and 5.3
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from bertkit.model.features import (
     save_with_head,
 )
 from bertkit.model.saving import save_model
-from bertkit.model.start import Start, read_start
+from bertkit.model.start import Start, model_folder, read_start
 from bertkit.model.task_heads import TaskModel, add_bilstm
+from bertkit.tasks.load import LABELLED, task_details
 from bertkit.tasks.task import Task
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -48,11 +50,16 @@ class Head:
 
 
 def same_task(start: Start, task: Task[Any, Any]) -> bool:
-    """Whether the start was tuned for the same kind of task with the same labels."""
+    """Whether the start was tuned, by whomever, for the same kind of task and labels."""
+    details, labels = start.details, task.labels
+    if not details:  # transformers' config.json says it, with two labels where there are none
+        with suppress(BertkitError):
+            details = task_details(model_folder(start.path))
+        labels = labels if task.kind in LABELLED else tuple(details.get("labels") or ())
     return (
-        start.details.get("task") == task.kind
-        and not start.details.get("head")  # of a frozen model, which lies beside the encoder
-        and tuple(start.details.get("labels") or ()) == task.labels
+        details.get("task") == task.kind
+        and not details.get("head")  # of a frozen model, which lies beside the encoder
+        and tuple(details.get("labels") or ()) == labels
     )
 
 
@@ -81,6 +88,12 @@ def build_with(head: Head, task: Task[Any, Any], start: Start) -> Callable[..., 
         second = read_start(Path(head.beside))
         if second.tokenizer.content_hash != start.tokenizer.content_hash:
             raise BertkitError(f"--beside {head.beside} has another tokenizer than {start.path}")
+        room, longest = second.config.max_position_embeddings, task.settings()["longest"]
+        if longest > room:
+            raise BertkitError(
+                f"--beside {head.beside} has {room} positions, and windows have up to {longest} "
+                f"tokens; give --longest {room}"
+            )
         beside = second.build(Encoder, keep_head=False).model
     return lambda sizes: FeatureModel(
         sizes, len(task.labels), head.layers, head.head, beside, head.units

@@ -24,6 +24,7 @@ from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.conll import ENTITY_TAG
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import Task
@@ -144,9 +145,7 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
 
 def is_entity_set(labels: list[str]) -> bool:
     """Whether tags are those of entities: O and B-X, I-X and the like."""
-    return all(
-        label == "O" or label[:2] in {"B-", "I-", "E-", "S-", "L-", "U-"} for label in labels
-    )
+    return all(ENTITY_TAG.fullmatch(label) for label in labels)
 
 
 def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:

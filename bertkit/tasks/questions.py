@@ -194,7 +194,10 @@ def read_word_rows(
     seen: dict[str, str] = {}
     used = 0
     before, documents = "", -1
-    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+    optional = tags if labelled and keep_unlabelled else ""
+    for number, place, row in numbered_rows(
+        path, found, format, header=header, columns=columns, optional=optional
+    ):
         own = name_of(row[document]) if document else ""
         documents += not own or own != before
         before = own

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from bertkit.text.lines import TextCounts, text_lines
 from bertkit.text.separated import split_rows
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
-PEEKED_ROWS = 100
 PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
 """What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
 
@@ -50,6 +49,7 @@ def numbered_rows(
     *,
     header: bool | Sequence[str] = True,
     columns: Sequence[str] = (),
+    optional: str = "",
 ) -> Iterator[tuple[int, str, Fields]]:
     """Number (from 0, rows left out count too), place and fields of every usable row.
 
@@ -60,6 +60,7 @@ def numbered_rows(
         header: for CSV and TSV: whether the first line names the columns; False names them "0",
             "1", ...; a sequence gives their names.
         columns: those that every row must have. Of Parquet files and data sets only these are read.
+        optional: one of `columns` that a row of JSON lines may lack: it is None there.
 
     Raises:
         BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
@@ -71,7 +72,7 @@ def numbered_rows(
             counts.note("file of unknown type", source.path)
             continue
         counts.files += 1
-        for line, row in file_rows(source, counts, header, columns):
+        for line, row in file_rows(source, counts, header, columns, optional):
             number += 1
             if row is not None:
                 yield number, f"{source.path}:{line}", row
@@ -90,9 +91,13 @@ def one_source(path: str | Path) -> Source:
 
 
 def file_rows(
-    source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
+    source: Source,
+    counts: TextCounts,
+    header: bool | Sequence[str],
+    columns: Sequence[str],
+    optional: str = "",
 ) -> Iterator[FileRow]:
-    """The rows of one file, each with all of `columns` or None."""
+    """The rows of one file, each with all of `columns` or None; see `numbered_rows`."""
     readers: dict[str, Callable[[], Iterator[FileRow]]] = {
         "csv": lambda: separated_rows(source, counts, header, columns),
         "tsv": lambda: separated_rows(source, counts, header, columns),
@@ -109,6 +114,8 @@ def file_rows(
     line = 0
     try:
         for line, row in readers[source.format]():
+            if row is not None and optional and source.format == "jsonl":
+                row = {optional: None, **row}  # noqa: PLW2901
             missing = [] if row is None else [name for name in columns if name not in row]
             if missing:
                 counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
@@ -258,7 +265,7 @@ def has_column(
     *,
     header: bool = True,
 ) -> bool:
-    """Whether one of the first rows has this column: whether a file has labels.
+    """Whether a row has this column: whether a file has labels. It is read up to the first one.
 
     Raises:
         BertkitError: see `numbered_rows`.
@@ -268,7 +275,7 @@ def has_column(
         names = next(split_rows(source, TextCounts(), [column]), (0, []))[1]
         return column in (name.strip() for name in names)
     rows = read_rows(path, TextCounts(), format, header=header)
-    return any(column in row for _, row in islice(rows, PEEKED_ROWS))
+    return any(column in row for _, row in rows)
 
 
 def name_of(value: object) -> str:

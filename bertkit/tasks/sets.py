@@ -247,9 +247,12 @@ def read_split(
         counts: of what is skipped.
 
     Raises:
-        BertkitError: there is no such set, split or file.
+        BertkitError: there is no such set, split or file; or files or columns of one's own are
+            named for an official set.
     """
     key = name.lower()
+    if key in OFFICIAL:
+        refuse_own_flags(key, files, columns)
     if key in GLUE:
         return read_glue(key, folder_of(files, key), split, counts)
     if key in KIND_OF:

@@ -65,7 +65,10 @@ def read_texts(
     found = TextCounts()
     seen: dict[str, str] = {}
     used = 0
-    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+    optional = label if labelled and keep_unlabelled else ""
+    for number, place, row in numbered_rows(
+        path, found, format, header=header, columns=columns, optional=optional
+    ):
         texts = texts_of(row, (text, pair) if pair else (text,), place, found)
         if texts is None:
             continue

@@ -138,7 +138,7 @@ class Tag(TaskDefaults):
         """Tag -> label; I-X stands for B-X too in a tagger of others that has none (IOB1)."""
         number = {label: i for i, label in enumerate(self.labels)}
         if self.entities:
-            begins = {f"B-{name[2:]}": i for name, i in number.items() if name.startswith("I-")}
+            begins = {f"B{name[1:]}": i for name, i in number.items() if name[0] == "I"}
             number = begins | number
         return number
 
@@ -215,12 +215,14 @@ class Tag(TaskDefaults):
         return self.score(inputs, [Tags((common,) * len(i.words), (), ()) for i in inputs])
 
     def degenerate(self, inputs: Sequence[WordsInput], predictions: Sequence[Tags]) -> str:
-        """No entity anywhere; of other tags, the same one for every word."""
+        """No entity anywhere; of other tags, the same one for every word; where gold has more."""
+        wanted = {tag for given in inputs for tag in given.tags or ()}
         if self.entities:
             some = any(prediction.entities for prediction in predictions)
-            return "" if some else "finds no entity"
+            return "" if some or wanted <= {"O"} else "finds no entity"
         found = {tag for prediction in predictions for tag in prediction.tags}
-        return f"gives every word the tag {found.pop()!r}" if len(found) == 1 else ""
+        same = len(found) == 1 and len(wanted) > 1
+        return f"gives every word the tag {found.pop()!r}" if same else ""
 
     def row(self, given: WordsInput, prediction: Tags) -> dict[str, Any]:
         """See `Task`; `end` is one after the last word, and `text` joins the words by spaces."""
@@ -240,7 +242,8 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
     """The labels that some tagged inputs need, and whether they are those of entities.
 
     Labels of entities are B- and I- for every type that occurs, since a type may be seen in single
-    words only; others, such as parts of speech, are as they stand. Sorted, "O" first.
+    words only (B and I where entities have no types); others, such as parts of speech, are as they
+    stand. Sorted, "O" first.
 
     Raises:
         BertkitError: an input has no tags, or all words have the same one.
@@ -262,6 +265,6 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
         )
     are_entities = not others
     if are_entities:
-        kinds = {tag[2:] for tag in seen} - {""}
-        seen = {"O"} | {f"{prefix}-{kind}" for prefix in "BI" for kind in kinds}
+        kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
+        seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}
     return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities

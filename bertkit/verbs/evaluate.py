@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.files import keep_apart, write_json
 from bertkit.predict.engine import check_change
 from bertkit.predict.tasks import TaskPredictor
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.classify import Classify
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
+from bertkit.tasks.metrics import CLASSIFICATION
 from bertkit.tasks.own import KINDS, Files
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import KIND_OF, official_writer
 from bertkit.tasks.sets import read_split, split_file
+from bertkit.tasks.task import Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.predict import remembered
@@ -87,28 +91,36 @@ def evaluate(
     inputs = read_split(task, split, where, known, counts)
     if out is not None:
         read = [split_file(task, split, where)]
-        for ending in (".jsonl", ".csv", ".txt", "-scores.json"):
-            keep_apart(out / f"{split}{ending}", read)
+        submission = GLUE[key].submissions.get(split) if key in GLUE else None
+        for name in (f"{split}.jsonl", f"{split}.csv", f"{split}.txt", f"{split}-scores.json"):
+            keep_apart(out / name, read)
+        if submission:
+            keep_apart(out / submission[0], read)
     labelled = is_labelled(inputs)
     if not labelled and out is None:
         raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
     if not labelled and bound is not None:
         raise BertkitError(f"{split} has no labels; --bound compares scores and needs them")
     with Console() as console:
-        for line in describe_skipped(counts.skipped, counts.examples):
+        for line in (
+            *describe_skipped(counts.skipped, counts.examples),
+            *impossible(predictor.task, inputs),
+        ):
             console.say(line)
         bar = windows_bar(console)
         predictions, items = predictor.run(inputs, bar)
         console.say(describe_items(split, items))
         if labelled:
-            scores = predictor.task.score(inputs, predictions)
+            scores = official_scores(key, predictor.task, inputs, predictions)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
             if bound is not None or predictor.precision == "int8":
                 exact = TaskPredictor.load(model, device=device, precision="fp32")
-                before = exact.task.score(inputs, exact.run_items(inputs, items, bar))
+                found = exact.run_items(inputs, items, bar)
+                before = official_scores(key, exact.task, inputs, found)
                 print(f"{task} {split} in fp32: {shown_scores(before)}")  # noqa: T201
                 if bound is not None:
-                    metric = predictor.task.metric
+                    own = predictor.task.metric
+                    metric = own if own in scores else next(iter(scores))
                     check_change(metric, before, scores, bound / 100, predictor.precision)
             if out is not None:
                 write_json(out / f"{split}-scores.json", scores)
@@ -116,6 +128,31 @@ def evaluate(
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
+
+
+def official_scores(
+    name: str, task: Task[Any, Any], inputs: Sequence[Any], predictions: Sequence[Any]
+) -> dict[str, float]:
+    """The metrics of a set of GLUE, whatever those of the model are; else the model's."""
+    if name not in GLUE or not isinstance(task, Classify):
+        return task.score(inputs, predictions)
+    gold, found = [str(given.label) for given in inputs], [one.label for one in predictions]
+    official = GLUE[name]
+    positive = official.labels[-1]
+    return {metric: CLASSIFICATION[metric](gold, found, positive) for metric in official.metrics}
+
+
+def impossible(task: Task[Any, Any], inputs: Sequence[Any]) -> list[str]:
+    """What a model cannot get right whatever it knows, in sentences."""
+    if not isinstance(task, Answer) or task.null:
+        return []
+    count = sum(given.answers == () for given in inputs)
+    if not count:
+        return []
+    return [
+        f"{count:,} questions have no answer in their context, and this model always gives one: "
+        "tune it on data with such questions"
+    ]
 
 
 def windows_bar(console: Console) -> Callable[[int, int], None]:

@@ -13,7 +13,7 @@ import torch
 
 from bertkit import Files, Tuning, finetune, load
 from bertkit.errors import BertkitError
-from bertkit.files import read_json
+from bertkit.files import read_json, write_json
 from bertkit.model.directory import load_config
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.features import FeatureModel
@@ -22,8 +22,10 @@ from bertkit.model.replaced import ReplacedTokenModel
 from bertkit.model.saving import save_model
 from bertkit.model.start import read_start
 from bertkit.model.task_heads import ClassificationModel
+from bertkit.tasks.answer import Answer
+from bertkit.tasks.classify import Classify
 from bertkit.tasks.grid import Grid
-from bertkit.tasks.head import Head
+from bertkit.tasks.head import Head, same_task
 from bertkit.tasks.load import load_task_model
 from bertkit.tasks.own_files import Columns
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -226,7 +228,10 @@ def test_beside_must_fit(begin: Any, write: Any, tmp_path: Path) -> None:
     foreign = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     config = replace(load_config(left), vocab_size=len(vocabulary))
     save_model(tmp_path / "foreign", PretrainingModel(config), foreign, {})
+    short = replace(load_config(left), max_position_embeddings=16)
+    save_model(tmp_path / "short", PretrainingModel(short), Tokenizer.load(left), {})
     wrong = [
+        ({"frozen": True, "beside": str(tmp_path / "short")}, "has 16 positions, .* --longest 16"),
         ({"frozen": True, "beside": str(tmp_path / "foreign")}, "has another tokenizer than"),
         ({"frozen": True, "beside": str(tmp_path / "nowhere")}, "no model directory .*nowhere"),
         ({"frozen": True, "beside": str(left), "layers": "weighted-sum"}, "is for one encoder"),
@@ -236,3 +241,29 @@ def test_beside_must_fit(begin: Any, write: Any, tmp_path: Path) -> None:
     for head, message in wrong:
         with pytest.raises(BertkitError, match=message):
             tuned("tag", left, write, tmp_path / "run", **head)
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "kept"),
+    [
+        (Answer(), "QuestionAnswering", True),
+        (Classify(("dry", "wet")), "SequenceClassification", True),
+        (Classify(("dry", "damp")), "SequenceClassification", False),
+        (Answer(), "MaskedLM", False),
+    ],
+    ids=["answer", "same labels", "other labels", "pre-trained"],
+)
+def test_the_head_of_a_model_tuned_by_others_is_kept(
+    begin: Any, tokenizer: Tokenizer, tmp_path: Path, task: Any, head: str, kept: bool
+) -> None:
+    """As transformers saves it: no bertkit.json, and the task in config.json."""
+    folder = tmp_path / "theirs"
+    save_model(folder, task.build(load_config(begin("own"))), tokenizer, {})
+    (folder / "bertkit.json").unlink()
+    config = read_json(folder / "config.json")
+    names = {"architectures": [f"BertFor{head}"], "id2label": {"0": "dry", "1": "wet"}}
+    write_json(folder / "config.json", config | names)
+    start = read_start(folder)
+    assert same_task(start, task) == kept
+    if kept:
+        assert not start.build(task.build, keep_head=True).new

@@ -81,3 +81,18 @@ def test_columns_know_what_was_given() -> None:
 def test_an_absent_file_of_ones_own_is_of_no_official_set(kind: str, name: str) -> None:
     with pytest.raises(BertkitError, match=f"^{name} does not exist; check the path$"):
         read_own(kind, name, Columns(), TextCounts())
+
+
+def test_rows_of_json_that_lack_their_label_are_kept_for_prediction(tmp_path: Path) -> None:
+    """Of a test file labels may be missing in some rows: as null, as "", or with their key."""
+    path = tmp_path / "test.jsonl"
+    rows = [{"text": f"river {i}"} for i in range(150)]
+    rows += [{"text": "a", "label": "x"}, {"text": "b"}, {"text": "c", "label": None}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    counts = TextCounts()
+    found = read_own("classify", str(path), Columns(), counts, test=True)
+    assert [given.label for given in found] == [*[None] * 150, "x", None, None]
+    assert counts.skipped == {"row without label, kept": 152}
+    train = read_own("classify", str(path), Columns(), counts)
+    assert [given.label for given in train] == ["x"]
+    assert counts.skipped

@@ -45,6 +45,14 @@ def test_a_split_needs_its_own_file_only(write: Write) -> None:
         read_split("squad-1.1", "test", Files(data=Path()), NAMES, TextCounts())
 
 
+def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write: Write) -> None:
+    own = str(write("mine.tsv", "a\n"))
+    with pytest.raises(BertkitError, match="mrpc is read from --data FOLDER"):
+        read_split("mrpc", "dev", Files(data=Path(), dev=own), NAMES, TextCounts())
+    with pytest.raises(BertkitError, match="conll-2003 knows its columns"):
+        read_split("conll-2003", "dev", Files(dev=own), Columns(tag_column=1), TextCounts())
+
+
 @pytest.mark.parametrize("name", ["classify", "squad-1.1"])
 def test_misspelt_splits(name: str) -> None:
     with pytest.raises(BertkitError, match="no split 'tset'; did you mean 'test'"):

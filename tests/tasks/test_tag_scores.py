@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bertkit.tasks.conll import to_iob2
 from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.tag import Tag, Tags
+from bertkit.tasks.tag import Tag, Tags, tag_labels
 
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
 
@@ -44,7 +45,26 @@ def test_scores() -> None:
 
 def test_runs_that_learnt_nothing() -> None:
     task, plain = Tag(LABELS), Tag(("A", "B"), entities=False)
-    assert task.degenerate([], [predicted("O O"), predicted("O")]) == "finds no entity"
-    assert task.degenerate([], [predicted("O O"), predicted("B-PER")]) == ""
-    assert "'A'" in plain.degenerate([], [Tags(("A", "A"), (1.0, 1.0), ())])
-    assert plain.degenerate([], [Tags(("A", "B"), (1.0, 1.0), ())]) == ""
+    gold, none = [sentence("x x", "O B-PER"), sentence("x", "O")], [sentence("x x", "O O")] * 2
+    assert task.degenerate(gold, [predicted("O O"), predicted("O")]) == "finds no entity"
+    assert task.degenerate(gold, [predicted("O O"), predicted("B-PER")]) == ""
+    assert task.degenerate(none, [predicted("O O"), predicted("O O")]) == "", "there is none"
+    same, other = [Tags(("A", "A"), (1.0, 1.0), ())], [Tags(("A", "B"), (1.0, 1.0), ())]
+    assert "'A'" in plain.degenerate([sentence("x x", "A B")], same)
+    assert plain.degenerate([sentence("x x", "A A")], same) == "", "that is right"
+    assert plain.degenerate([sentence("x x", "A B")], other) == ""
+
+
+def test_entities_without_a_type() -> None:
+    """As in some files of one kind of names: B, I and O alone."""
+    own = [sentence("x x x x", "B I O B")]
+    labels, are_entities = tag_labels(own)
+    assert (labels, are_entities) == (("O", "B", "I"), True)
+    task = Tag(labels)
+    found = [Tags(("B", "I", "O", "O"), (1.0,) * 4, ())]
+    scores = task.score(own, found)
+    assert scores == pytest.approx(
+        {"f1": 2 / 3, "precision": 1.0, "recall": 0.5, "accuracy": 3 / 4}
+    )
+    assert to_iob2(["I", "I", "O", "U"]) == ["B", "I", "O", "B"]
+    assert tag_labels([sentence("x x", "B NOUN")])[1] is False

@@ -1,0 +1,69 @@
+"""What `bertkit evaluate` scores by, and what it says of models that cannot be right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.tasks.answer import Answer, FoundAnswer
+from bertkit.tasks.classify import Classify, Label
+from bertkit.tasks.features import Extraction, extract
+from bertkit.tasks.inputs import Answer as Gold
+from bertkit.tasks.inputs import QuestionInput, TextInput
+from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.verbs.evaluate import impossible, official_scores
+
+
+def question(number: int, *answers: Gold) -> QuestionInput:
+    return QuestionInput(str(number), "who", "Paris or Berlin", answers, "f:1")
+
+
+def found(start: int, text: str) -> FoundAnswer:
+    return FoundAnswer(text, start, start + len(text), 1.0, 0.0, 0.0, ())
+
+
+def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -> None:
+    """A model of somebody's, with the labels in another order and the metrics of plain classes."""
+    model = Classify(("equivalent", "not_equivalent"))
+    gold = ["equivalent", "equivalent", "not_equivalent", "not_equivalent"]
+    said = ["equivalent", "equivalent", "equivalent", "not_equivalent"]
+    inputs = [TextInput(str(i), "a", "b", label, "f:1") for i, label in enumerate(gold)]
+    predictions = [Label(label, 1.0, {}) for label in said]
+    scores = official_scores("mrpc", model, inputs, predictions)
+    assert scores == pytest.approx({"f1": 4 / 5, "accuracy": 3 / 4}), "F1 is of equivalent"
+    assert set(official_scores("classify", model, inputs, predictions)) == set(model.metrics)
+
+
+def test_questions_that_a_model_cannot_get_right_are_counted() -> None:
+    inputs = [question(0, Gold("Paris", 0)), question(1), question(2)]
+    [said] = impossible(Answer(null=False), inputs)
+    assert said.startswith("2 questions have no answer")
+    assert impossible(Answer(null=True), inputs) == []
+    assert impossible(Answer(null=False), inputs[:1]) == []
+    assert impossible(Classify(("a", "b")), []) == []
+
+
+def test_the_same_place_everywhere_is_suspect_only_where_it_is_wrong() -> None:
+    task, same = Answer(null=False), [found(0, "Paris"), found(0, "Paris")]
+    right = [question(0, Gold("Paris", 0)), question(1, Gold("Paris or", 0))]
+    wrong = [right[0], question(1, Gold("Berlin", 9))]
+    assert task.degenerate(right, same) == ""
+    assert "same place" in task.degenerate(wrong, same)
+    nothing = [found(0, ""), found(0, "")]
+    assert "no answer to any" in task.degenerate(right, nothing)
+    assert task.degenerate([question(0), question(1)], nothing) == ""
+
+
+def test_cls_of_a_model_from_left_to_right_is_refused(tokenizer: Tokenizer) -> None:
+    """It has seen no other token, so that it would be the same for every text."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=32, direction="left_to_right",
+    )  # fmt: skip
+    encoder = Encoder(config)
+    with pytest.raises(BertkitError, match="choose --pooling mean"):
+        list(extract(encoder, tokenizer, ["river"], Extraction(pooling="cls")))
+    assert len(list(extract(encoder, tokenizer, ["river"], Extraction(pooling="mean")))) == 1
