@@ -81,9 +81,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, default=Path("runs/paper"))
     parser.add_argument("--name", default="reproduction", help="of the results file")
+    parser.add_argument("--tables", nargs="*", help="keys such as table-7; all where not given")
     parser.add_argument("--add", action="store_true", help="fill what the results file lacks")
     arguments = parser.parse_args()
     outcome: Outcome = read_json(arguments.work / "reproduction.json")
+    if arguments.tables:
+        outcome["tables"] = [t for t in outcome["tables"] if t["key"] in arguments.tables]
     parts: list[Any] = []
     if arguments.add:
         before = read_json(ROOT / "results" / f"{arguments.name}.json")
