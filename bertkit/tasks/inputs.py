@@ -41,6 +41,10 @@ class WordsInput(NamedTuple):
     document: int
     """Sentences with the same number follow each other in one document."""
     place: str
+    text: str = ""
+    """The running text that the words were found in; "" where words were given."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Of each word in the text: its first character and one after its last."""
 
 
 class Answer(NamedTuple):

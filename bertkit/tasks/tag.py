@@ -225,16 +225,25 @@ class Tag(TaskDefaults):
         return f"gives every word the tag {found.pop()!r}" if same else ""
 
     def row(self, given: WordsInput, prediction: Tags) -> dict[str, Any]:
-        """See `Task`; `end` is one after the last word, and `text` joins the words by spaces."""
+        """See `Task`; `end` is one after the last word, and `text` joins the words by spaces.
+
+        Of running text `start_char` and `end_char` are the entity's place, and `text` stands there.
+        """
+
+        def shown(kind: str, start: int, end: int) -> dict[str, Any]:
+            place = {"type": kind, "start": start, "end": end}
+            if not given.spans:
+                return {**place, "text": " ".join(given.words[start:end])}
+            first, last = given.spans[start][0], given.spans[end - 1][1]
+            text = given.text[first:last]
+            return {**place, "start_char": first, "end_char": last, "text": text}
+
         return {
             "id": given.id,
             "words": list(given.words),
             "tags": list(prediction.tags),
             "probabilities": list(prediction.probabilities),
-            "entities": [
-                {"type": kind, "start": start, "end": end, "text": " ".join(given.words[start:end])}
-                for kind, start, end in prediction.entities
-            ],
+            "entities": [shown(*entity) for entity in prediction.entities],
         }
 
 

@@ -21,7 +21,7 @@ from bertkit.files import keep_apart
 from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.streaming import Progress, new_lines
 from bertkit.predict.tasks import TaskPredictor, stretches
-from bertkit.predict.words import word_pattern
+from bertkit.predict.words import words_of
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
@@ -169,8 +169,9 @@ def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextInput
                 document += 1  # as in a corpus, a blank line ends a document
                 continue
             if kind == "tag":
-                words = tuple(word_pattern().findall(line))
-                yield WordsInput(str(number), words, None, document, place)
+                _, spans = words_of(line)
+                words = tuple(line[start:end] for start, end in spans)
+                yield WordsInput(str(number), words, None, document, place, line, tuple(spans))
             else:
                 yield TextInput(str(number), line.strip(), None, None, place)
             used += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bertkit.predict.words import words_of
 from bertkit.tasks.conll import to_iob2
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.tag import Tag, Tags, tag_labels
@@ -68,3 +69,21 @@ def test_entities_without_a_type() -> None:
     )
     assert to_iob2(["I", "I", "O", "U"]) == ["B", "I", "O", "B"]
     assert tag_labels([sentence("x x", "B NOUN")])[1] is False
+
+
+def test_places_of_entities_in_running_text() -> None:
+    """Words are counted, and so are the characters of the line, where it was one."""
+    line = "  Nils\tOkafor, at U.N.  "
+    _, spans = words_of(line)
+    words = tuple(line[start:end] for start, end in spans)
+    assert words == ("Nils", "Okafor", ",", "at", "U.N.")
+    given = WordsInput("1", words, None, 0, "f:1", line, tuple(spans))
+    tags = Tags(("B-PER", "I-PER", "O", "O", "B-ORG"), (1.0,) * 5, (("PER", 0, 2), ("ORG", 4, 5)))
+    person, place = Tag(LABELS).row(given, tags)["entities"]
+    assert person == {
+        "type": "PER", "start": 0, "end": 2, "start_char": 2, "end_char": 13,
+        "text": "Nils\tOkafor",
+    }  # fmt: skip
+    assert line[place["start_char"] : place["end_char"]] == place["text"] == "U.N."
+    [alone, _] = Tag(LABELS).row(given._replace(spans=()), tags)["entities"]
+    assert alone == {"type": "PER", "start": 0, "end": 2, "text": "Nils Okafor"}
