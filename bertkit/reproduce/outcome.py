@@ -55,6 +55,9 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
+    begun = work.out / "networks" / variant / "recipe.json"
+    if records and not precisions and begun.is_file():  # of an older run, whose recipe named it
+        precisions = [str(read_json(begun)["recipe"]["training"]["precision"])]
     finished = bool(ends) and ends[-1]["reason"] == "finished"
     if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
         last["nsp_majority"] = last_majority(work, flags)
