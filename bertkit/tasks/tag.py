@@ -272,7 +272,8 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
         raise BertkitError(
             f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
         )
-    are_entities = not others
+    # B, I, E, S of every word, without O, are of word segmentation
+    are_entities = not others and ("O" in seen or any("-" in tag for tag in seen))
     if are_entities:
         kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
         seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}

@@ -69,6 +69,7 @@ def test_entities_without_a_type() -> None:
     )
     assert to_iob2(["I", "I", "O", "U"]) == ["B", "I", "O", "B"]
     assert tag_labels([sentence("x x", "B NOUN")])[1] is False
+    assert tag_labels([sentence("x x x", "B E S")]) == (("B", "E", "S"), False), "no entities"
 
 
 def test_places_of_entities_in_running_text() -> None:
