@@ -199,7 +199,7 @@ def test_inference_from_texts_to_tables(
         data, tmp_path / "work", start, replace(inference.QUICK, repeats=2)
     )
     assert set(found) == {"short", "mrpc", "squad", "latency"}
-    assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit bf16")] == [1, 2]
+    assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit fp32")] == [1, 2]
     assert AS_GIVEN not in found["latency"]
     assert found["squad"]["bertkit fp32"]["cosine"] == pytest.approx(1.0, abs=1e-4)
     assert found["mrpc"]["onnxruntime int8"]["over_onnxruntime_int8"]["median"] == 1
