@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from bertkit.tasks.grid import Grid, read_results
 from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import load_dataset
-from bertkit.tasks.tune import Tuning
+from bertkit.tasks.tune import RunSettings, Tuning
 from bertkit.training.devices import choose_precision
 from bertkit.training.journal import Console
 
@@ -72,17 +73,29 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 
 
+@dataclass(frozen=True)
+class LaterSeeds(Grid):
+    """A grid without its first seeds, which were run elsewhere."""
+
+    first: int = 1
+
+    def runs(self) -> list[RunSettings]:
+        """See `Grid`."""
+        return [run for run in super().runs() if run.seed >= self.first]
+
+
 def own_runs(
-    task: str, setting: Setting, seeds: int, data: Path, work: Path, precision: str
+    task: str, setting: Setting, seeds: range, data: Path, work: Path, precision: str
 ) -> None:
     """Bertkit's runs; those that are done are skipped."""
     start = read_start(start_model())
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
-    grid = Grid(
+    grid = LaterSeeds(
         batch_size=(setting.batch,),
         learning_rate=(setting.learning_rate,),
         epochs=(setting.epochs,),
-        seeds=seeds,
+        seeds=seeds[-1],
+        first=seeds[0],
     )
     before = own_scores(task, work)
     with Console(interval=60) as console:
@@ -187,7 +200,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/quality"))
     parser.add_argument("--tasks", nargs="*", default=list(SETTINGS))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="the last one; they count from 1")
+    parser.add_argument("--first-seed", type=int, default=1, help="leave out those before it")
     parser.add_argument("--table-only", action="store_true")
     parser.add_argument("--precision", default="auto", help="of bertkit's runs: fp32, bf16, auto")
     parser.add_argument("--fresh", action="store_true", help="forget the runs of the results file")
@@ -197,7 +211,8 @@ def main() -> None:
     make_slices(data, arguments.work / "slices")
     if not arguments.table_only:
         for task in arguments.tasks:
-            own_runs(task, SETTINGS[task], arguments.seeds, data, arguments.work, precision)
+            seeds = range(arguments.first_seed, arguments.seeds + 1)
+            own_runs(task, SETTINGS[task], seeds, data, arguments.work, precision)
     stored = ROOT / "results" / "quality.json"
     known = {} if arguments.fresh or not stored.is_file() else read_json(stored)["runs"]
     rows, runs = {}, {}

@@ -275,6 +275,12 @@ def test_runs_of_several_days_are_added_by_seed() -> None:
     assert not quality.row([70.0], [74.0, 74.5])["within_one_deviation"]
 
 
+def test_seeds_that_were_run_elsewhere_are_left_out() -> None:
+    grid = quality.LaterSeeds(learning_rate=(1e-4,), seeds=5, first=4)
+    assert [run.seed for run in grid.runs()] == [4, 5]
+    assert [run.seed for run in quality.LaterSeeds(seeds=2).runs()] == [1, 2]
+
+
 def test_the_rows_of_the_quality_table_are_those_of_its_runs() -> None:
     result = json.loads((record.ROOT / "results" / "quality.json").read_text())
     for task, metrics in quality.METRICS.items():
