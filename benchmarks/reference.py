@@ -171,8 +171,10 @@ def squad(path: Path, tokenizer: Any) -> Task:
 
 def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, int]) -> Examples:
     """The windows of one question with start and end positions."""
+    room = 384 - 3 - len(tokenizer.tokenize(question.strip()))
     encoded = tokenizer(
-        question.strip(), context, truncation="only_second", max_length=384, stride=128,
+        question.strip(), context, truncation="only_second", max_length=384,
+        stride=max(0, room - 128),  # an overlap here, and in bertkit and the paper's code a step
         return_overflowing_tokens=True, return_offsets_mapping=True,
     )  # fmt: skip
     windows = []
