@@ -128,10 +128,8 @@ def main() -> None:
             ]
             row = compare([pair[0] for pair in pairs], [pair[1] for pair in pairs])
             details = {"updates": updates - WARM, "batch": batch, "calibration_seconds": seconds}
-            rows[f"{layers}x{width}, length 128, {choose_precision('auto', CPU)}"] = {
-                **details,
-                **row,
-            }
+            precision = choose_precision(recipe.training.precision, CPU)
+            rows[f"{layers}x{width}, length 128, {precision}"] = {**details, **row}
             print(rows)
     if not arguments.quick:
         print(write_result("plan", rows))

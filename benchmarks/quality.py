@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.record import ROOT, commit, data_folder, summary, write_result
+from benchmarks.record import ROOT, data_folder, made, summary, write_result
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
 from bertkit.files import read_json, write_json
@@ -107,9 +107,9 @@ def own_runs(
             tuning=Tuning(precision=precision),
             console=console,
         )
-    made = {str(seed): run.made for seed, run in before.items()}
-    new = {str(s): f"{commit()}, {precision}" for s in own_scores(task, work) if s not in before}
-    write_json(work / "bertkit" / f"{task}.json", made | new)
+    known = {str(seed): run.made for seed, run in before.items()}
+    new = {str(seed): made(precision) for seed in own_scores(task, work) if seed not in before}
+    write_json(work / "bertkit" / f"{task}.json", known | new)
 
 
 Runs = dict[str, Any]
@@ -135,9 +135,9 @@ def own_scores(task: str, work: Path) -> dict[int, Scored]:
     )
     results = read_results(work / "bertkit" / task, grid.runs())
     path = work / "bertkit" / f"{task}.json"
-    made = read_json(path) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     seeds = {result.settings["seed"]: result.scores.get("dev", {}) for result in results}
-    return {s: Scored(made.get(str(s), "unknown"), scores) for s, scores in seeds.items()}
+    return {s: Scored(known.get(str(s), "unknown"), scores) for s, scores in seeds.items()}
 
 
 def reference_scores(task: str, data: Path, work: Path) -> dict[int, Scored]:
@@ -161,10 +161,10 @@ def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...])
         metrics: those that are kept.
     """
     found = {name: list(known.get(name, ())) for name in ("seeds", "made", *metrics)}
-    for seed, (made, scores) in sorted(runs.items()):
+    for seed, (how, scores) in sorted(runs.items()):
         if seed not in found["seeds"] and set(metrics) <= set(scores):
             found["seeds"].append(seed)
-            found["made"].append(made)
+            found["made"].append(how)
             for metric in metrics:
                 found[metric].append(round(100 * scores[metric], 2))
     return found

@@ -92,6 +92,11 @@ def installed(package: str) -> str | None:
         return None
 
 
+def made(precision: str) -> str:
+    """How a run is made that is kept by seed: its code and its precision."""
+    return f"{commit()}, {precision}"
+
+
 def precisions() -> list[str]:
     """What is measured on a CPU: fp32, and bf16 where there are instructions for it."""
     from bertkit.model.attention import has_bf16

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.record import commit, data_folder
+from benchmarks.record import data_folder, made
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
 from bertkit.files import write_json
@@ -208,7 +208,7 @@ def build(task: str, data: Path, slices: Path, tokenizer: Any) -> Task:
 
 
 def run(
-    task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path, *, bf16: bool
+    task: str, setting: Setting, seed: int, data: Path, work: Path, out: Path, precision: str
 ) -> None:
     """Train, evaluate and write one run's result."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments, set_seed
@@ -220,7 +220,8 @@ def run(
     set_seed(seed)
     parts = build(task, data, work / "slices", tokenizer)
     arguments = TrainingArguments(
-        output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, bf16=bf16, report_to=[],
+        output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, report_to=[],
+        bf16=precision == "bf16",
         learning_rate=setting.learning_rate, per_device_train_batch_size=setting.batch,
         num_train_epochs=setting.epochs, weight_decay=0.01, warmup_steps=0.1, adam_epsilon=1e-6,
         max_grad_norm=1.0, lr_scheduler_type="linear", per_device_eval_batch_size=32,
@@ -241,10 +242,8 @@ def run(
     else:
         parts.model.save_pretrained(out.with_suffix(""))
         tokenizer.save_pretrained(out.with_suffix(""))
-    made = f"{commit()}, {'bf16' if bf16 else 'fp32'}"
-    write_json(
-        out, {"task": task, "seed": seed, "scores": scores, "seconds": seconds, "made": made}
-    )
+    found = {"task": task, "seed": seed, "scores": scores, "seconds": seconds}
+    write_json(out, {**found, "made": made(precision)})
     print(task, seed, scores, f"{seconds:.0f} s", flush=True)
 
 
@@ -269,8 +268,7 @@ def main() -> None:
                 out.with_suffix(".claimed").touch(exist_ok=False)
             except FileExistsError:  # another process has it
                 continue
-            setting, work = SETTINGS[task], arguments.work
-            run(task, setting, seed, data, work, out, bf16=precision == "bf16")
+            run(task, SETTINGS[task], seed, data, arguments.work, out, precision)
 
 
 if __name__ == "__main__":

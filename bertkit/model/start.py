@@ -117,6 +117,11 @@ def model_folder(path: Path) -> Path:
     raise BertkitError(f"no model directory {path}; check the path")
 
 
+def model_name(folder: Path) -> str:
+    """Of a model's folder; that of its run or package where the folder is only called "model"."""
+    return folder.parent.name if folder.name == "model" else folder.name
+
+
 def read_details(folder: Path) -> dict[str, Any]:
     """The content of a model's `bertkit.json`, or {} where it has none.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
+from bertkit.model.start import model_name
 from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment, Job
 from bertkit.reproduce.work import Work
@@ -62,7 +62,7 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
         last["nsp_majority"] = last_majority(work, flags)
     return {
-        "model": name_of(given) if given else "",
+        "model": model_name(given.resolve()) if given else "",
         "precision": " and ".join(dict.fromkeys(precisions)),
         "failure": work.failure(f"pre-train {variant}"),
         "flags": list(flags),
@@ -153,13 +153,7 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
 def given_model(work: Work, job: Job) -> str:
     """The name of the model that stands in the place of the scale's own; "" where none does."""
     model = work.given(job.variant, job.at)
-    return "" if model is None else name_of(model)
-
-
-def name_of(model: Path) -> str:
-    """Of a model's folder; that of the run or package where the folder is only called "model"."""
-    folder = model.resolve()
-    return folder.parent.name if folder.name == "model" else folder.name
+    return "" if model is None else model_name(model.resolve())
 
 
 def last_perplexity(work: Work, variant: str) -> list[float]:

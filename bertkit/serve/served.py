@@ -15,7 +15,7 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.pooling import read_pooling
-from bertkit.model.start import Start, model_folder, read_start
+from bertkit.model.start import Start, model_folder, model_name, read_start
 from bertkit.predict.embedding import load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictor import load_pretrained
@@ -128,8 +128,7 @@ def split_name(given: str) -> tuple[str, Path]:
         equals = ""
     folder = Path(path if equals else given)
     if not equals:
-        whole = folder.absolute()
-        name = whole.parent.name if whole.name == "model" else whole.name
+        name = model_name(folder.absolute())
     if not NAME.fullmatch(name):
         raise BertkitError(
             f"'{name}' cannot be a model's name; take letters, digits and ._:- as in mine={folder}"

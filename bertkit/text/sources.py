@@ -189,11 +189,16 @@ def format_of(path: str, wanted: str) -> str:
         return "unknown"  # in a folder: to open it might wait for ever
     if wanted != "auto":
         return wanted
+    found = EXTENSIONS.get(extension(path), "unknown")
+    return "wikiextractor" if found == "text" and begins_with_doc(path) else found
+
+
+def extension(path: str) -> str:
+    """The extension of a file in small letters, that of its compression aside."""
     name = PurePosixPath(path.replace(os.sep, "/"))
     if name.suffix.lower() in DECOMPRESSORS:
         name = name.with_suffix("")
-    found = EXTENSIONS.get(name.suffix.lower(), "unknown")
-    return "wikiextractor" if found == "text" and begins_with_doc(path) else found
+    return name.suffix.lower()
 
 
 def is_pipe(path: str) -> bool:

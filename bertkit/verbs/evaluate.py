@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,6 @@ from bertkit.tasks.classify import Classify
 from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
-from bertkit.tasks.metrics import CLASSIFICATION
 from bertkit.tasks.own import KINDS, Files
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import KIND_OF, official_writer
@@ -136,10 +135,8 @@ def official_scores(
     """The metrics of a set of GLUE, whatever those of the model are; else the model's."""
     if name not in GLUE or not isinstance(task, Classify):
         return task.score(inputs, predictions)
-    gold, found = [str(given.label) for given in inputs], [one.label for one in predictions]
-    official = GLUE[name]
-    positive = official.labels[-1]
-    return {metric: CLASSIFICATION[metric](gold, found, positive) for metric in official.metrics}
+    official = replace(task, labels=GLUE[name].labels, metrics=GLUE[name].metrics)
+    return official.score(inputs, predictions)
 
 
 def impossible(task: Task[Any, Any], inputs: Sequence[Any]) -> list[str]:

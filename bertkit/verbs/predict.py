@@ -25,7 +25,7 @@ from bertkit.predict.words import words_of
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.text.lines import TextCounts, describe_skipped, text_lines
-from bertkit.text.sources import DAMAGE, DECOMPRESSORS, find_sources, one_line
+from bertkit.text.sources import DAMAGE, extension, find_sources, one_line
 from bertkit.training.journal import Console
 from bertkit.verbs.embed import embed, similar
 
@@ -140,11 +140,8 @@ def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> I
     Raises:
         BertkitError: the file is absent, damaged or lacks a column.
     """
-    name = Path(file)
-    if name.suffix.lower() in DECOMPRESSORS:
-        name = name.with_suffix("")
     plain = columns.format == "text" or (
-        columns.format == "auto" and kind != "tag" and name.suffix.lower() == ".txt"
+        columns.format == "auto" and kind != "tag" and extension(file) == ".txt"
     )
     if not plain:
         return read_unlabelled(kind, file, columns, counts)

@@ -9,26 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.browser import CHROMIUM, browser
 from bertkit.explain.page import write_page
 from bertkit.explain.trace import Trace
+from tests.serve.pages import chromium
+
+__all__ = ["chromium"]
 
 
 @pytest.fixture(scope="module")
-def page(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def page(chromium: Any, trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The page, opened as a file; nothing may go wrong in it or be asked for."""
-    pytest.importorskip("playwright", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM}")
     file = tmp_path_factory.mktemp("page") / "page.html"
     write_page(file, trace)
     errors, asked = list[str](), list[str]()
-    with browser() as chromium:
-        opened = chromium.new_page(viewport={"width": 1100, "height": 900})
-        opened.on("pageerror", lambda error: errors.append(str(error)))
-        opened.on("request", lambda request: asked.append(request.url))
-        opened.goto(file.as_uri())
-        yield opened
+    opened = chromium.new_page(viewport={"width": 1100, "height": 900})
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("request", lambda request: asked.append(request.url))
+    opened.goto(file.as_uri())
+    yield opened
+    opened.close()
     assert not errors
     assert asked == [file.as_uri()]
 

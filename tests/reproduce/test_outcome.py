@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bertkit.reproduce.outcome import claim_facts, name_of, spread
+from bertkit.model.start import model_name
+from bertkit.reproduce.outcome import claim_facts, spread
 from bertkit.reproduce.paper import Claim
 from bertkit.reproduce.render import as_markdown, as_page, notes_of, value_of
 
@@ -67,8 +68,8 @@ def test_no_verdict_where_every_run_of_a_row_learned_nothing() -> None:
 
 
 def test_a_model_is_called_by_its_run(tmp_path: Path) -> None:
-    assert name_of(tmp_path / "laws" / "model") == "laws"
-    assert name_of(tmp_path / "laws") == "laws"
+    assert model_name(tmp_path / "laws" / "model") == "laws"
+    assert model_name(tmp_path / "laws") == "laws"
 
 
 def test_first_and_last_column() -> None:
