@@ -64,7 +64,7 @@ def choose_words(
     """
     starts_word = ~continuation
     starts_word[1:] |= np.diff(candidates) > 1  # a piece after [SEP] belongs to no earlier word
-    starts_word[0] = True
+    starts_word[:1] = True
     bounds = np.append(np.flatnonzero(starts_word), len(candidates))
     chosen: list[np.ndarray] = []
     total = 0

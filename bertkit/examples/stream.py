@@ -101,6 +101,8 @@ class BatchBuilder(Dataset[PretrainingBatch]):
             tokenizer.mask_id,
         )
         self.continuation = tokenizer.continuation
+        self.maskable = np.ones(tokenizer.size, dtype=bool)
+        self.maskable[[self.cls_id, self.sep_id, self.mask_id]] = False
 
     def __getitem__(self, rows: np.ndarray) -> PretrainingBatch:
         """Build the batch of some rows, longest first (equal lengths together serve attention)."""
@@ -156,6 +158,7 @@ class BatchBuilder(Dataset[PretrainingBatch]):
         epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
         rng = generator(self.seed, MASKS, epoch=epoch, window=window, row=number)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
+        candidates = candidates[self.maskable[example[candidates]]]  # the text may say "[SEP]"
         most, masking = self.max_predictions, self.masking
         chosen, shown = draw_masks(
             example, candidates, self.continuation, most, masking, self.mask_id, rng

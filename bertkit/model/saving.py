@@ -38,6 +38,10 @@ class SavedTokenizer(Protocol):
     def size(self) -> int:
         """Pieces in the vocabulary."""
 
+    @property
+    def pad_id(self) -> int:
+        """The id of [PAD]."""
+
     def save(self, directory: Path) -> object:
         """Write the tokenizer's files into an existing directory."""
 
@@ -70,7 +74,7 @@ def save_model(
     check_vocabulary(config, tokenizer.size)
     check_free(directory)
     with new_folder(directory) as folder:
-        described = describe(model, config, details)
+        described = describe(model, config, details) | {"pad_token_id": tokenizer.pad_id}
         write_json(folder / "config.json", described)
         family, (architecture,) = described["model_type"], described["architectures"]
         wanted = pooler and has_pooler(family, architecture)

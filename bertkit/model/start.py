@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,13 @@ class Start:
             objectives = recipe.get("objectives") or {}
             return "order" if objectives.get("sentences") == "order" else "next"
         return "order" if self.config.share_layers else "next"  # ALBERT
+
+    def with_dropout(self, share: float) -> Start:
+        """The same weights in a network with another dropout."""
+        config = replace(
+            self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share
+        )
+        return replace(self, config=config)
 
     def build(self, make: Callable[[ModelConfig], Model], *, keep_head: bool) -> Loaded[Model]:
         """A model with a copy of the weights; what they lack is drawn from torch's generator.

@@ -17,7 +17,11 @@ from bertkit.training.devices import choose_device
 
 
 def load(
-    path: Path | str | Sequence[Path | str], *, device: str = "auto", precision: str = "auto"
+    path: Path | str | Sequence[Path | str],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    null_threshold: float | None = None,
 ) -> Predictor | TaskPredictor:
     """Load a trained model for use.
 
@@ -26,6 +30,9 @@ def load(
         device: "auto", "cpu", "cuda", ...
         precision: of a tuned model: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 where the
             device is made for it, else fp32.
+        null_threshold: of a model that answers: there is no answer where the odds of none, score of
+            none minus score of the best span, are above it. The model's own where not given; one
+            tuned with transformers has none, and gives an answer to everything.
 
     Returns:
         A `Predictor` for a pre-trained model, else what the model was tuned for: a
@@ -39,9 +46,11 @@ def load(
         raise BertkitError("there is no model to load; name at least one")
     folder = model_folder(paths[0])
     if len(paths) == 1 and not is_tuned(folder):
+        if null_threshold is not None:
+            raise BertkitError(f"{folder} was tuned for no task; a threshold is of answers")
         return load_pretrained(folder, device=device)
     where = choose_device(device)
-    loaded = [load_task_model(one, where) for one in paths]
+    loaded = [load_task_model(one, where, null_threshold) for one in paths]
     return PREDICTORS[loaded[0].task.kind](loaded, where, precision)
 
 

@@ -129,15 +129,17 @@ class TaskPredictor:
         *,
         device: str = "auto",
         precision: str = "auto",
+        null_threshold: float | None = None,
     ) -> Self:
-        """Load one tuned model, or several for an ensemble.
+        """Load one tuned model, or several for an ensemble; see `bertkit.predict.load.load`.
 
         Raises:
             BertkitError: see `load_task_model`.
         """
         where = choose_device(device)
         many = [paths] if isinstance(paths, str | Path) else list(paths)
-        return cls([load_task_model(Path(path), where) for path in many], where, precision)
+        loaded = [load_task_model(Path(path), where, null_threshold) for path in many]
+        return cls(loaded, where, precision)
 
     @property
     def reads_documents(self) -> bool:
@@ -148,8 +150,26 @@ class TaskPredictor:
         self, inputs: Sequence[Any], progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Any], Items]:
         """Predictions for many inputs, in order, and their sequences; see `run_items`."""
-        items = self.task.items(inputs, self.tokenizer)
+        items = self.items(inputs)
         return self.run_items(inputs, items, progress), items
+
+    def items(self, inputs: Sequence[Any]) -> Items:
+        """The sequences of inputs.
+
+        Raises:
+            BertkitError: the model was tuned on pairs and an input is a single text, or vice versa.
+        """
+        pairs = self.loaded[0].details.get("pairs")
+        for given in inputs if isinstance(pairs, bool) else ():
+            if isinstance(given, TextInput) and (given.pair is not None) != pairs:
+                raise BertkitError(
+                    f"{given.place}: the model was tuned on pairs of texts, and here is one text; "
+                    "give the second (in a file --pair names its column)"
+                    if pairs
+                    else f"{given.place}: the model was tuned on single texts, and here are two; "
+                    "leave the second out"
+                )
+        return self.task.items(inputs, self.tokenizer)
 
     def run_items(
         self,
@@ -199,7 +219,9 @@ class TextPredictor(TaskPredictor):
     """Classification, multi-label classification and regression."""
 
     def __call__(self, text: str, pair: str | None = None) -> Label | LabelSet | Value:
-        """The prediction for a text or a pair of texts."""
+        """The prediction for a text or a pair of texts; for many texts see `many`."""
+        if not isinstance(text, str) or not isinstance(pair, str | None):
+            raise BertkitError(f"{str(text)[:40]!r} is not a text; many() takes lists of inputs")
         return self.many([TextInput("0", text, pair, None, "text")])[0]
 
 

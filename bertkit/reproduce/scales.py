@@ -22,6 +22,8 @@ class TaskScale:
 
     batch_size: int = 32
     learning_rate: float = 5e-5
+    frozen_learning_rate: float = 0.0
+    """Of what stands on a frozen encoder; 0 for `learning_rate`."""
     epochs: int = 3
     train: int = 0
     """Training inputs, drawn at random; 0 for all."""

@@ -114,9 +114,10 @@ class Work:
     def grid(self, job: Job) -> Grid:
         """The runs of a job: one setting, all seeds."""
         task = self.scale.task(job.task)
+        rate = (task.frozen_learning_rate if job.head.frozen else 0) or task.learning_rate
         return Grid(
             batch_size=(task.batch_size,),
-            learning_rate=(task.learning_rate,),
+            learning_rate=(rate,),
             epochs=(task.epochs,),
             seeds=self.scale.seeds,
         )

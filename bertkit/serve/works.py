@@ -36,7 +36,7 @@ class TaskWork:
 
     def prepare(self, inputs: Sequence[Any]) -> Prepared:
         """A request's inputs (of `bertkit.tasks.inputs`) as sequences."""
-        items = self.predictor.task.items(inputs, self.predictor.tokenizer)
+        items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
         if isinstance(self.predictor.task, Answer):  # without a known answer none can be missed
             lost = {what: count for what, count in lost.items() if what.startswith("questions")}

@@ -187,8 +187,11 @@ class Answer(TaskDefaults):
     def calibrated(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
     ) -> Self:
-        """With the threshold that gives the best F1 on these questions (paper section 4.3)."""
-        if not self.null:
+        """With the threshold that gives the best F1 on these questions (paper section 4.3).
+
+        Where all have an answer, any that is high enough would be the best: it stays as it is.
+        """
+        if not (self.null and any(given.answers == () for given in inputs)):
             return self
         pairs = list(zip(inputs, predictions, strict=True))
         odds = {i.id: p.null_odds for i, p in pairs}
@@ -198,6 +201,15 @@ class Answer(TaskDefaults):
         above = min((value for value in odds.values() if value > lowest), default=math.inf)
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
+
+    def remarks(self, inputs: Sequence[QuestionInput], *, choosing: bool = False) -> list[str]:
+        """See `Task`: questions that cannot be got right, and a threshold that is not chosen."""
+        none = sum(given.answers == () for given in inputs)
+        if none and not self.null:
+            return [f"{none:,} questions have no answer in their context, and the model gives one"]
+        if choosing and self.null and not none:
+            return ["all questions have an answer, so the threshold for giving none stays at 0"]
+        return []
 
     def degenerate(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]

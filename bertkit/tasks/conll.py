@@ -131,6 +131,8 @@ def sentence_rows(
             counts.note(UNREAD, place)
         start = start if rows else number
         rows.append(word_row(fields, word_column, tag_column, place))
+        if not rows[-1].word:
+            counts.note("line without a word, kept", place)
     if rows:
         yield start, rows
 

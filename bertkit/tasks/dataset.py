@@ -87,6 +87,16 @@ def is_labelled(inputs: Sequence[Any]) -> bool:
     )
 
 
+def labelled_part(
+    inputs: Sequence[Any], predictions: Sequence[Any]
+) -> tuple[list[Any], list[Any], str]:
+    """The inputs that can be scored, their predictions, and in words how many cannot."""
+    known = [number for number, given in enumerate(inputs) if is_labelled([given])]
+    lost = len(inputs) - len(known)
+    said = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
+    return [inputs[i] for i in known], [predictions[i] for i in known], said
+
+
 def check_labelled(split: str, inputs: Sequence[Any]) -> None:
     """Refuse data to learn from or to choose by where an input has no label.
 

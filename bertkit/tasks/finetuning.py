@@ -22,7 +22,7 @@ from bertkit.tasks.dataset import (
     describe_items,
     digest_inputs,
     encode,
-    is_labelled,
+    labelled_part,
     write_results,
 )
 from bertkit.tasks.grid import (
@@ -30,6 +30,7 @@ from bertkit.tasks.grid import (
     RunResult,
     best_of,
     copy_model,
+    done_runs,
     in_words,
     keep_models,
     model_digest,
@@ -40,7 +41,7 @@ from bertkit.tasks.grid import (
     shown_scores,
     summary,
 )
-from bertkit.tasks.head import Head, build_with, same_task, save_tuned
+from bertkit.tasks.head import Head, build_with, in_order_of, same_task, save_tuned
 from bertkit.tasks.load import load_task_model
 from bertkit.tasks.task import Items, Task, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
@@ -88,9 +89,11 @@ class Finetuning:
     ) -> None:
         if keep < 1:
             raise BertkitError(f"--keep must be at least 1, got {keep}")
+        if tuning.dropout is not None:
+            start = start.with_dropout(tuning.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
         self.grid, self.tuning, self.head, self.keep = grid, tuning, head, keep
-        self.task: Task[Any, Any] = data.task
+        self.task: Task[Any, Any] = in_order_of(start, data)
         self.device = choose_device(device)
         self.precision = choose_precision(tuning.precision, self.device)
         self.build = build_with(head, self.task, start)
@@ -133,12 +136,17 @@ class Finetuning:
         }
         for name, items in (("train", self.train), *self.items.items()):
             self.console.say(describe_items(name, items))
+        for number, (name, inputs) in enumerate((*self.data.dev, *self.data.test)):
+            for line in self.task.remarks(inputs, choosing=not number):
+                self.console.say(f"{name}: {line}")
         self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
         for name, found in self.baselines.items():
             self.console.say(f"{name}, without looking at the input: {shown_scores(found)}")
         self.console.say("the head is the start's" if self.keep_head else "the head is new")
         if "bert.pooler.dense.weight" not in self.start.tensors:
             self.console.say("the start has no pooler: it is new")
+        if not (self.start.config.hidden_dropout_prob or self.head.frozen):
+            self.console.say("there is no dropout, as in the start; BERT has 0.1 (--dropout 0.1)")
         if slow := slow_precision(self.precision, self.device):
             self.console.say(slow)
 
@@ -160,17 +168,20 @@ class Finetuning:
             done = {result.name for result in read_results(self.out, runs)}
             if done:
                 self.console.say(f"{len(done)} of {len(runs)} runs are done already")
+            every = [*runs, *(run for run in done_runs(self.out) if run not in runs)]
+            if earlier := len(every) - len(runs):
+                self.console.say(f"{earlier} earlier runs of {self.out} are compared with them")
             for number, run in enumerate(runs, 1):
                 if run.name not in done:
                     result = self.make(run, f"run {number} of {len(runs)}")
-                    keep_models(self.out, read_results(self.out, runs), self.keep)
+                    keep_models(self.out, read_results(self.out, every), self.keep)
                     self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
-            results = read_results(self.out, runs)
+            results = read_results(self.out, every)
             best = best_of(results)
             for result in ranked(results)[: self.keep]:
                 if problem := model_problem(self.out / "runs" / result.name / "model", result):
                     self.console.say(f"{result.name} {problem}: it is made again")
-                    self.make(next(run for run in runs if run.name == result.name), "again")
+                    self.make(next(run for run in every if run.name == result.name), "again")
             if len(done) == len(runs) and self.is_finished(best, results):
                 self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
             else:
@@ -279,6 +290,7 @@ class Finetuning:
             "settings": task.settings(),
             "data": self.data.name,
             "columns": dict(self.data.columns),
+            "pairs": any(getattr(given, "pair", None) is not None for given in self.data.train),
             "made_by": "bertkit finetune",
             "run": dataclasses.asdict(run),
             "tuning": as_json(self.tuning),
@@ -295,16 +307,19 @@ class Finetuning:
         for name, inputs in (*self.data.dev, *self.data.test):
             if name not in self.items:
                 continue
-            run, known = self.latest
-            predictions = known.get(name) if run == best.name else None
+            run, made = self.latest
+            predictions = made.get(name) if run == best.name else None
             if predictions is None:
                 predictions = self.predict(loaded.model, name, inputs)
             written = write_results(
                 self.data, loaded.task, self.out / "results", name, inputs, predictions
             )
-            if is_labelled(inputs):
-                scores[name] = loaded.task.score(inputs, predictions)
+            known, found, unscored = labelled_part(inputs, predictions)
+            if known:
+                scores[name] = loaded.task.score(known, found)
                 self.console.say(f"{name}: {shown_scores(scores[name])}")
+            if known and unscored:
+                self.console.say(f"{name}: {unscored}")
             self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
         rows = summary(results)
         every = {"train": self.train, **self.items}

@@ -2,8 +2,8 @@
 
 The folder holds `finetune.json` (what all runs share), `runs/NAME/` for each run (`run.json`, its
 journal, and the model of the best few), `model/` (the best run's), `results/` and `results.json`. A
-run that has its `run.json` is done and not repeated, so a killed grid goes on where it was, and a
-larger grid in the same folder makes only the new runs.
+run that has its `run.json` is done and not repeated, so a killed grid goes on where it was. Another
+grid in the same folder makes only the new runs, and the best is the best of all.
 """
 
 from __future__ import annotations
@@ -128,6 +128,21 @@ def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
                 found.append(RunResult.from_json(read_json(path)))
             except (TypeError, KeyError, AttributeError):
                 raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
+    return found
+
+
+def done_runs(folder: Path) -> list[RunSettings]:
+    """All runs that are done in a folder, whatever grid asked for them.
+
+    Raises:
+        BertkitError: a file is damaged.
+    """
+    found = []
+    for path in sorted(folder.glob("runs/*/run.json")):
+        try:
+            found.append(RunSettings(**read_json(path)["settings"]))
+        except (TypeError, KeyError):
+            raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
     return found
 
 

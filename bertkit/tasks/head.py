@@ -5,7 +5,7 @@ Paper sections 4.2 (tuned on other questions first), 5.1 (BiLSTM on top) and 5.3
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,9 @@ from bertkit.model.features import (
 from bertkit.model.saving import save_model
 from bertkit.model.start import Start, model_folder, read_start
 from bertkit.model.task_heads import TaskModel, add_bilstm
+from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.load import LABELLED, task_details
+from bertkit.tasks.own import KINDS
 from bertkit.tasks.task import Task
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -49,13 +51,32 @@ class Head:
     many as the encoder is wide."""
 
 
+def tuned_for(start: Start) -> Mapping[str, Any]:
+    """What the start was tuned for, by whomever; {} for nothing."""
+    if not start.details:  # transformers' config.json says it
+        with suppress(BertkitError):
+            return task_details(model_folder(start.path))
+    return start.details
+
+
+def in_order_of(start: Start, data: Dataset) -> Task[Any, Any]:
+    """The task of own data, with its labels in the order of a start that was tuned for them.
+
+    The order of own labels is nobody's choice; that of an official set belongs to its metrics.
+    """
+    task, details = data.task, tuned_for(start)
+    names = tuple(details.get("labels") or ())
+    same = task.kind in LABELLED and details.get("task") == task.kind
+    if data.name in KINDS and same and sorted(names) == sorted(task.labels):
+        return type(task)(**{**vars(task), "labels": names})
+    return task
+
+
 def same_task(start: Start, task: Task[Any, Any]) -> bool:
     """Whether the start was tuned, by whomever, for the same kind of task and labels."""
-    details, labels = start.details, task.labels
-    if not details:  # transformers' config.json says it, with two labels where there are none
-        with suppress(BertkitError):
-            details = task_details(model_folder(start.path))
-        labels = labels if task.kind in LABELLED else tuple(details.get("labels") or ())
+    details, labels = tuned_for(start), task.labels
+    if not start.details and task.kind not in LABELLED:  # whose config.json has two labels anyway
+        labels = tuple(details.get("labels") or ())
     return (
         details.get("task") == task.kind
         and not details.get("head")  # of a frozen model, which lies beside the encoder

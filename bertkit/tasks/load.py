@@ -55,16 +55,26 @@ class LoadedTask(NamedTuple):
     """The content of `bertkit.json`; of a foreign model, what was read off its config."""
 
 
-def load_task_model(path: Path, device: torch.device) -> LoadedTask:
+def load_task_model(
+    path: Path, device: torch.device, null_threshold: float | None = None
+) -> LoadedTask:
     """Load a tuned model: a model directory, or a run directory that holds `model/`.
 
+    Args:
+        path: the directory.
+        device: where the network goes.
+        null_threshold: instead of the model's own; see `bertkit.predict.load.load`.
+
     Raises:
-        BertkitError: there is no model, it is damaged, or it was tuned for no task.
+        BertkitError: there is no model, it is damaged, it was tuned for no task, or for one that
+            has no such threshold.
     """
     folder = model_folder(path)
     details = task_details(folder)
     tokenizer = Tokenizer.load(folder)
     task = task_of(details, folder)
+    if null_threshold is not None:
+        task = with_null_threshold(task, details, null_threshold)
     model: Any
     if details.get("head") and details.get("frozen") is False:
         with torch.device("meta"):
@@ -80,6 +90,25 @@ def load_task_model(path: Path, device: torch.device) -> LoadedTask:
         model = complete(loaded, folder)
     check_vocabulary(model.config, tokenizer.size)
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
+
+
+def with_null_threshold(
+    task: Task[Any, Any], details: Mapping[str, Any], threshold: float
+) -> Task[Any, Any]:
+    """The task of answering where the null odds are not above the threshold (SQuAD 2.0).
+
+    Raises:
+        BertkitError: it is another task, or the model is known never to have seen a question
+            without an answer.
+    """
+    if not isinstance(task, Answer):
+        raise BertkitError(f"a null threshold is for models that answer, not for {task.kind}")
+    if not task.null and "null" in (details.get("settings") or {}):
+        raise BertkitError(
+            "the model was tuned on questions that all have an answer, so it cannot tell where "
+            "there is none; tune it on data with such questions"
+        )
+    return replace(task, null=True, threshold=threshold)
 
 
 def task_details(folder: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def own_dataset(
         dev: Split = ("dev", read_own(kind, files.dev, columns, counts, scoring=True))
         recorded["dev"] = files.dev
     else:
-        train, apart = set_apart(kind, train, files.dev_share)
+        train, apart = set_apart(kind, train, files.dev_share, counts)
         dev = ("dev", apart)
         recorded["dev"] = f"{files.dev_share:g} of train"
     tests = []
@@ -113,9 +113,11 @@ def own_dataset(
 
 
 def set_apart(
-    kind: str, inputs: Sequence[Any], share: float
+    kind: str, inputs: Sequence[Any], share: float, counts: TextCounts
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """Training inputs and a random share for dev; documents and contexts stay on one side.
+
+    What has a label of which training would have none is not set apart, which is counted.
 
     Raises:
         BertkitError: the share is not between 0 and 1, or a side would be empty.
@@ -128,12 +130,29 @@ def set_apart(
         groups.setdefault(getattr(given, keys[kind]) if kind in keys else number, []).append(given)
     order = generator(0, SPLIT).permutation(len(groups)).tolist()
     apart = set(order[: max(1, round(share * len(groups)))])
+    labels = [labels_of(kind, group) for group in groups.values()]
+    known = set().union(*(own for number, own in enumerate(labels) if number not in apart))
+    for number in sorted(apart):
+        if lost := sorted(labels[number] - known):
+            counts.note("label of too few inputs to set one apart, kept", f"label {lost[0]!r}")
+            known |= labels[number]
+            apart.remove(number)
     sides: tuple[list[Any], list[Any]] = ([], [])
     for number, group in enumerate(groups.values()):
         sides[number in apart].extend(group)
-    if not sides[0]:
-        raise BertkitError(f"{len(inputs)} inputs are too few to set some apart; give --dev")
+    if not (sides[0] and sides[1]):
+        what = f"{len(inputs)} inputs"
+        if kind in keys:
+            what += f" in {len(groups)} {keys[kind]}{'s' * (len(groups) > 1)}, which stay whole,"
+        raise BertkitError(f"{what} are too few to set some apart; give --dev")
     return sides
+
+
+def labels_of(kind: str, inputs: Sequence[Any]) -> set[str]:
+    """The labels or tags of some inputs; of kinds that have no such names, none."""
+    if kind == "tag":
+        return {tag for given in inputs for tag in given.tags or ()}
+    return set(label_counts(inputs)) if kind in {"classify", "multi-label"} else set()
 
 
 def task_for(

@@ -86,6 +86,15 @@ class Columns:
     tag_column: int = -1
     """Of tag, with a word a line: the column of the tag."""
 
+    def __post_init__(self) -> None:
+        """Check the separator.
+
+        Raises:
+            BertkitError: there is none.
+        """
+        if not self.separator:
+            raise BertkitError("--separator is empty; give what stands between several labels")
+
     @property
     def given(self) -> frozenset[str]:
         """The names of what the caller has said; after `dataclasses.replace` all.
@@ -101,7 +110,8 @@ def in_rows(kind: str, path: str, columns: Columns) -> bool:
         return columns.format in {*ROW_FORMATS, "tsv"}
     if kind == "answer" and is_json(path):
         return has_json_lines(path)
-    return path.startswith("hf:") or format_of(path, "auto") in ROW_FORMATS
+    found = format_of(path, "auto")
+    return path.startswith("hf:") or found in ROW_FORMATS or (kind == "answer" and found == "tsv")
 
 
 def is_json(path: str) -> bool:

@@ -188,8 +188,8 @@ def separated_rows(
 
 def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[FileRow]:
     """One JSON object a line."""
-    first_bad = 0
-    parsed = False
+    first_bad = bad = good = 0
+    array = False
     for number, line in text_lines(source, counts):
         if not line or line.isspace():
             continue
@@ -199,12 +199,16 @@ def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[FileRow]:
             row = None
         if not isinstance(row, dict):
             counts.note("line is not a JSON object", f"{source.path}:{number}")
+            array = array or (not bad + good and line.lstrip().startswith("["))
             first_bad, row = first_bad or number, None
-        parsed = parsed or row is not None
+        bad += row is None
+        good += row is not None
         yield number, row
-    if first_bad and not parsed:
+    if bad > good:
+        what = f"{bad} of {bad + good} lines are not" if good else "no line of this file is"
+        hint = "this file is a JSON array; " if array else ""
         raise BertkitError(
-            f"{source.path}:{first_bad}: no line of this file is a JSON object; write one a line"
+            f"{source.path}:{first_bad}: {hint}{what} a JSON object; write one a line"
         )
 
 

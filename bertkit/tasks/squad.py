@@ -143,6 +143,11 @@ def read_answers(
     if answers and impossible:
         counts.note("answers of a question marked is_impossible", place)
         return ()
+    if not answers and qa.get("is_impossible") is False:
+        counts.note("no answer to a question not marked is_impossible", place)
+        return None
+    if not answers and "is_impossible" not in qa:
+        counts.note("empty answers taken as no answer, kept", place)
     return answers
 
 

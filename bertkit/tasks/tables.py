@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 
 from bertkit.errors import BertkitError, nearest
@@ -158,14 +159,25 @@ def names_of(value: object, separator: str, place: str) -> tuple[str, ...] | Non
             refuse_python_list(value, place)
             listed = None
         value = listed if isinstance(listed, list) else value.split(separator)
-    names = [name_of(item) for item in (value if isinstance(value, list | tuple) else [value])]
-    return tuple(dict.fromkeys(name for name in names if name))
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, list | tuple | dict) for item in items):
+        raise BertkitError(
+            f"{place}: the labels are {str(value)[:40]!r}; write a list of names, or names between "
+            "separators"
+        )
+    numbers = [item for item in items if isinstance(item, bool | int | float) and item in (0, 1)]
+    if len(numbers) == len(items) > len(set(numbers)):
+        raise BertkitError(
+            f"{place}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for each "
+            "label; write the names of those that hold"
+        )
+    return tuple(dict.fromkeys(name for name in map(name_of, items) if name))
 
 
 def number_of(value: object, column: str, place: str) -> float:
     """A finite number."""
     try:
-        number = float(value) if isinstance(value, str | int | float) else math.nan
+        number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):

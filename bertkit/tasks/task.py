@@ -173,6 +173,14 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
     ) -> str:
         """Why a run learnt nothing, judged by its predictions on labelled inputs; "" if it did."""
 
+    def remarks(self, inputs: Sequence[AnyInput_contra], *, choosing: bool = False) -> list[str]:
+        """What its user should know of inputs and this task, in sentences.
+
+        Args:
+            inputs: with or without labels.
+            choosing: whether thresholds are chosen on them.
+        """
+
     def row(self, given: AnyInput_contra, prediction: AnyPrediction) -> dict[str, Any]:
         """A prediction as plain JSON values, for a line of a result file."""
 
@@ -186,6 +194,10 @@ class TaskDefaults:
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
         """See `Task`: there is no threshold."""
         return self
+
+    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
+        """See `Task`: none."""
+        return []
 
     def row(self, given: Any, prediction: Any) -> dict[str, Any]:
         """See `Task`: the fields of the prediction."""

@@ -49,6 +49,8 @@ class Tuning:
     """Not on biases and LayerNorm."""
     max_gradient_norm: float = 1.0
     """Gradients are scaled down to this norm."""
+    dropout: float | None = None
+    """Of the encoder and of what stands on it; as the start was pre-trained, where not given."""
     bias_correction: bool = True
     """False for the paper's own Adam, with which small data sets often learn nothing."""
     precision: str = "auto"
@@ -64,6 +66,8 @@ class Tuning:
         """
         if not 0 <= self.warmup < 1:
             raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
+        if not 0 <= (self.dropout or 0) < 1:
+            raise BertkitError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if not 0 <= self.weight_decay < 1:
             raise BertkitError(f"weight_decay is from 0 to below 1, not {self.weight_decay}")
         if not self.max_gradient_norm > 0 or self.max_tokens < 1:

@@ -19,6 +19,7 @@ LONGEST_FIELD = (1 << 31) - 1
 DIVIDERS = {";": "semicolons", "\t": "tabs"}
 SEPARATOR = re.compile("sep=(.)")
 """The first line of some CSV: it tells Excel what divides the fields."""
+QUOTED_TSV = "field of TSV quoted as in CSV (the format csv reads its quotes), kept"
 
 
 def split_rows(
@@ -28,7 +29,8 @@ def split_rows(
 
     Args:
         source: a CSV or TSV.
-        counts: is told of invalid UTF-8, and where commas do not divide a CSV.
+        counts: is told of invalid UTF-8, of TSV written with the quotes of CSV, as pandas does, and
+            where commas do not divide a CSV.
         columns: what the header must name; None where the first line is no header.
 
     Raises:
@@ -36,7 +38,11 @@ def split_rows(
     """
     lines = text_lines(source, counts)
     if source.format == "tsv":
-        yield from ((number, line.split("\t")) for number, line in lines if line)
+        for number, line in lines:
+            if '""' in line and any(is_quoted(field) for field in line.split("\t")):
+                counts.note(QUOTED_TSV, f"{source.path}:{number}")
+            if line:
+                yield number, line.split("\t")
         return
     csv.field_size_limit(LONGEST_FIELD)
     divider, before, lines = divided(source, lines, counts, columns)
@@ -54,6 +60,12 @@ def split_rows(
             f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
             f"quotes inside a quoted field, or give the format tsv"
         ) from error
+
+
+def is_quoted(field: str) -> bool:
+    """Whether a field stands in quotes and has quotes inside, all doubled: no prose looks so."""
+    inside = field[1:-1]
+    return field[:1] == field[-1:] == '"' and '""' in inside and '"' not in inside.replace('""', "")
 
 
 def divided(
@@ -85,13 +97,13 @@ def divided(
 
 
 def divider_of(header: str, columns: Sequence[str]) -> str:
-    """A comma, unless the header is then one name, and divided otherwise has one asked for."""
+    """A comma, unless the header is then one name that none asked for, and else divided."""
     names = {divider: names_of(header, divider) for divider in (",", *DIVIDERS)}
-    if len(names[","]) == 1 and names[","] != [*columns]:
-        for divider in DIVIDERS:
-            if len(names[divider]) > 1 and set(columns).intersection(names[divider]):
-                return divider
-    return ","
+    if len(names[","]) != 1 or names[","] == [*columns]:
+        return ","
+    others = [divider for divider in DIVIDERS if len(names[divider]) > 1]
+    known = [divider for divider in others if set(columns).intersection(names[divider])]
+    return next(iter(known or others), ",")
 
 
 def names_of(header: str, divider: str) -> list[str]:

@@ -312,11 +312,13 @@ class PretrainingRun:
         ends_phase = phases.locate(self.done)[0] != phase
         saving = last or self.done % watching.checkpoint_every == 0
         evaluating = last or self.done % watching.evaluate_every == 0
-        if saving or evaluating or ends_phase or self.done % watching.log_every == 0:
-            self._log(interval)
+        writing = self.done in self.models_at
+        logging = ends_phase or self.done % watching.log_every == 0
+        if saving or evaluating or writing or logging:
+            self._log(interval)  # which stops where weights are no longer numbers
         if evaluating:
             self._evaluate(phase)
-        if self.done in self.models_at:
+        if writing:
             self.write_model(self.folder / "models" / f"step-{self.done:08d}")
         if saving:
             self.save()

@@ -12,9 +12,14 @@ from bertkit.errors import BertkitError
 from bertkit.files import keep_apart, write_json
 from bertkit.predict.engine import check_change
 from bertkit.predict.tasks import TaskPredictor
-from bertkit.tasks.answer import Answer
 from bertkit.tasks.classify import Classify
-from bertkit.tasks.dataset import Dataset, describe_items, is_labelled, write_results
+from bertkit.tasks.dataset import (
+    Dataset,
+    describe_items,
+    is_labelled,
+    labelled_part,
+    write_results,
+)
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
 from bertkit.tasks.own import KINDS, Files
@@ -42,6 +47,7 @@ class Scored:
 
 
 FILES, COLUMNS = Scored(), Columns()
+IMPOSSIBLE = "tune it on such questions; if transformers did so, give --null-threshold 0"
 
 
 def evaluate(
@@ -52,6 +58,7 @@ def evaluate(
     out: Path | None = None,
     precision: str = "auto",
     bound: float | None = None,
+    null_threshold: float | None = None,
     device: str = "auto",
     files: Annotated[Scored, FLATTEN] = FILES,
     columns: Annotated[Columns, FLATTEN] = COLUMNS,
@@ -74,28 +81,27 @@ def evaluate(
     bound
         The most that the deciding score may fall below that of fp32, in points of 100; beyond it,
         the precision is refused.
+    null_threshold
+        Of models that answer: there is no answer where the odds of none are above it. The model's
+        own where not given; one of transformers has none, and gives an answer to everything.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     counts = TextCounts()
-    predictor = TaskPredictor.load(model, device=device, precision=precision)
+    settings: dict[str, Any] = {"device": device, "null_threshold": null_threshold}
+    predictor = TaskPredictor.load(model, precision=precision, **settings)
     key = task.lower()
     kind = GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
     if predictor.task.kind != kind:
         raise BertkitError(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
         )
-    known = remembered(columns, predictor) if key in KINDS else columns
+    named = remembered(columns, predictor) if key in KINDS else columns
     where = Files(**vars(files))
-    inputs = read_split(task, split, where, known, counts)
+    inputs = read_split(task, split, where, named, counts)
     if out is not None:
-        read = [split_file(task, split, where)]
-        submission = GLUE[key].submissions.get(split) if key in GLUE else None
-        for name in (f"{split}.jsonl", f"{split}.csv", f"{split}.txt", f"{split}-scores.json"):
-            keep_apart(out / name, read)
-        if submission:
-            keep_apart(out / submission[0], read)
-    labelled = is_labelled(inputs)
+        check_apart(out, key, split, split_file(task, split, where))
+    labelled = any(is_labelled([given]) for given in inputs)
     if not labelled and out is None:
         raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
     if not labelled and bound is not None:
@@ -103,19 +109,22 @@ def evaluate(
     with Console() as console:
         for line in (
             *describe_skipped(counts.skipped, counts.examples),
-            *impossible(predictor.task, inputs),
+            *(f"{line}; {IMPOSSIBLE}" for line in predictor.task.remarks(inputs)),
         ):
             console.say(line)
         bar = windows_bar(console)
         predictions, items = predictor.run(inputs, bar)
         console.say(describe_items(split, items))
         if labelled:
-            scores = official_scores(key, predictor.task, inputs, predictions)
+            known, found, unscored = labelled_part(inputs, predictions)
+            scores = official_scores(key, predictor.task, known, found)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
+            if unscored:
+                console.say(f"{split}: {unscored}")
             if bound is not None or predictor.precision == "int8":
-                exact = TaskPredictor.load(model, device=device, precision="fp32")
-                found = exact.run_items(inputs, items, bar)
-                before = official_scores(key, exact.task, inputs, found)
+                exact = TaskPredictor.load(model, precision="fp32", **settings)
+                _, found, _ = labelled_part(inputs, exact.run_items(inputs, items, bar))
+                before = official_scores(key, exact.task, known, found)
                 print(f"{task} {split} in fp32: {shown_scores(before)}")  # noqa: T201
                 if bound is not None:
                     own = predictor.task.metric
@@ -129,6 +138,18 @@ def evaluate(
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
 
 
+def check_apart(out: Path, name: str, split: str, read: str) -> None:
+    """Make sure that no file of results is the one that is read.
+
+    Raises:
+        BertkitError: one is.
+    """
+    submission = GLUE[name].submissions.get(split) if name in GLUE else None
+    names = [f"{split}.jsonl", f"{split}.csv", f"{split}.txt", f"{split}-scores.json"]
+    for file in [*names, submission[0]] if submission else names:
+        keep_apart(out / file, [read])
+
+
 def official_scores(
     name: str, task: Task[Any, Any], inputs: Sequence[Any], predictions: Sequence[Any]
 ) -> dict[str, float]:
@@ -137,19 +158,6 @@ def official_scores(
         return task.score(inputs, predictions)
     official = replace(task, labels=GLUE[name].labels, metrics=GLUE[name].metrics)
     return official.score(inputs, predictions)
-
-
-def impossible(task: Task[Any, Any], inputs: Sequence[Any]) -> list[str]:
-    """What a model cannot get right whatever it knows, in sentences."""
-    if not isinstance(task, Answer) or task.null:
-        return []
-    count = sum(given.answers == () for given in inputs)
-    if not count:
-        return []
-    return [
-        f"{count:,} questions have no answer in their context, and this model always gives one: "
-        "tune it on data with such questions"
-    ]
 
 
 def windows_bar(console: Console) -> Callable[[int, int], None]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
 from bertkit.files import keep_apart
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import is_weighted, load_feature_model
@@ -139,6 +140,21 @@ def learned_mix(model: Path, start: Start, layers: str) -> Tensor | None:
     return None if mix is None else mix.detach()
 
 
+def text_of(value: object, column: str, place: str) -> str:
+    """A field, a number too, as a text; "" for none.
+
+    Raises:
+        BertkitError: it holds something else.
+    """
+    if value is None or value != value:  # noqa: PLR0124 - NaN, where a data frame has no text
+        return ""
+    if not isinstance(value, str | int | float):
+        raise BertkitError(
+            f"{place}: '{column}' holds {str(value)[:40]!r}, which is no text; name another column"
+        )
+    return str(value)
+
+
 def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
     """Every text of a file; an empty one is a text, too, so that numbers stay those of the lines.
 
@@ -158,7 +174,7 @@ def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
         else:
             for place, row in read_rows(source.path, counts, source.format, columns=[column]):
                 require_all(counts, "correct it, so that the vectors stay those of the rows")
-                text = "" if row[column] is None else str(row[column])
+                text = text_of(row[column], column, place)
                 if not text.strip():
                     counts.note("empty text, kept", place)
                 yield text

@@ -40,6 +40,7 @@ def predict(
     ensemble: tuple[Path, ...] = (),
     out: Path | None = None,
     precision: str = "auto",
+    null_threshold: float | None = None,
     device: str = "auto",
     columns: Annotated[Columns, FLATTEN] = COLUMNS,
 ) -> None:
@@ -63,13 +64,19 @@ def predict(
         given.
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
+    null_threshold
+        Of models that answer: there is no answer where the odds of none are above it. The model's
+        own where not given; one of transformers has none, and gives an answer to everything.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
-    if out is not None:
-        keep_apart(out, [file])
+    if out is not None and out.exists():  # an address is not asked for its files for nothing
+        format = "huggingface" if columns.format == "huggingface" else "text"  # noqa: A001
+        keep_apart(out, [source.path for source in find_sources([file], format=format)])
     counts = TextCounts()
-    predictor = TaskPredictor.load([model, *ensemble], device=device, precision=precision)
+    predictor = TaskPredictor.load(
+        [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
+    )
     named = remembered(columns, predictor)
     inputs = read_inputs(predictor.task.kind, file, named, counts)
     with Console() as console:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from bertkit.examples.packed import Packed, pack
 from bertkit.examples.pairs import PairOptions
 from bertkit.examples.stream import BatchBuilder, PretrainingBatch, Step, stream_steps
 from bertkit.examples.table import START, ExampleTable, Place
+from bertkit.tokens.tokenizer import Tokenizer
 from tests.conftest import make_document
 
 LENGTH = 48
@@ -132,6 +135,23 @@ def test_batches_hold_the_text_and_mask_it_right(store: TokenStore, whole_words:
     special = torch.tensor([tokenizer.cls_id, tokenizer.sep_id])
     assert not torch.isin(batch.target_ids, special).any()
     assert targets / candidates == pytest.approx(0.15, abs=0.02)
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_special_pieces_that_the_text_spells_are_no_targets(
+    tokenizer: Tokenizer, tmp_path: Path, whole_words: bool
+) -> None:
+    """Hugging Face's tokenizers make [SEP] of a text's "[SEP]", Google's do not."""
+    own = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=True, compat="hf")
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(["The [SEP] [MASK] [CLS] river.\n[SEP] [SEP]."] * 40))
+    store = prepare([str(text)], own, tmp_path / "store", PrepareOptions(held_out=0))
+    table, builder = parts(store, whole_words=whole_words)
+    batch = builder[table.take(START, 60)[0]]
+    special = torch.tensor([own.cls_id, own.sep_id, own.mask_id])
+    assert torch.isin(restored(batch), special).float().mean() > 0.4
+    assert len(batch.target_ids) > 20
+    assert not torch.isin(batch.target_ids, special).any()
 
 
 def test_masks_of_an_example_do_not_depend_on_its_batch(store: TokenStore) -> None:

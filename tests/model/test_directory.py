@@ -31,6 +31,8 @@ from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 class FakeTokenizer:
     """Writes a vocabulary, as the real one does."""
 
+    pad_id = 0
+
     def __init__(self, size: int = 50) -> None:
         self.size = size
 
@@ -119,8 +121,10 @@ def test_transformers_loads_what_we_save(
 def test_the_real_tokenizer_completes_the_directory(config: ModelConfig, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = ["the", "river", "bridge", "##s", "."]
-    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
+    tokenizer = Tokenizer.from_vocabulary([*words, *SPECIAL_TOKENS], lowercase=True)
     save_model(tmp_path / "model", Encoder(config), tokenizer, {})
+    saved = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert saved["pad_token_id"] == tokenizer.pad_id != 0
     other = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     model = transformers.AutoModel.from_pretrained(tmp_path / "model")
     encoded = other("The rivers.", return_tensors="pt")

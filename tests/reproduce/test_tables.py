@@ -10,7 +10,9 @@ from bertkit.config import read_recipe
 from bertkit.errors import BertkitError
 from bertkit.reproduce.scales import Scale, read_scale, shipped_scales
 from bertkit.reproduce.tables import EXPERIMENTS, PERPLEXITY, task_of
+from bertkit.reproduce.work import Sources, Work
 from bertkit.tasks.sets import OFFICIAL
+from bertkit.training.journal import Console
 from bertkit.training.recipe import PretrainRecipe
 
 SCALES = [read_scale(name) for name in shipped_scales()]
@@ -64,6 +66,19 @@ def test_table_5_is_the_papers() -> None:
 def test_table_6_at_base_scale_has_the_papers_rows() -> None:
     experiment = EXPERIMENTS["table-6"](read_scale("base"))
     assert experiment.rows == list(experiment.paper.rows)
+
+
+@pytest.mark.parametrize("name", ["base", "large"])
+def test_taggers_of_the_papers_scales_make_as_many_updates_as_with_sentences(name: str) -> None:
+    """14,041 sentences stand in 1,062 windows of 512 tokens; batches are of windows."""
+    scale = read_scale(name)
+    task = scale.task("conll-2003")
+    assert task.context == "document"
+    assert 1062 * task.epochs / task.batch_size > 14041 * 3 / 32
+    jobs = EXPERIMENTS["table-7"](scale).jobs
+    work = Work(Path("out"), scale, Sources(), "cpu", Console())
+    rates = {job.head.frozen: work.grid(job).learning_rate for job in jobs}
+    assert rates == {False: (5e-5,), True: (1e-3,)}
 
 
 def test_table_8_shares() -> None:

@@ -76,7 +76,8 @@ def test_without_marks_every_sentence_is_a_document(write: Write) -> None:
 
 def test_words_of_other_whitespace_stay_words(write: Write) -> None:
     text = "\u200b\tO\n\u00a0\tB-X\n\u3000\tI-X\n \tO\nNew York\tB-LOC\n\tO\n"
-    [given] = sentences(write(text), TextCounts())
+    [given] = sentences(path := write(text), counts := TextCounts())
+    assert counts.examples["line without a word, kept"] == f"{path}:6"
     assert given.words == ("\u200b", "\u00a0", "\u3000", " ", "New York", "")
     assert given.tags == ("O", "B-X", "I-X", "O", "B-LOC", "O")
     [given] = sentences(write("\u200b  O \n\u00a0 O\n"), TextCounts())

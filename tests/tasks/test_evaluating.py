@@ -9,11 +9,12 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.classify import Classify, Label
+from bertkit.tasks.dataset import labelled_part
 from bertkit.tasks.features import Extraction, extract
 from bertkit.tasks.inputs import Answer as Gold
 from bertkit.tasks.inputs import QuestionInput, TextInput
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.evaluate import impossible, official_scores
+from bertkit.verbs.evaluate import official_scores
 
 
 def question(number: int, *answers: Gold) -> QuestionInput:
@@ -38,11 +39,28 @@ def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -
 
 def test_questions_that_a_model_cannot_get_right_are_counted() -> None:
     inputs = [question(0, Gold("Paris", 0)), question(1), question(2)]
-    [said] = impossible(Answer(null=False), inputs)
+    [said] = Answer(null=False).remarks(inputs)
     assert said.startswith("2 questions have no answer")
-    assert impossible(Answer(null=True), inputs) == []
-    assert impossible(Answer(null=False), inputs[:1]) == []
-    assert impossible(Classify(("a", "b")), []) == []
+    assert Answer(null=True).remarks(inputs, choosing=True) == []
+    assert Answer(null=False).remarks(inputs[:1]) == []
+    assert Classify(("a", "b")).remarks([]) == []
+
+
+def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
+    task, inputs = Answer(null=True), [question(0, Gold("Paris", 0))]
+    predictions = [found(0, "Paris")._replace(null_odds=-7.0)]
+    assert task.calibrated(inputs, predictions).threshold == 0
+    [said] = task.remarks(inputs, choosing=True)
+    assert "the threshold for giving none stays at 0" in said
+    assert task.remarks(inputs) == []
+
+
+def test_inputs_without_label_are_left_out_of_the_score() -> None:
+    inputs = [TextInput(str(i), "a", None, label, "f") for i, label in enumerate(["x", None, "y"])]
+    known, predictions, said = labelled_part(inputs, ["p", "q", "r"])
+    assert ([given.id for given in known], predictions) == (["0", "2"], ["p", "r"])
+    assert said == "1 of 3 inputs have no label and are not scored"
+    assert labelled_part(inputs[:1], ["p"])[2] == ""
 
 
 def test_the_same_place_everywhere_is_suspect_only_where_it_is_wrong() -> None:

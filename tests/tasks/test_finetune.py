@@ -13,9 +13,12 @@ import torch
 from bertkit import Files, Tuning, finetune, load
 from bertkit.cli import main
 from bertkit.errors import BertkitError
+from bertkit.files import write_json
 from bertkit.model.directory import load_config
 from bertkit.tasks import finetuning
+from bertkit.tasks.answer import Answer
 from bertkit.tasks.grid import Grid, best_of, read_results
+from bertkit.tokens.tokenizer import Tokenizer
 
 Write = Callable[[str, str], Path]
 
@@ -248,8 +251,8 @@ def test_what_the_review_found(
     run("predict", tmp_path / "pair", pairs, "--id", "text", "--out", tmp_path / "found.jsonl")
     assert rows(tmp_path / "found.jsonl")[0]["pair"] == "x"  # the column it was tuned with
 
-    run("predict", tmp_path / "pair", pairs, "--id", "text", "--pair", "", "--out", tmp_path / "a")
-    assert "pair" not in rows(tmp_path / "a")[0]  # said by the caller, though it is the default
+    # "" is said by the caller, though it is the default
+    assert "tuned on pairs" in fails(capsys, "predict", tmp_path / "pair", pairs, "--pair", "")
 
     run("finetune", "classify", *common, "--out", tmp_path / "one")
     weather.write_text(WEATHER.replace("bridge", "kettle"))
@@ -416,6 +419,197 @@ def test_a_grid_goes_on_where_it_was(
     assert made == [best_of(results).name]
     weights = (tmp_path / "gone" / "model.safetensors").read_bytes()
     assert (out / "model" / "model.safetensors").read_bytes() == weights
+
+
+def test_a_smaller_grid_in_the_same_folder_keeps_the_best_of_all(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where --seeds is forgotten: a worse model must not take the place of a better one."""
+    out = tmp_path / "run"
+    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+               "--batch-size", "8", "--precision", "fp32", "--out", out)  # fmt: skip
+    run(*command, "--learning-rate", "5e-3", "--epochs", "8")
+    best, weights = json.loads((out / "results.json").read_text())["best"], out / "model"
+    before = (weights / "model.safetensors").read_bytes()
+    run(*command, "--learning-rate", "1e-6", "--epochs", "1")
+    found = json.loads((out / "results.json").read_text())
+    assert found["best"] == best == "b8-lr0.005-e8-s1"
+    assert len(found["runs"]) == 2
+    assert (weights / "model.safetensors").read_bytes() == before
+    assert f"1 earlier runs of {out} are compared with them" in capsys.readouterr().err
+    assert f"best: {best}" not in fails(capsys, *command, "--learning-rate", "0")
+    (out / "runs" / best / "run.json").write_text("{}")
+    assert "is damaged; delete it to repeat the run" in fails(capsys, *command)
+
+
+def test_a_head_of_the_same_labels_in_another_order_is_kept(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    """Own labels are sorted; those of a set, or of transformers, stand as they are."""
+    out = tmp_path / "one"
+    common = ("--train", weather, "--dev", weather, *FAST)
+    run("finetune", "classify", "--model", pretrained, *common, "--epochs", "6", "--out", out)
+    model = out / "model"
+    details = json.loads((model / "bertkit.json").read_text())
+    assert details["labels"] == ["dry", "wet"]
+    (model / "bertkit.json").write_text(json.dumps(details | {"labels": ["wet", "dry"]}))
+    run("finetune", "classify", "--model", model, *common, "--epochs", "1", "--learning-rate",
+        "1e-9", "--out", tmp_path / "two")  # fmt: skip
+    assert "the head is the start's" in capsys.readouterr().err
+    assert load(tmp_path / "two").task.labels == ("wet", "dry")
+    before, after = load(model)("river stone"), load(tmp_path / "two")("river stone")
+    assert before.probabilities == pytest.approx(after.probabilities, abs=1e-5)
+
+
+def test_a_label_of_dev_only_stays_in_training(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    """Whatever lies in the tenth that would be set apart, training has every label."""
+    rows = "".join(f"{word} stone,{word}\n" for word in ("river", "candle", "winter", "garden"))
+    train = write("train.csv", "text,label\n" + rows + WEATHER.partition("\n")[2] * 2)
+    out = tmp_path / "run"
+    run("finetune", "classify", "--model", pretrained, "--train", train, "--dev-share", "0.5",
+        "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    assert "label of too few inputs to set one apart, kept" in capsys.readouterr().err
+    alone = write("alone.csv", "text,label\nriver,wet\ncandle,dry\n")
+    assert "2 inputs are too few to set some apart" in fails(
+        capsys, "finetune", "classify", "--model", pretrained, "--train", alone, *FAST,
+        "--out", tmp_path / "alone",
+    )  # fmt: skip
+    document = write("one.txt", "-DOCSTART- O\n\nriver B-A\nstone O\n\nlantern O\n")
+    assert "2 inputs in 1 document, which stay whole, are too few" in fails(
+        capsys, "finetune", "tag", "--model", pretrained, "--train", document, *FAST,
+        "--out", tmp_path / "tag",
+    )  # fmt: skip
+
+
+def test_pairs_and_single_texts_are_told_apart(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    out = tmp_path / "run"
+    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+        "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    classify = load(out)
+    with pytest.raises(BertkitError, match="tuned on single texts, and here are two"):
+        classify("river", "stone")
+    for wrong in (["river", "stone"], None, 7):
+        with pytest.raises(BertkitError, match="is not a text; many"):
+            classify(wrong)
+    rows = "".join(f"river,{word},{label}\n" for word, label in (("stone", "wet"), ("moss", "dry")))
+    pairs = write("pairs.csv", "text,second,label\n" + rows * 4)
+    out = tmp_path / "pairs"
+    run("finetune", "classify", "--model", pretrained, "--train", pairs, "--dev", pairs,
+        "--pair", "second", "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    assert load(out)("river", "stone").label in {"wet", "dry"}
+    with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
+        load(out)("river")
+    details = json.loads((out / "model" / "bertkit.json").read_text())
+    (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))
+    said = fails(capsys, "predict", out, pairs)  # as of official sets, which name no columns
+    assert "pairs.csv:2: the model was tuned on pairs" in said
+
+
+def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
+    pretrained: Path, weather: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Recipes for little text pre-train without it; the paper tunes with 0.1."""
+    import shutil
+
+    start = tmp_path / "start"
+    shutil.copytree(pretrained, start)
+    config = json.loads((start / "config.json").read_text())
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (start / "config.json").write_text(json.dumps(config | none))
+    command = ("finetune", "classify", "--model", start, "--train", weather, "--dev", weather,
+               "--epochs", "1", *FAST, "--out")  # fmt: skip
+    run(*command, tmp_path / "without")
+    assert "there is no dropout, as in the start" in capsys.readouterr().err
+    assert load_config(tmp_path / "without" / "model").hidden_dropout_prob == 0
+    run(*command, tmp_path / "with", "--dropout", "0.2")
+    assert "there is no dropout" not in capsys.readouterr().err
+    tuned = load_config(tmp_path / "with" / "model")
+    assert (tuned.hidden_dropout_prob, tuned.attention_probs_dropout_prob) == (0.2, 0.2)
+    weights = [
+        (tmp_path / name / "model" / "model.safetensors").read_bytes()
+        for name in ("without", "with")
+    ]
+    assert weights[0] != weights[1]
+    assert "from 0 to below 1, not 1.0" in fails(capsys, *command, tmp_path / "x", "--dropout", "1")
+
+
+def test_predictions_are_not_read_as_inputs(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+        "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "river"}\n')
+    out = folder / "found.jsonl"
+    run("predict", tmp_path / "run", folder, "--out", out)
+    assert len(rows(out)) == 1
+    assert "found.jsonl is what is read" in fails(
+        capsys, "predict", tmp_path / "run", folder, "--out", out
+    )
+
+
+def test_a_test_file_with_some_labels_is_scored_by_them(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    some = write("some.csv", "text,label\nriver stone,wet\ncandle forest,\n")
+    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+        "--epochs", "8", "--test", some, *FAST, "--out", tmp_path / "run")  # fmt: skip
+    said = "test: 1 of 2 inputs have no label and are not scored"
+    assert said in capsys.readouterr().err
+    assert "test" in json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
+    run("evaluate", "classify", "--model", tmp_path / "run", "--test", some, "--split", "test")
+    found = capsys.readouterr()
+    assert said in found.err
+    assert "classify test: accuracy 100.0%" in found.out
+
+
+def test_a_model_of_transformers_may_answer_that_there_is_none(
+    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    """Its config does not say whether it was tuned on questions without an answer."""
+    import transformers
+
+    folder = tmp_path / "theirs"
+    transformers.BertForQuestionAnswering.from_pretrained(pretrained).save_pretrained(folder)
+    Tokenizer.load(pretrained).save(folder)
+    context = "stone bridge lantern"
+    assert load(folder)("river?", context).answer
+    found = load(folder, null_threshold=-1e9)("river?", context)
+    assert (found.answer, found.start) == ("", None)
+    assert 0 < found.no_answer_probability < 1
+    assert load(folder, null_threshold=1e9)("river?", context).answer
+    asked = write("asked.json", squad_file(impossible=True))
+    command = ("evaluate", "squad-2.0", "--model", folder, "--dev", asked)
+    run(*command)
+    assert "give --null-threshold 0" in capsys.readouterr().err
+    run(*command, "--null-threshold", "-1e9")
+    found = capsys.readouterr()
+    assert "give --null-threshold 0" not in found.err
+    assert "unanswerable_accuracy 100.0%" in found.out
+    settings = {
+        "null": True,
+        "threshold": -1e9,
+        "longest": 40,
+        "question_length": 8,
+    }  # as the page says for serving
+    write_json(folder / "bertkit.json", {"task": "answer", "settings": settings})
+    assert load(folder)("river?", context).answer == ""
+    assert load(folder, null_threshold=1e9)("river?", context).answer
+    write_json(folder / "bertkit.json", {"task": "answer", "settings": Answer().settings()})
+    with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
+        load(folder, null_threshold=0)
+    with pytest.raises(BertkitError, match="was tuned for no task"):
+        load(pretrained, null_threshold=0)
+    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+        "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
+    assert "for models that answer, not for classify" in fails(
+        capsys, "predict", tmp_path / "run", weather, "--null-threshold", "0"
+    )
 
 
 def test_tuning_twice_keeps_a_head_of_the_same_labels(

@@ -46,6 +46,19 @@ def test_tsv_has_no_quotes(write: Write) -> None:
     ]
 
 
+def test_tsv_with_the_quotes_of_csv_is_told_and_read_as_csv_on_demand(write: Write) -> None:
+    path = write("a.tsv", 'text\tlabel\n"He said ""no"""\tx\n"Why?" is "it"\ty\n""\tz\n')
+    counts = TextCounts()
+    rows = [row["text"] for _, row in read_rows(path, counts)]
+    assert rows == ['"He said ""no"""', '"Why?" is "it"', '""']
+    told = "field of TSV quoted as in CSV (the format csv reads its quotes), kept"
+    assert counts.examples == {told: f"{path}:2"}
+    assert counts.skipped[told] == 1
+    path = write("b.tsv", 'text\tlabel\n"He said ""no"""\tx\n')
+    rows = [row["text"] for _, row in read_rows(path, TextCounts(), "csv", columns=["text"])]
+    assert rows == ['He said "no"']
+
+
 @given(
     st.lists(
         st.tuples(
@@ -117,8 +130,18 @@ def test_json_lines(write: Write) -> None:
         "row without column 'label'": 1,
         "lone surrogate replaced, kept": 1,
     }
-    with pytest.raises(BertkitError, match=r"b\.jsonl:1: no line of this file is a JSON object"):
+    array = r"b\.jsonl:1: this file is a JSON array; no line of this file is a JSON object"
+    with pytest.raises(BertkitError, match=array):
         texts(write("b.jsonl", '[{"text": "one"}]\n'))
+
+
+def test_the_last_object_of_an_array_is_not_all_of_it(write: Write) -> None:
+    rows = ",\n".join(f'{{"text": "{word}", "label": "x"}}' for word in ("one", "two", "three"))
+    for name, text in (("a.json", f"[\n{rows}\n]\n"), ("b.jsonl", f"[{rows}]\n")):
+        with pytest.raises(BertkitError, match=r"1: this file is a JSON array; "):
+            texts(write(name, text))
+    with pytest.raises(BertkitError, match=r"c\.jsonl:2: 2 of 3 lines are not a JSON object"):
+        texts(write("c.jsonl", '{"text": "one", "label": "x"}\n{"text"\n{"label"\n'))
 
 
 def test_compressed_files_folders_and_damage(tmp_path: Path) -> None:
@@ -230,3 +253,11 @@ def test_has_column(write: Write) -> None:
     assert has_column(path, "label")
     assert not has_column(path, "class")
     assert has_column(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), "label")
+
+
+def test_csv_is_divided_by_semicolons_whatever_its_columns_are_called(write: Write) -> None:
+    path = write("a.csv", "Titel;Thema\neins;x\n")
+    with pytest.raises(BertkitError, match=r"no column 'title' \(columns: Titel, Thema\)"):
+        list(read_rows(path, TextCounts(), columns=["title"]))
+    whole = write("b.csv", "a;b\neins\n")
+    assert [row for _, row in read_rows(whole, TextCounts(), columns=["a;b"])] == [{"a;b": "eins"}]

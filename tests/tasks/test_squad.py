@@ -149,6 +149,15 @@ def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) 
         "empty context": 1,
         "answers of a question marked is_impossible": 1,
     }
+    [said] = read_squad(write(qa(answers=[])), counts)
+    assert said.answers == ()
+    assert counts.skipped["empty answers taken as no answer, kept"] == 1
+    [said] = read_squad(write(qa(answers=[], is_impossible=False)), counts)
+    assert said.answers is None, "not yet annotated"
+    assert counts.skipped["no answer to a question not marked is_impossible"] == 1
+    before = counts.skipped.total()
+    assert read_squad(write(qa(answers=[], is_impossible=True)), counts)[0].answers == ()
+    assert counts.skipped.total() == before
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.tables import read_texts
+from bertkit.tasks.own_files import Columns
+from bertkit.tasks.tables import number_of, read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -89,6 +91,26 @@ def test_multi_label(write: Write) -> None:
     assert counts.skipped == {"row without label": 1}
     inputs, _ = texts(write("b.csv", "text,label\na,x;y\n"), kind="multi-label", separator=";")
     assert inputs[0].label == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    "label", [[0, 1, 0], [1.0, 0.0, 0.0], [True, True], "[0, 0]", [["x", "y"]], {"x": 1}, [{}]]
+)
+def test_labels_that_are_no_names_are_refused(write: Write, label: object) -> None:
+    path = write("a.jsonl", json.dumps({"text": "one", "label": label}))
+    with pytest.raises(BertkitError, match=r"a\.jsonl:1: the labels are .*; write (a list|the) "):
+        texts(path, kind="multi-label")
+
+
+def test_numbers_may_be_names_of_labels(write: Write) -> None:
+    path = write("a.jsonl", '{"text": "a", "label": [1, 0]}\n{"text": "b", "label": [7, 7]}\n')
+    assert [i.label for i in texts(path, kind="multi-label")[0]] == [("1", "0"), ("7",)]
+    with pytest.raises(BertkitError, match="--separator is empty"):
+        Columns(separator="")
+
+
+def test_decimals_are_numbers() -> None:
+    assert number_of(Decimal("4.50"), "label", "a:1") == 4.5
 
 
 def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from bertkit import objectives
@@ -390,7 +391,10 @@ def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(objectives, "pretraining_objective", broken)
     with pytest.raises(BertkitError, match="training has diverged"):
-        pretrain(TOY, store, tmp_path)
+        pretrain(TOY, store, tmp_path, models_at=range(1, TOY.phases.total_steps))
+    written = sorted((tmp_path / "models").iterdir())
+    weights = load_file(written[-1] / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in weights.values()), "no model without numbers"
     (kept, *_) = sorted((tmp_path / "checkpoints").iterdir(), reverse=True)
     assert int(kept.name.removeprefix("step-")) <= 20
     monkeypatch.undo()
