@@ -37,6 +37,8 @@ def matthews(gold: Names, predicted: Names, positive: str) -> float:
     """Matthews correlation (GLUE's for CoLA): 0 for a constant prediction."""
     from sklearn.metrics import matthews_corrcoef
 
+    if len({*gold, *predicted}) == 1:  # scikit-learn says 0, too, and warns
+        return 0.0
     return float(matthews_corrcoef(gold, predicted))
 
 

@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.examples.generator import PAIRS, generator
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.pairs import (
     SENTENCES,
     SPECIALS,
     PairOptions,
+    Spans,
+    Window,
     example_lengths,
     measure_pairs,
     open_window,
     plan_window,
+    to_rows,
     truncation,
 )
 from bertkit.examples.stream import BatchBuilder
@@ -147,6 +151,44 @@ def test_truncation_takes_from_the_longer(a: int, b: int, longest: int) -> None:
     kept_a, kept_b = truncate([0] * a, [0] * b, longest, random.Random(0))
     from_a, from_b = truncation(np.array([a]), np.array([b]), longest)
     assert (a - from_a[0], b - from_b[0]) == (len(kept_a), len(kept_b))
+
+
+def equal_pairs(count: int, a: int, b: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of at most 40 tokens from pairs of `a` and `b`, numbered by `a_document`.
+
+    With them the tokens that each lost from the front of A and of B.
+    """
+    a_start = np.arange(count) * (a + b)
+    middle, end = a_start + a, a_start + a + b
+    size = count * (a + b)
+    window = Window(*(np.array(column) for column in ([0], [0, size], [0, size], [0, 1])))
+    target, is_random = np.full(count, 40), np.zeros(count, dtype=bool)
+    spans = Spans(np.arange(count), a_start, middle, middle, end, target, is_random)
+    rows = to_rows(window, spans, 40, 0, 0, generator(0, PAIRS))
+    drawn = rows["a_document"]
+    return rows, rows["a_start"] - a_start[drawn], rows["b_start"] - middle[drawn]
+
+
+@pytest.mark.parametrize(("a", "b"), [(50, 10), (10, 50), (30, 30)])
+def test_truncation_takes_from_front_and_back_with_equal_chance(a: int, b: int) -> None:
+    rows, front_of_a, front_of_b = equal_pairs(4000, a, b)
+    assert (rows["cut"] == 20).all()
+    for length, left, front in ((a, "a_length", front_of_a), (b, "b_length", front_of_b)):
+        lost = length - int(rows[left][0])
+        assert (rows[left] == length - lost).all()
+        assert front.min() >= 0
+        assert front.max() <= lost
+        assert front.mean() == pytest.approx(lost / 2, abs=0.2)
+        assert front.var() == pytest.approx(lost / 4, rel=0.1)  # each token drawn by itself
+
+
+def test_rows_of_a_window_are_shuffled() -> None:
+    rows, _, _ = equal_pairs(4000, 10, 10)
+    drawn, order = rows["a_document"], np.arange(4000)
+    np.testing.assert_array_equal(np.sort(drawn), order)
+    np.testing.assert_array_equal(rows["row"], order)
+    assert np.corrcoef(drawn, order)[0, 1] == pytest.approx(0, abs=0.05)
+    assert np.mean(np.diff(drawn) > 0) == pytest.approx(0.5, abs=0.05)
 
 
 def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> None:

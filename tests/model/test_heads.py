@@ -1,7 +1,8 @@
-"""The heads against transformers, and the paper's parameter counts."""
+"""The heads against transformers, their dropout, and the paper's parameter counts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,13 @@ import torch
 
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.model.task_heads import ClassificationModel
+from bertkit.model.task_heads import (
+    ClassificationModel,
+    SpanModel,
+    TaskModel,
+    TokenClassificationModel,
+    add_bilstm,
+)
 
 BASE = ModelConfig(vocab_size=30522)
 LARGE = ModelConfig(
@@ -87,6 +94,69 @@ def test_classification_logits_equal_transformers(
         answer = twin(model, "BertForSequenceClassification")(**padded(packed))
         torch.testing.assert_close(model(packed), answer.logits, atol=1e-5, rtol=1e-5)
     assert ClassificationModel(config, 7)(packed).shape == (3, 7)
+
+
+def head_training(model: Any) -> Any:
+    """Training mode for what stands on the encoder, so that the encoder draws nothing."""
+    for name, part in model.train().named_children():
+        if name in {"encoder", "bilstm"}:
+            part.eval()
+    return model
+
+
+def read_by(layer: torch.nn.Module, model: TaskModel, packed: Any) -> torch.Tensor:
+    """What a layer of a model is given."""
+    seen: list[torch.Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach()))
+    model(packed)
+    hook.remove()
+    [given] = seen
+    return given
+
+
+@pytest.mark.parametrize("bilstm", [False, True])
+@pytest.mark.parametrize("kind", [ClassificationModel, TokenClassificationModel])
+def test_classifiers_read_what_is_dropped_out_once(
+    kind: type[ClassificationModel | TokenClassificationModel],
+    bilstm: bool,
+    config: ModelConfig,
+    batch: Any,
+) -> None:
+    """Vectors of sequences or of tokens, once more than in the encoder; only in training."""
+    torch.manual_seed(0)
+    model = kind(replace(config, hidden_dropout_prob=0.25), 3)
+    if bilstm:
+        add_bilstm(model)
+    packed = batch(*[5] * 80)
+    whole = read_by(model.classifier, model.eval(), packed)
+    thinned = read_by(model.classifier, head_training(model), packed)
+    kept = thinned != 0
+    assert (whole != 0).all()
+    assert len(whole) == (80 if kind is ClassificationModel else 400)
+    assert kept.double().mean() == pytest.approx(0.75, abs=0.05)
+    torch.testing.assert_close(thinned[kept], whole[kept] / 0.75)
+
+
+@pytest.mark.parametrize("bilstm", [False, True])
+def test_span_logits_have_no_dropout_of_their_own(
+    bilstm: bool, config: ModelConfig, batch: Any
+) -> None:
+    model = SpanModel(replace(config, hidden_dropout_prob=0.5))
+    if bilstm:
+        add_bilstm(model)
+    packed = batch(6, 20, 3)
+    whole = model.eval()(packed)
+    assert torch.equal(head_training(model)(packed), whole)
+    assert not torch.equal(model.train()(packed), whole)
+
+
+def test_pretraining_heads_have_no_dropout_of_their_own(config: ModelConfig, batch: Any) -> None:
+    model = PretrainingModel(replace(config, hidden_dropout_prob=0.5))
+    packed, targets = batch(6, 20, 3), torch.tensor([1, 6, 25])
+    whole, trained = model.eval()(packed, targets), head_training(model)(packed, targets)
+    assert torch.equal(trained.mlm_logits, whole.mlm_logits)
+    assert torch.equal(trained.nsp_logits, whole.nsp_logits)
+    assert not torch.equal(model.train()(packed, targets).nsp_logits, whole.nsp_logits)
 
 
 def test_paper_sizes_have_the_paper_parameter_counts() -> None:

@@ -63,3 +63,12 @@ def test_a_wanted_length_of_questions_is_kept() -> None:
     assert made(Lengths(longest=128, question_length=100)).question_length == 100
     with pytest.raises(BertkitError, match="question-length"):
         Lengths(question_length=0)
+
+
+def test_answers_are_found_with_the_published_numbers() -> None:
+    """Those of google-research/bert `run_squad.py`, also where nothing is asked for."""
+    own = task_for("answer", [question(0, Gold("x", 0))], Columns(), Lengths(), 512, TextCounts())
+    for task in (Answer(), own):
+        assert isinstance(task, Answer)
+        assert (task.longest, task.stride, task.question_length) == (384, 128, 64)
+        assert (task.nbest, task.longest_answer) == (20, 30)

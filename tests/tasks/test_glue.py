@@ -127,6 +127,23 @@ def test_qqp_rows_with_missing_columns(tmp_path: Path) -> None:
         read("qqp", tmp_path, "test")
 
 
+def test_qnli_asks_first_and_numbers_its_test_set(tmp_path: Path) -> None:
+    head = "index\tquestion\tsentence"
+    rows = '7\tWho "sang?\tA sailor.\tentailment\n9\tWhere?\tIt froze.\tnot_entailment\n'
+    write(tmp_path / "QNLI", "train.tsv", f"{head}\tlabel\n{rows}")
+    write(tmp_path / "QNLI", "test.tsv", f"{head}\n4\tWhen?\tIn winter.\n2\tWhy?\tOf ice.\n")
+    train, counts = read("qnli", tmp_path, "train")
+    assert [given[:4] for given in train] == [
+        ("0", 'Who "sang?', "A sailor.", "entailment"),
+        ("1", "Where?", "It froze.", "not_entailment"),
+    ]
+    assert not counts.skipped
+    assert [given[:4] for given in read("qnli", tmp_path, "test")[0]] == [
+        ("4", "When?", "In winter.", None),
+        ("2", "Why?", "Of ice.", None),
+    ]
+
+
 def test_the_diagnostic_set(tmp_path: Path) -> None:
     text = "index\tsentence1\tsentence2\n0\tThe cat.\tA cat.\n"
     for folder, name in (("diagnostic", "diagnostic.tsv"), ("AX", "AX.tsv")):

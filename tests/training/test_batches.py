@@ -1,4 +1,4 @@
-"""What a guesser reaches who looks at nothing."""
+"""Whose masks a phase trains with, and what a guesser reaches who looks at nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from bertkit.corpus.store import TokenStore
+from bertkit.examples.masking import MaskingOptions
+from bertkit.examples.table import START
 from bertkit.objectives import Objectives
 from bertkit.training.batches import start_record, training_examples
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
@@ -37,3 +40,21 @@ def test_special_tokens_are_targets_of_one_sided_models(
     expected = max(*own, (1 - sum(own)) * plain["most_frequent_accuracy"])
     assert found["most_frequent_accuracy"] == pytest.approx(expected, abs=1e-3)
     assert found["unigram_entropy"] < plain["unigram_entropy"] + 0.3
+
+
+def test_training_masks_as_the_recipe_says(store: TokenStore) -> None:
+    recipe = replace(
+        RECIPE,
+        phases=Phases(lengths=(32, 32), steps=(1, 1), batch_sizes=(4, 4), max_predictions=(3, 9)),
+        masking=MaskingOptions(probability=0.5, mask_share=1.0, random_share=0.0),
+    )
+    for phase, most in enumerate(recipe.phases.max_predictions):
+        table, builder = training_examples(recipe, store, phase)
+        rows, _ = table.take(START, 200)
+        batch = builder[rows]
+        assert (batch.packed.ids[batch.target_positions] == store.tokenizer.mask_id).all()
+        ends = batch.packed.cu_seqlens[1:]
+        counts = torch.bincount(torch.searchsorted(ends, batch.target_positions, right=True))
+        wanted = [min(most, round(length / 2)) for length in batch.packed.lengths]
+        assert counts.tolist() == wanted
+        assert max(wanted) == most

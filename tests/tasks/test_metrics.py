@@ -1,0 +1,109 @@
+"""The values of the metrics, computed by hand."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+
+from bertkit.tasks.metrics import CLASSIFICATION, correlations, multi_label
+
+
+def score(name: str, gold: str, predicted: str) -> float:
+    """Of labels of one letter each, in a row; "p" is the positive one."""
+    return CLASSIFICATION[name](list(gold), list(predicted), "p")
+
+
+@pytest.mark.parametrize(
+    ("name", "gold", "predicted", "expected"),
+    [
+        ("accuracy", "pnpn", "ppnn", 1 / 2),
+        ("accuracy", "abc", "abd", 2 / 3),
+        ("accuracy", "", "", 0),
+        # 2 right positives, 1 wrong, 1 missed: precision and recall 2/3
+        ("f1", "pppnnnn", "pppnnnn", 1),
+        ("f1", "pppnnnn", "ppnpnnn", 2 / 3),
+        ("f1", "ppppnn", "pnnnnn", 2 / 5),
+        ("f1", "nnn", "nnn", 0),
+        ("f1", "nnn", "npn", 0),
+        ("f1", "npn", "nnn", 0),
+        # a: precision 1, recall 1/2; b: right; c: only predicted
+        ("macro_f1", "aab", "acb", (2 / 3 + 1 + 0) / 3),
+        # a: precision 3/4, recall 1; b: never predicted
+        ("macro_f1", "aaab", "aaaa", (6 / 7 + 0) / 2),
+        ("macro_f1", "aaa", "aaa", 1),
+    ],
+)
+def test_scores_of_labels(name: str, gold: str, predicted: str, expected: float) -> None:
+    assert score(name, gold, predicted) == pytest.approx(expected)
+
+
+def test_matthews_correlation_is_that_of_its_formula() -> None:
+    """(TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN))."""
+    gold, predicted = "pppp" + "nnnnnn", "pppn" + "nnnnpp"  # TP 3, FN 1, TN 4, FP 2
+    expected = (3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5)
+    assert score("matthews", gold, predicted) == pytest.approx(expected)
+    opposite = predicted.translate(str.maketrans("pn", "np"))
+    assert score("matthews", gold, opposite) == pytest.approx(-expected)
+    assert score("matthews", gold, gold) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION)
+@pytest.mark.parametrize(("gold", "predicted"), [("pnp", "ppp"), ("ppp", "pnp"), ("ppp", "ppp")])
+def test_constant_labels_are_scored_without_a_warning(name: str, gold: str, predicted: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = score(name, gold, predicted)
+    assert (found == 0) == (name == "matthews")
+
+
+def test_pearson_is_of_values_and_spearman_of_ranks() -> None:
+    # deviations from the means: -1 -1 0 2 and -2 -1 -2 5, whose products sum to 13;
+    # ranks, tied ones shared: 1.5 1.5 3 4 and 1.5 3 1.5 4, deviations -1 -1 .5 1.5 and -1 .5 -1 1.5
+    found = correlations([1, 1, 2, 4], [2, 3, 2, 9])
+    assert found["pearson"] == pytest.approx(13 / math.sqrt(6 * 34))
+    assert found["spearman"] == pytest.approx(2.25 / 4.5)
+    assert found["mean_squared_error"] == pytest.approx((1 + 4 + 0 + 25) / 4)
+
+
+def test_spearman_sees_order_alone() -> None:
+    found = correlations([1, 2, 3, 4], [1, 10, 100, 1000])
+    assert found["spearman"] == pytest.approx(1)
+    assert found["pearson"] < 0.9
+
+
+@pytest.mark.parametrize(
+    ("gold", "predicted", "error"),
+    [([1.0, 2.0, 3.0], [2.0] * 3, 2 / 3), ([2.0] * 3, [1.0, 2.0, 3.0], 2 / 3), ([1.0], [3.0], 4)],
+)
+def test_correlations_with_a_constant_are_zero_without_a_warning(
+    gold: list[float], predicted: list[float], error: float
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = correlations(gold, predicted)
+    assert (found["pearson"], found["spearman"]) == (0, 0)
+    assert found["mean_squared_error"] == pytest.approx(error)
+
+
+def test_scores_of_label_sets() -> None:
+    gold = [("a",), ("a", "b"), (), ("a",)]
+    predicted = [("a",), ("b",), ("b",), ("a", "b")]
+    # a: 2 right of 3 + 2 given; b: 1 right of 1 + 3 given; c is nowhere
+    found = multi_label(gold, predicted, ("a", "b", "c"))
+    assert found["micro_f1"] == pytest.approx(2 * 3 / 9)
+    assert found["macro_f1"] == pytest.approx(np.mean([4 / 5, 2 / 4, 0]))
+    assert found["exact_match"] == pytest.approx(1 / 4)
+
+
+def test_one_column_is_scored_by_its_label_alone() -> None:
+    found = multi_label([("a",), (), (), ("a",)], [("a",), (), ("a",), ()], ("a",))
+    assert found["micro_f1"] == found["macro_f1"] == pytest.approx(2 / 4)
+    assert found["exact_match"] == pytest.approx(2 / 4)
+
+
+def test_empty_sets_are_equal_and_have_nothing_right() -> None:
+    found = multi_label([(), ()], [(), ()], ("a", "b"))
+    assert found == {"micro_f1": 0, "macro_f1": 0, "exact_match": 1}
