@@ -12,7 +12,13 @@ from bertkit.corpus.store import TokenStore
 from bertkit.examples.masking import MaskingOptions
 from bertkit.examples.table import START
 from bertkit.objectives import Objectives
-from bertkit.training.batches import start_record, training_examples
+from bertkit.training.batches import (
+    held_out_batches,
+    held_out_of,
+    held_out_rows,
+    start_record,
+    training_examples,
+)
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
 
 RECIPE = PretrainRecipe(
@@ -58,3 +64,21 @@ def test_training_masks_as_the_recipe_says(store: TokenStore) -> None:
         wanted = [min(most, round(length / 2)) for length in batch.packed.lengths]
         assert counts.tolist() == wanted
         assert max(wanted) == most
+
+
+def test_held_out_examples_are_masked_alike_whatever_the_recipe_says(store: TokenStore) -> None:
+    held_out = held_out_of(store)
+    assert held_out is not None
+    other = replace(
+        RECIPE,
+        masking=MaskingOptions(probability=0.5, mask_share=0.0, random_share=1.0),
+        training=replace(RECIPE.training, seed=5),
+    )
+    first, second = (
+        next(iter(held_out_batches(recipe, held_out, 0, held_out_rows(recipe, held_out, 0))))
+        for recipe in (RECIPE, other)
+    )
+    assert torch.equal(first.packed.ids, second.packed.ids)
+    assert torch.equal(first.target_positions, second.target_positions)
+    shown = first.packed.ids[first.target_positions]
+    assert (shown == store.tokenizer.mask_id).double().mean() > 0.5
