@@ -15,6 +15,11 @@ from bertkit.config import FLAGS, parse, recipe_flags
 from bertkit.errors import BertkitError, nearest
 from bertkit.processes import is_alone, rank
 
+NO_ROOM = (
+    "the device's memory is full; take less at a time, with the same result: pretrain "
+    "--training.accumulate 2 or more (in a new --out; `bertkit plan` says what fits), finetune "
+    "--max-tokens 4096 or fewer; or give --device cpu"
+)
 STORY = {
     "Start": {
         "demo": "Pre-train and tune a small BERT on text that every Python has.",
@@ -122,6 +127,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which not every verb imports
+            raise
+        print(f"error: {NO_ROOM}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
     except OSError as error:
         if error.filename is None:
             raise

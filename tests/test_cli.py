@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertkit.cli import GROUPS, VERBS, main
 from bertkit.corpus.shards import SPLITS
@@ -202,6 +203,71 @@ def test_a_mistake_in_the_text_does_not_claim_the_folder(
     Path(text).unlink()
     run(*command)
     assert "finished" in capsys.readouterr().err
+
+
+def test_flags_that_did_not_work_do_not_claim_the_folder(
+    text: str, recipe: str, tmp_path: Path, store: TokenStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is refused after the folder was begun, and nothing was made of it yet."""
+    command = ["pretrain", recipe, "--text", text, "--processes", "1", "--out", str(tmp_path / "r")]
+    run(*command, "--vocabulary-size", "20", status=2)
+    run(*command, "--tokenizer", str(tmp_path), status=2)
+    run(*command, "--vocabulary-size", "150")
+    capsys.readouterr()
+    run(*command, "--vocabulary-size", "160", status=2)
+    assert "a corpus with other settings (vocabulary_size" in capsys.readouterr().err
+
+
+def test_positions_that_no_example_reaches_are_told(
+    recipe: str, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pretrain", recipe, "--store", str(store.folder), "--out"]
+    run(*command, str(tmp_path / "a"))
+    said = "so the last 16 of the model's 64 positions are never trained"
+    assert said in capsys.readouterr().err
+    run(*command, str(tmp_path / "b"), "--model.max-position-embeddings", "48")
+    assert "never trained" not in capsys.readouterr().err
+
+
+def test_a_cache_is_for_addresses(
+    recipe: str, store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
+    for flags in (["--cache", str(tmp_path)], ["--cache-gigabytes", "0"]):
+        run(*command, *flags, status=2)
+        assert "are for stores with an address" in capsys.readouterr().err
+
+
+def test_a_device_without_room_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr("bertkit.cli.parse", full)
+    run("pretrain", "tiny", status=2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the device's memory is full; take less at a time")
+
+    def other(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("bertkit.cli.parse", other)
+    with pytest.raises(RuntimeError, match="something else"):
+        main(["pretrain", "tiny"])
+
+
+def test_what_is_written_does_not_lie_among_what_is_read(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(Path(text).parent)
+    run("learn", folder, "--size", "150", "--out", f"{folder}/tokenizer", status=2)
+    assert "whose files are all read as text" in capsys.readouterr().err
+    assert not (tmp_path / "tokenizer").exists()
+    run("vocab", "measure", folder, text, "--json", text, status=2)
+    assert "corpus.txt is what is read" in capsys.readouterr().err
+    run("plan", "tiny", "--text", text, "--json", text, status=2)
+    assert "corpus.txt is what is read" in capsys.readouterr().err
 
 
 def test_what_is_read_is_not_written_over(

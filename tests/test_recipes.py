@@ -95,6 +95,12 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_every_position_is_trained(name: str) -> None:
+    recipe = read_recipe(PretrainRecipe, name)
+    assert recipe.model.max_position_embeddings == max(recipe.phases.lengths)
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_recipe_says_what_it_is(name: str) -> None:
     text = shipped_recipes()[name].read_text()
     comment = text[: text.index("\n[")]

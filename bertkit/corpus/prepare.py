@@ -23,7 +23,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.text.documents import TextCounts
 from bertkit.text.sentences import check_language
-from bertkit.text.sources import Source, find_sources, is_remote
+from bertkit.text.sources import Source, check_outside, find_sources, is_remote
 from bertkit.tokens.tokenizer import Tokenizer
 
 
@@ -79,8 +79,9 @@ def prepare(
     if processes < 1:
         raise BertkitError(f"processes must be at least 1, got {processes}")
     sources = check_inputs(paths, folder, options)
-    claim_folder(folder, tokenizer, options, sources)
+    check_folder(folder)
     with only_process(folder):
+        claim_folder(folder, tokenizer, options, sources, alone=True)
         (folder / "manifest.json").unlink(missing_ok=True)
         tokenizer.save(folder / "tokenizer")
         done = TextCounts()
@@ -125,12 +126,7 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
             f"{folder} is remote, but shards are renamed into place and mapped into memory; "
             "prepare into a local or mounted folder, then copy it"
         )
-    for path in paths:
-        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
-            raise BertkitError(
-                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
-                "outside of it"
-            )
+    check_outside(folder, paths)
     return find_sources(paths, format=options.format)
 
 
@@ -171,9 +167,22 @@ def finish_store(
 
 
 def claim_folder(
-    folder: Path, tokenizer: Tokenizer, options: PrepareOptions, sources: Sequence[Source]
+    folder: Path,
+    tokenizer: Tokenizer,
+    options: PrepareOptions,
+    sources: Sequence[Source],
+    *,
+    alone: bool = False,
 ) -> None:
     """Note in a folder what its store is made of.
+
+    Args:
+        folder: of the store.
+        tokenizer: that of the store.
+        options: of the store.
+        sources: what it is made of.
+        alone: nobody else works in the folder, so that settings of which nothing was made, as they
+            did not work, may be replaced.
 
     Raises:
         BertkitError: it holds a store of other settings, text or tokenizer, or something else.
@@ -183,21 +192,31 @@ def claim_folder(
         "tokenizer_hash": tokenizer.content_hash,
         "sources": [{**asdict(source), "modified": modified(source)} for source in sources],
     }
-    path = folder / "settings.json"  # looked for last: another host may write it just now
-    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
+    path = folder / "settings.json"
+    check_folder(folder)
     if path.is_file():
         begun = read_json(path)
         if not isinstance(begun, dict):
             raise BertkitError(f"{path} is damaged; remove the store and prepare it again")
         changed = [key for key in settings if begun.get(key) != settings[key]]
-        if changed:
+        made = (folder / "manifest.json").is_file() or any(folder.glob("parts/*.json"))
+        if changed and (made or not alone):
             raise BertkitError(
                 f"store {folder} was begun with other {', '.join(changed)}; choose another folder, "
                 "or remove this one"
             )
-    elif used:
-        raise BertkitError(f"{folder} is not empty and holds no token store; choose another folder")
     write_json(path, settings)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a store.
+
+    Raises:
+        BertkitError: it does.
+    """
+    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
+    if used and not (folder / "settings.json").is_file():  # last: a host may write it just now
+        raise BertkitError(f"{folder} is not empty and holds no token store; choose another folder")
 
 
 def modified(source: Source) -> int | None:

@@ -71,7 +71,7 @@ def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> No
     Raises:
         BertkitError: a file is missing, of another size (torn), or of another checksum (corrupt).
     """
-    repair = "run the same `bertkit prepare` again: it remakes what is damaged"
+    repair = "remove manifest.json beside it and run what made the store again; the rest is kept"
     for kind in ARRAYS:
         path = folder / f"{shard.name}.{kind}.npy"
         if not path.is_file():

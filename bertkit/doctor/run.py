@@ -259,7 +259,7 @@ def check_speed(run: Run) -> list[Finding]:
                 median,
                 {"mfu": median},
                 f"{percent(median)} of the measured matrix-product peak (MFU)",
-                "larger micro-batches (training.accumulate lower), --workers, or --compiled on "
+                "larger micro-batches (training.accumulate lower), --workers, or --compile on "
                 "CUDA; networks this narrow cannot fill a GPU",
             )
         )

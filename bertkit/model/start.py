@@ -63,9 +63,7 @@ class Start:
 
     def with_dropout(self, share: float) -> Start:
         """The same weights in a network with another dropout."""
-        config = replace(
-            self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share
-        )
+        config = replace(self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share)
         return replace(self, config=config)
 
     def build(self, make: Callable[[ModelConfig], Model], *, keep_head: bool) -> Loaded[Model]:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from bertkit.config import as_json, claim_settings, read_recipe
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import DivergedError, HeldError
+from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import only_process, read_json, write_json
 from bertkit.model.start import read_start
 from bertkit.reproduce.data import absent_files, load_task
-from bertkit.reproduce.scales import Scale
+from bertkit.reproduce.scales import Scale, build_scale, read_scale
 from bertkit.reproduce.tables import BASE, PERPLEXITY, SNAPSHOTS, Experiment, Job
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetune import finetune
@@ -73,7 +73,12 @@ class Work:
             BertkitError: it holds a reproduction of another scale or other sources.
         """
         settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
-        claim_settings(self.out / "reproduce.json", settings, "a reproduction")
+        path = self.out / "reproduce.json"
+        made = any((self.out / name).exists() for name in ("text", "networks", "tuned"))
+        if not made:  # what was begun with settings that did not work binds nobody
+            path.unlink(missing_ok=True)
+        same = path.is_file() and recorded_scale(self.out) == self.scale  # or with fewer fields
+        claim_settings(path, settings, "a reproduction", ignored=["scale"] if same else ())
 
     def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
         """The recipe of a variant."""
@@ -261,6 +266,22 @@ class Step:
     def name(self) -> str:
         """For reading, and of its lock."""
         return f"pre-train {self.variant}" if self.job is None else f"tune {self.job.name}"
+
+
+def recorded_scale(out: Path) -> Scale:
+    """The scale of a reproduction that was begun, else "small".
+
+    Raises:
+        BertkitError: its file is damaged.
+    """
+    path = out / "reproduce.json"
+    if not path.is_file():
+        return read_scale("small")
+    try:
+        values = read_json(path)["scale"]
+        return build_scale(values.pop("name"), values)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise BertkitError(f"{path} is damaged; choose another --out") from None
 
 
 def work_through(work: Work, steps: Sequence[Step]) -> int:

@@ -22,6 +22,8 @@ from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
 
 PARQUET_ROWS = 1024
+LONGEST_DOCUMENT = 1 << 28
+"""Characters of plain text without a blank line, after which it is a mistake: all are held."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -71,11 +73,17 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
 def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
     """Blocks of lines between blank lines."""
     lines: list[str] = []
-    start = 0
+    start = size = 0
     for number, line in text_lines(source, counts):
         if line and not line.isspace():
-            start = start if lines else number
+            start, size = (start, size) if lines else (number, 0)
             lines.append(line)
+            size += len(line)
+            if size > LONGEST_DOCUMENT:
+                raise BertkitError(
+                    f"{source.path}:{start}: no blank line, which ends a document, in the next "
+                    f"{size:,} characters; put one between documents"
+                )
         elif lines:
             yield start, "\n".join(lines)
             lines = []

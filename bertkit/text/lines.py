@@ -13,6 +13,9 @@ from bertkit.text.sources import BYTE_ORDER_MARK, HEAD_BYTES, Source, open_binar
 BLOCK_BYTES = 1 << 20
 NUL_SHARE = 0.01
 UNDECODABLE_SHARE = 0.10
+UNDECODABLE = 20
+"""So many of the first characters, and more than there are valid ones beyond ASCII, are letters of
+another encoding and no damage."""
 
 Row = tuple[int, str]
 """The number of a line, or of the line or row where a document begins, from 1; and its text."""
@@ -114,17 +117,22 @@ def check_encoding(head: bytes, path: str) -> None:
     """
     text = head.decode(errors="replace")
     undecodable = text.count("\ufffd") - head.count("\ufffd".encode())
+    valid = len(text) - len(text.encode("ascii", errors="ignore")) - undecodable
+    encoding = "UTF-16"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         problem = "it begins with a UTF-16 byte order mark"
     elif head.count(0) > NUL_SHARE * len(head):
         problem = f"{head.count(0) / len(head):.0%} of its first bytes are NUL, as in UTF-16"
     elif undecodable > UNDECODABLE_SHARE * len(text):
         problem = f"{undecodable / len(text):.0%} of its first characters cannot be decoded"
+    elif undecodable >= UNDECODABLE and undecodable > valid:
+        problem = f"{undecodable:,} of its first letters cannot be decoded, and only {valid:,} can"
+        encoding = "CP1252"
     else:
         return
     raise BertkitError(
         f"{path} is not UTF-8 text ({problem}); if it is text, convert it: "
-        f"iconv -f UTF-16 -t UTF-8 (or -f the encoding that it has)"
+        f"iconv -f {encoding} -t UTF-8 (or -f the encoding that it has)"
     )
 
 

@@ -92,6 +92,20 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
     return sources
 
 
+def check_outside(folder: Path, paths: Sequence[str]) -> None:
+    """Make sure that what is to be written does not lie among what is read.
+
+    Raises:
+        BertkitError: the folder is in one of the paths.
+    """
+    for path in paths:
+        if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
+            raise BertkitError(
+                f"{folder} lies in {path}, whose files are all read as text; choose a folder "
+                "outside of it"
+            )
+
+
 def huggingface_source(path: str) -> Source:
     """`hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; nothing is loaded yet."""
     name, config, split, *rest = [*path.removeprefix("hf:").split(":"), "", ""]

@@ -241,6 +241,8 @@ def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Sou
                 head = stream.read(SAMPLE_BYTES // len(chosen))
                 if stream.read(1):  # the last line is not whole
                     head = head[: head.rfind(b"\n") + 1] or head
+                    while source.format == "csv" and head.count(b'"') % 2:  # nor the last row
+                        head = head[: head[:-1].rfind(b"\n") + 1]
         except DAMAGE as error:
             raise unreadable(source, error) from error
         plain = source.format in {"text", "wikiextractor"}

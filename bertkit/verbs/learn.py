@@ -15,7 +15,7 @@ from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped
-from bertkit.text.sources import find_sources
+from bertkit.text.sources import check_outside, find_sources
 from bertkit.tokens.counting import count_words, smoothing_weights, weigh_counts
 from bertkit.tokens.learn import check_settings, learn_from_counts, measure_vocabulary
 from bertkit.tokens.tokenizer import Tokenizer
@@ -77,6 +77,7 @@ def learn(
         raise BertkitError(
             f"--out {out} is a model, whose vocabulary would be lost; choose another folder"
         )
+    check_outside(out, paths)
     with Console() as console:
         tokenizer, made = learn_with(list(paths), size, console, options)
         tokenizer.save(out)

@@ -16,7 +16,7 @@ from bertkit.config import FLATTEN, as_json
 from bertkit.corpus.prepare import PrepareOptions
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
+from bertkit.files import keep_apart, write_json
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.calibration import GIB, HERE, find_machine, this_machine
 from bertkit.training.devices import choose_device, choose_precision
@@ -99,6 +99,8 @@ def plan(
         A file to write the plan to.
     """
     check_flags(machine, device, seconds, mfu, price)
+    if json is not None:
+        keep_apart(json, corpus.text)
     precision = settings.training.precision
     named = None if machine == HERE else find_machine(machine, precision, mfu)
     where = choose_device(device) if named is None else None

@@ -15,7 +15,7 @@ from bertkit.processes import is_alone, rank
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.devices import choose_device, choose_precision
-from bertkit.training.journal import Console
+from bertkit.training.journal import JOURNAL, Console, read_journal
 from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
 from bertkit.verbs.learn import learn_tokenizer
@@ -113,10 +113,18 @@ def pretrain(
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
     if store and corpus != NO_TEXT:
         raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
+    if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
+        raise BertkitError("--cache and --cache-gigabytes are for stores with an address")
     if len(store) < 2 and (smoothing is not None or weights):
         raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
+        longest, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
+        if longest < positions and start is None:
+            console.say(
+                f"examples have at most {longest} tokens, so the last {positions - longest} of the "
+                f"model's {positions} positions are never trained (--model.max-position-embeddings)"
+            )
         stopped_by = pretrain_store(
             settings,
             open_stores(store, smoothing, weights, cache, cache_gigabytes)
@@ -132,7 +140,7 @@ def pretrain(
             timeout=timeout,
             console=console,
         )
-        if not rank() and (out / "journal.jsonl").is_file():
+        if not rank() and any(record["kind"] == "step" for record in read_journal(out / JOURNAL)):
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
 
@@ -177,6 +185,8 @@ def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:
     if not (out / "store" / "manifest.json").is_file():
         check_inputs(corpus.text, out / "store", options)  # before the folder is claimed for them
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
+    if not any((out / name).exists() for name in ("tokenizer", "store")):
+        (out / "corpus.json").unlink(missing_ok=True)  # of flags that did not work
     claim_settings(out / "corpus.json", flags, "a corpus")
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)

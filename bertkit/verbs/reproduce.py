@@ -13,9 +13,17 @@ from bertkit.reproduce.cost import describe_cost
 from bertkit.reproduce.outcome import gather, has_results
 from bertkit.reproduce.paper import find_table
 from bertkit.reproduce.render import as_markdown, as_page
-from bertkit.reproduce.scales import Scale, build_scale, read_scale
+from bertkit.reproduce.scales import read_scale
 from bertkit.reproduce.tables import EXPERIMENTS, Experiment
-from bertkit.reproduce.work import WAIT_SECONDS, Sources, Step, Work, hold, work_through
+from bertkit.reproduce.work import (
+    WAIT_SECONDS,
+    Sources,
+    Step,
+    Work,
+    hold,
+    recorded_scale,
+    work_through,
+)
 from bertkit.training.journal import Console
 from bertkit.verbs.pretrain import Corpus, store_from_text
 
@@ -86,15 +94,6 @@ def reproduce(
         write_text(out / "reproduction.html", as_page(outcome))
         console.say(f"tables: {out / 'reproduction.html'}")
     return 128 + stopped_by if stopped_by else 0
-
-
-def recorded_scale(out: Path) -> Scale:
-    """The scale of a reproduction that was begun, else "small"."""
-    path = out / "reproduce.json"
-    if not path.is_file():
-        return read_scale("small")
-    values = read_json(path)["scale"]
-    return build_scale(values.pop("name"), values)
 
 
 def recorded_sources(out: Path) -> Sources:

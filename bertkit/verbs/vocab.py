@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_json
+from bertkit.files import keep_apart, write_json
 from bertkit.model.extend import (
     PLACES,
     STARTS,
@@ -180,6 +180,8 @@ def measure(
     """
     if documents_limit is not None and documents_limit < 1:
         raise BertkitError(f"--documents-limit must be at least 1, got {documents_limit}")
+    if json is not None:
+        keep_apart(json, paths)
     counts = TextCounts()
     loaded = Tokenizer.load(tokenizer)
     with Console() as console:

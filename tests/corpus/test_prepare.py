@@ -150,7 +150,7 @@ def test_damaged_shards_are_named_and_only_they_are_remade(
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*bertkit prepare"):
+    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*remove manifest\.json"):
         TokenStore(folder).arrays(1)
     victim.write_bytes(content[:-10])
     with pytest.raises(BertkitError, match=f"{victim.name} is torn"):
@@ -161,6 +161,20 @@ def test_damaged_shards_are_named_and_only_they_are_remade(
     TokenStore(folder).arrays(0)
     prepare([str(large_text)], tokenizer, folder, SMALL_SHARDS)
     assert digests(folder) == before
+
+
+def test_settings_of_which_nothing_was_made_bind_nobody(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """A wrong column, another encoding, no blank line: it may be put right in the same folder."""
+    text, folder = tmp_path / "a.jsonl", tmp_path / "store"
+    text.write_text('{"body": "River."}\n{"body": "Stone."}\n')
+    with pytest.raises(BertkitError, match="known: body"):
+        prepare([str(text)], tokenizer, folder)
+    made = prepare([str(text)], tokenizer, folder, PrepareOptions(column="body", held_out=0))
+    assert made.documents == 2
+    with pytest.raises(BertkitError, match="begun with other column"):
+        prepare([str(text)], tokenizer, folder)
 
 
 def test_other_settings_are_refused(store: TokenStore, tokenizer: Tokenizer) -> None:

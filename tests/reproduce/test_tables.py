@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,17 @@ def test_taggers_of_the_papers_scales_make_as_many_updates_as_with_sentences(nam
     work = Work(Path("out"), scale, Sources(), "cpu", Console())
     rates = {job.head.frozen: work.grid(job).learning_rate for job in jobs}
     assert rates == {False: (5e-5,), True: (1e-3,)}
+
+
+def test_what_stands_in_has_its_own_metric() -> None:
+    """The F1 of QQP and MRPC is not asked of another task."""
+    scale = read_scale("small")
+    stand_ins = {"table-1": {"qqp": "squad-sentences", "mrpc": "sst-2"}}
+    cells = EXPERIMENTS["table-1"](replace(scale, stand_ins=stand_ins)).cells
+    metrics = {cell.column: cell.metric for cell in cells}
+    assert (metrics["qqp"], metrics["mrpc"]) == ("accuracy", "accuracy")
+    plain = {cell.column: cell.metric for cell in EXPERIMENTS["table-1"](read_scale("base")).cells}
+    assert (plain["qqp"], plain["mrpc"]) == ("f1", "f1")
 
 
 def test_table_8_shares() -> None:

@@ -340,6 +340,23 @@ def test_sentence_pairs() -> None:
         sentence_pairs([lonely], 0, TextCounts())
 
 
+def test_a_reproduction_begun_before_a_field_was_there_goes_on(tmp_path: Path) -> None:
+    out, sources = tmp_path / "out", Sources(text=("text.txt",), data=tmp_path)
+    work = Work(out, TINY, sources, "cpu", Console())
+    work.begin()
+    (out / "networks").mkdir()
+    recorded = json.loads((out / "reproduce.json").read_text())
+    for task in recorded["scale"]["tasks"].values():
+        del task["frozen_learning_rate"]
+    (out / "reproduce.json").write_text(json.dumps(recorded))
+    work.begin()
+    other = Work(out, replace(TINY, seeds=9), sources, "cpu", Console())
+    with pytest.raises(BertkitError, match="other settings"):
+        other.begin()
+    (out / "networks").rmdir()
+    other.begin()  # nothing was made of the first
+
+
 def test_absent_files(labelled: Path) -> None:
     assert absent_files("sst-2", labelled) == ""
     assert absent_files("squad-sentences", labelled) == ""

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
+from bertkit.text import documents
 from bertkit.text.documents import Source, TextCounts, find_sources, read_documents, text_documents
 from bertkit.text.lines import BLOCK_BYTES, line_blocks, unix_lines
 
@@ -134,6 +135,8 @@ def test_a_replacement_character_in_the_text_is_no_error(file: File) -> None:
         ("Plain English.".encode("utf-16-be"), "50% of its first bytes are NUL"),
         ("Это русский текст.".encode("cp1251"), "cannot be decoded"),
         (bytes(range(128, 256)) * 10, "cannot be decoded"),
+        ("Für den Winter im März. ".encode("latin-1") * 12, "24 of its first letters"),
+        ("It was “just” so, they said. ".encode("cp1252") * 20, "40 of its first letters"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv"])
@@ -142,6 +145,16 @@ def test_other_encodings_are_refused(file: File, name: str, content: bytes, prob
         read(file(name, content))
     assert name in str(caught.value)
     assert "iconv" in str(caught.value)
+
+
+def test_text_without_blank_lines_is_refused_before_it_fills_the_memory(
+    file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 1000)
+    text = "A line.\n" * 50
+    assert len(read(file("a.txt", f"{text}\n" * 4))[0]) == 4
+    with pytest.raises(BertkitError, match=r"b\.txt:52: no blank line, which ends a document"):
+        read(file("b.txt", f"{text}\n{text * 4}"))
 
 
 # WikiExtractor -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from bertkit.model.grouping import similar_runs
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import Objectives, pretraining_objective
 from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.training import expected
 from bertkit.training.calibration import (
     GIB,
     MACHINES,
@@ -386,6 +387,19 @@ def test_text_is_sampled(
     blind = measure_corpus(Size(text=text), [32], "next")
     assert blind.tokens == pytest.approx(2 * len(corpus_text) / 4.7, rel=0.01)
     assert "4.7 bytes" in blind.assumed[0]
+
+
+def test_a_sample_of_csv_ends_with_a_whole_row(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    row = 'river,"The river.\n' + "The bridge.\n".replace('"', '""') * 8 + 'The stone."\n'
+    (tmp_path / "a.csv").write_text("id,text\n" + row * 40)
+    size = Size(text=(str(tmp_path / "a.csv"),), tokenizer=tmp_path / "tokenizer")
+    whole = measure_corpus(size, [32], "next")
+    for bytes_read in (2000, 2050, 2100, 2150):
+        monkeypatch.setattr(expected, "SAMPLE_BYTES", bytes_read)
+        assert measure_corpus(size, [32], "next").tokens == pytest.approx(whole.tokens, rel=0.1)
 
 
 def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Path) -> None:
