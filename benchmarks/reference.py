@@ -22,7 +22,8 @@ import torch
 from benchmarks.record import data_folder, made
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
-from bertkit.files import write_json
+from bertkit.errors import HeldError
+from bertkit.files import only_process, write_json
 from bertkit.training.devices import choose_precision
 
 Examples = list[dict[str, Any]]
@@ -264,11 +265,13 @@ def main() -> None:
     for task in arguments.tasks:
         for seed in arguments.seeds:
             out = folder / f"{task}-{seed}.json"
-            try:
-                out.with_suffix(".claimed").touch(exist_ok=False)
-            except FileExistsError:  # another process has it
+            if out.is_file():
                 continue
-            run(task, SETTINGS[task], seed, data, arguments.work, out, precision)
+            try:
+                with only_process(out.with_suffix("")):
+                    run(task, SETTINGS[task], seed, data, arguments.work, out, precision)
+            except HeldError:
+                print(task, seed, "is made by another process", flush=True)
 
 
 if __name__ == "__main__":
