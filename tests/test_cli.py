@@ -14,6 +14,7 @@ from bertkit.cli import GROUPS, VERBS, main
 from bertkit.corpus.shards import SPLITS
 from bertkit.corpus.store import TokenStore
 from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.verbs.pretrain import has_steps
 
 TOY = """
 [model]
@@ -227,6 +228,15 @@ def test_positions_that_no_example_reaches_are_told(
     assert said in capsys.readouterr().err
     run(*command, str(tmp_path / "b"), "--model.max-position-embeddings", "48")
     assert "never trained" not in capsys.readouterr().err
+
+
+def test_a_run_stopped_before_its_first_update_has_nothing_to_report(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    assert not has_steps(journal)
+    journal.write_text('{"kind": "start"}\n{"kind": "end", "step": 0}\n')
+    assert not has_steps(journal)
+    journal.write_text('{"kind": "start"}\n{"kind": "step", "step": 1}\n')
+    assert has_steps(journal)
 
 
 def test_a_cache_is_for_addresses(

@@ -144,7 +144,7 @@ def read_answers(
         counts.note("answers of a question marked is_impossible", place)
         return ()
     if not answers and qa.get("is_impossible") is False:
-        counts.note("no answer to a question not marked is_impossible", place)
+        counts.note("no answer and not is_impossible, so no label, kept", place)
         return None
     if not answers and "is_impossible" not in qa:
         counts.note("empty answers taken as no answer, kept", place)

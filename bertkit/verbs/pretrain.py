@@ -11,6 +11,7 @@ from bertkit.config import FLATTEN, as_json, claim_settings
 from bertkit.corpus.prepare import PrepareOptions, check_inputs
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.files import only_process
 from bertkit.processes import is_alone, rank
 from bertkit.report import write_report
 from bertkit.tokens.tokenizer import Tokenizer
@@ -129,7 +130,7 @@ def pretrain(
             settings,
             open_stores(store, smoothing, weights, cache, cache_gigabytes)
             if store
-            else store_from_text(corpus, out, console),
+            else own_store(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
             start=start,
@@ -140,9 +141,14 @@ def pretrain(
             timeout=timeout,
             console=console,
         )
-        if not rank() and any(record["kind"] == "step" for record in read_journal(out / JOURNAL)):
+        if not rank() and has_steps(out / JOURNAL):
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
+
+
+def has_steps(journal: Path) -> bool:
+    """Whether a run has something to report: it may have been stopped before its first update."""
+    return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
 
 
 def open_stores(
@@ -163,6 +169,12 @@ def open_stores(
     from bertkit.examples.mixture import mix
 
     return mix(stores, smoothing=smoothing, weights=weights)
+
+
+def own_store(corpus: Corpus, out: Path, console: Console) -> TokenStore:
+    """`store_from_text` in a folder that no other process fills at the same time."""
+    with only_process(out):
+        return store_from_text(corpus, out, console)
 
 
 def store_from_text(corpus: Corpus, out: Path, console: Console) -> TokenStore:

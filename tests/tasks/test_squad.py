@@ -154,7 +154,7 @@ def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) 
     assert counts.skipped["empty answers taken as no answer, kept"] == 1
     [said] = read_squad(write(qa(answers=[], is_impossible=False)), counts)
     assert said.answers is None, "not yet annotated"
-    assert counts.skipped["no answer to a question not marked is_impossible"] == 1
+    assert counts.skipped["no answer and not is_impossible, so no label, kept"] == 1
     before = counts.skipped.total()
     assert read_squad(write(qa(answers=[], is_impossible=True)), counts)[0].answers == ()
     assert counts.skipped.total() == before
