@@ -26,7 +26,7 @@ from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInp
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
 from bertkit.tasks.tag import Tag, Tags
-from bertkit.tasks.task import Items, mean_outputs
+from bertkit.tasks.task import Items, check_segments, mean_outputs
 from bertkit.training.devices import choose_device
 
 CHUNK = 2048
@@ -157,7 +157,8 @@ class TaskPredictor:
         """The sequences of inputs.
 
         Raises:
-            BertkitError: the model was tuned on pairs and an input is a single text, or vice versa.
+            BertkitError: the model was tuned on pairs and an input is a single text, or vice versa;
+                or it has one segment, and inputs need two.
         """
         pairs = self.loaded[0].details.get("pairs")
         for given in inputs if isinstance(pairs, bool) else ():
@@ -169,7 +170,9 @@ class TaskPredictor:
                     else f"{given.place}: the model was tuned on single texts, and here are two; "
                     "leave the second out"
                 )
-        return self.task.items(inputs, self.tokenizer)
+        items = self.task.items(inputs, self.tokenizer)
+        check_segments(items, self.loaded[0].model.config)
+        return items
 
     def run_items(
         self,

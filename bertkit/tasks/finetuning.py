@@ -43,7 +43,7 @@ from bertkit.tasks.grid import (
 )
 from bertkit.tasks.head import Head, build_with, in_order_of, same_task, save_tuned
 from bertkit.tasks.load import load_task_model
-from bertkit.tasks.task import Items, Task, run_model
+from bertkit.tasks.task import Items, Task, check_segments, run_model
 from bertkit.tasks.tune import RunSettings, Tuning, tune
 from bertkit.text.lines import describe_skipped
 from bertkit.training.devices import (
@@ -130,6 +130,7 @@ class Finetuning:
             check_labelled(name, inputs)
         tokenizer = self.start.tokenizer
         self.train = encode(self.task, self.data.train, tokenizer, "train")
+        check_segments(self.train, self.start.config)
         splits = [*self.data.dev, *self.data.test]
         self.items = {
             name: encode(self.task, inputs, tokenizer, name) for name, inputs in splits if inputs

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.config import as_json
+from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, from_arrays
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
@@ -80,6 +81,22 @@ class Items:
     def tokens(self) -> int:
         """Of all sequences."""
         return sum(part.tokens for item in self.items for part in item.parts)
+
+
+def check_segments(items: Items, config: ModelConfig) -> None:
+    """Refuse sequences of two texts for a network that tells no second one.
+
+    Raises:
+        BertkitError: there are some, and it has one segment.
+    """
+    if config.type_vocab_size > 1:
+        return
+    sequences = (one for item in items.items for part in item.parts for one in part.sequences)
+    if any(one.first < len(one.ids) for one in sequences):
+        raise BertkitError(
+            "the model has one segment (type_vocab_size 1), and pairs, choices and questions with "
+            "their context need two; choose another model"
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
 from bertkit.model.saving import save_model
 from bertkit.model.start import Start
 from bertkit.objectives import total_loss
@@ -20,8 +22,11 @@ from bertkit.tasks.inputs import Answer as Gold
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.task import (
+    Encoded,
+    Item,
     Items,
     Part,
+    check_segments,
     make_batch,
     mean_outputs,
     run_model,
@@ -218,3 +223,15 @@ def test_an_ensemble_is_the_mean_of_outputs() -> None:
     assert first.tolist() == [[1.0, 1.0]]
     assert second.tolist() == [[2.0, 1.0]]
     assert third.tolist() == [[4.0, 2.0]]
+
+
+def test_two_texts_need_two_segments() -> None:
+    def items(first: int) -> Items:
+        part = Part((Encoded(np.arange(5, dtype=np.int32), first),))
+        return Items([Item(0, [part])], 1, 0, {})
+
+    one, two = ModelConfig(vocab_size=9, type_vocab_size=1), ModelConfig(vocab_size=9)
+    check_segments(items(5), one)
+    check_segments(items(3), two)
+    with pytest.raises(BertkitError, match=r"one segment .* choose another model"):
+        check_segments(items(3), one)
