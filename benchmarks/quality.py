@@ -181,16 +181,20 @@ def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, fl
 
 
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
-    """Medians and spreads, and the comparison, of values in percent."""
-    deviation = statistics.stdev(theirs) if len(theirs) > 1 else 0.0
+    """Medians and spreads, and the comparison, of values in percent.
+
+    One run of the Trainer has no deviation, and so no verdict.
+    """
+    deviation = statistics.stdev(theirs) if len(theirs) > 1 else None
+    lowest = None if deviation is None else statistics.median(theirs) - deviation
     return {
         "bertkit": summary(own),
         "bertkit_runs": len(own),
         "trainer": summary(theirs),
         "trainer_runs": len(theirs),
-        "trainer_deviation": round(deviation, 2),
+        "trainer_deviation": None if deviation is None else round(deviation, 2),
         "bertkit_minus_trainer": round(statistics.median(own) - statistics.median(theirs), 2),
-        "within_one_deviation": statistics.median(own) >= statistics.median(theirs) - deviation,
+        "within_one_deviation": None if lowest is None else statistics.median(own) >= lowest,
     }
 
 
