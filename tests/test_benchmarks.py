@@ -273,6 +273,7 @@ def test_runs_of_several_days_are_added_by_seed() -> None:
     assert row["trainer_deviation"] == pytest.approx(2.83)
     assert row["within_one_deviation"]
     assert not quality.row([70.0], [74.0, 74.5])["within_one_deviation"]
+    assert quality.row([70.0], [74.0])["within_one_deviation"] is None
 
 
 def test_seeds_that_were_run_elsewhere_are_left_out() -> None:
