@@ -134,8 +134,7 @@ def plain_table(key: str, scale: Scale) -> Experiment:
     paper, row = paper_tables()[key], f"bertkit, {scale.name}"
     cells = [cell_of(key, row, column, BASE, scale) for column in paper.columns]
     f1 = {"qqp", "mrpc"} if key == "table-1" else set()
-    own = [c.column in f1 and not c.stands_in for c in cells]
-    cells = [c._replace(metric="f1") if f else c for c, f in zip(cells, own, strict=True)]
+    cells = [c._replace(metric="f1") if c.column in f1 and not c.stands_in else c for c in cells]
     return Experiment(paper, tuple(cells), {BASE: ()})
 
 

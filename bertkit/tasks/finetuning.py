@@ -319,8 +319,8 @@ class Finetuning:
             if known:
                 scores[name] = loaded.task.score(known, found)
                 self.console.say(f"{name}: {shown_scores(scores[name])}")
-            if known and unscored:
-                self.console.say(f"{name}: {unscored}")
+                if unscored:
+                    self.console.say(f"{name}: {unscored}")
             self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
         rows = summary(results)
         every = {"train": self.train, **self.items}
