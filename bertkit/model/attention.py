@@ -174,7 +174,8 @@ def explicit_attention(
     if dropout == 0.0:
         return weights @ v
     # Scaling the output is scaling the kept weights, on far fewer numbers.
-    return (weights * keep_mask(weights.shape, dropout)) @ v * keep_scale(dropout)
+    kept = keep_mask(weights.shape, dropout, weights.dtype)
+    return (weights * kept) @ v * keep_scale(dropout)
 
 
 def visible(length: int, direction: str, device: torch.device) -> Tensor:

@@ -35,16 +35,17 @@ def activation_bytes(
 ) -> float:
     """Bytes that the forward pass of a step keeps for the backward pass.
 
-    With w = 2 bytes in bf16 and 4 in fp32, d = 1 byte with dropout and 0 without, hidden size h,
-    feed-forward width f, L layers, vocabulary V, n tokens, t targets, s sequences:
+    With w = 2 bytes in bf16 and 4 in fp32, hidden size h, feed-forward width f, L layers,
+    vocabulary V, n tokens, t targets, s sequences; masks of d and e bytes with dropout, 0 without:
 
-        embeddings    (24 + 8 + (4 + d) h) n                 ids, LayerNorm's input, mask
+        embeddings    (24 + 8 + (4 + e) h) n                 ids, LayerNorm's input, mask
         a layer       w h n + attention + ((2 w + 8 + 2 d) h + 2 w f + 16) rows
                       inputs of the matrices, of GELU, and in fp32 of both LayerNorms; masks
         heads         (w h + 8) rows + (3 w h + 4 V) t + w h s
         bf16 copies   2 (L (4 h^2 + 2 h f) + V h + 2 h^2)    of the weights, by autocast
 
-    rows is n, and t + s in the last layer, which goes on with those tokens alone.
+    rows is n, and t + s in the last layer, which goes on with those tokens alone. A mask is of the
+    type that it thins on a CPU (d = w, e = 4) and of booleans elsewhere (d = e = 1).
 
     Args:
         config: the network.
@@ -54,10 +55,11 @@ def activation_bytes(
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     wide = 2 if precision == "bf16" else 4
-    mask = 1 if config.hidden_dropout_prob else 0
+    mask = dropout_bytes(config.hidden_dropout_prob, wide, device)
+    first_mask = dropout_bytes(config.hidden_dropout_prob, 4, device)
     n, last = batch.tokens, batch.targets + batch.sequences
     rows = (layers - 1) * n + last
-    embeddings = (24 + 8 + (4 + mask) * h) * n
+    embeddings = (24 + 8 + (4 + first_mask) * h) * n
     inside = layers * (wide * h * n + attention_bytes(config, batch, wide, device))
     inside += ((2 * wide + 8 + 2 * mask) * h + 2 * wide * inner + 16) * rows
     heads = (wide * h + 8) * last + wide * h * batch.sequences
@@ -66,6 +68,13 @@ def activation_bytes(
     if precision == "bf16":
         copies = 2 * (layers * (4 * h + 2 * inner) + config.vocab_size + 2 * h) * h
     return embeddings + inside + heads + copies
+
+
+def dropout_bytes(probability: float, wide: int, device: str) -> int:
+    """Bytes an element of the mask of a dropout, of elements of `wide` bytes."""
+    if not probability:
+        return 0
+    return wide if device == "cpu" else 1
 
 
 def attention_bytes(config: ModelConfig, batch: Batch, wide: int, device: str) -> float:
@@ -86,8 +95,9 @@ def attention_bytes(config: ModelConfig, batch: Batch, wide: int, device: str) -
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
     if wide == 4 and not dropout:
         return 3 * width + sums + (width if batch.mixed else 0)
+    mask = dropout_bytes(config.attention_probs_dropout_prob, wide, device)
     pairs = heads * batch.squares
-    return (6 if batch.mixed else 3) * width + pairs * (4 + wide + dropout)
+    return (6 if batch.mixed else 3) * width + pairs * (4 + wide + mask)
 
 
 @dataclass(frozen=True, kw_only=True)

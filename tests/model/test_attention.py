@@ -162,13 +162,18 @@ def test_hidden_dropout_is_off_outside_training_and_follows_the_seed() -> None:
 
 
 def test_mask_probability_is_exact_to_sixteen_bits() -> None:
-    assert keep_mask(torch.Size([3, 0]), 0.1).shape == (3, 0)
+    assert keep_mask(torch.Size([3, 0]), 0.1, torch.float32).shape == (3, 0)
     assert keep_scale(0.5) == 2.0
     assert abs(keep_scale(0.1) - 1 / 0.9) < 1e-5
-    torch.manual_seed(0)
     for probability in (0.01, 0.9):
-        share = float(keep_mask(torch.Size([1 << 20]), probability).float().mean())
-        assert abs(share - (1 - probability)) < 0.002
+        masks = []
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(1)
+            masks.append(keep_mask(torch.Size([1 << 20]), probability, dtype))
+            assert masks[-1].dtype == dtype  # booleans would be converted in every product
+            assert set(masks[-1].unique().tolist()) == {0.0, 1.0}
+        assert torch.equal(masks[0], masks[1].float())
+        assert abs(float(masks[0].mean()) - (1 - probability)) < 0.002
 
 
 @gpu

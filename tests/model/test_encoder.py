@@ -189,10 +189,10 @@ def test_dropout_happens_in_training_only_and_at_every_site(
 
     original = dropout_module.keep_mask
 
-    def count(store: list[torch.Size]) -> Callable[[torch.Size, float], torch.Tensor]:
-        def keep(shape: torch.Size, probability: float) -> torch.Tensor:
+    def count(store: list[torch.Size]) -> Callable[[torch.Size, float, torch.dtype], torch.Tensor]:
+        def keep(shape: torch.Size, probability: float, dtype: torch.dtype) -> torch.Tensor:
             store.append(shape)
-            return original(shape, probability)
+            return original(shape, probability, dtype)
 
         return keep
 
