@@ -40,7 +40,7 @@ class Dropout(nn.Module):
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
     """Ones of `shape` on the CPU, zeros with `probability`; from torch's default generator.
 
-    In `dtype`, that of the product: booleans would be converted, five times the work of it.
+    In `dtype`, that of the product: converting booleans takes longer than the product itself.
     """
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64)
