@@ -6,7 +6,7 @@ standard deviation of the reference or better.
 
 The results file keeps the scores of every run by seed and how each was made, and seeds that only a
 work folder has are added: a run takes up to an hour, and they need not be made on one machine or on
-one day. After a change that should show in the scores, begin with --fresh.
+one day. After a change that should show in the scores, or of settings, begin with --fresh TASK.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def own_scores(task: str, work: Path) -> dict[int, Scored]:
     return {s: Scored(known.get(str(s), "unknown"), scores) for s, scores in seeds.items()}
 
 
-def reference_scores(task: str, data: Path, work: Path) -> dict[int, Scored]:
+def reference_scores(task: str, data: Path, work: Path, precision: str) -> dict[int, Scored]:
     """The reference's runs by seed; saved SQuAD models are scored here, once."""
     found = {}
     for path in sorted((work / "reference").glob(f"{task}-[0-9]*.json")):
         values = json.loads(path.read_text())
         if not values["scores"]:
-            values["scores"] = score_saved(task, path.with_suffix(""), data, work)
+            values["scores"] = score_saved(task, path.with_suffix(""), data, work, precision)
             path.write_text(json.dumps(values, indent=2))
         found[values["seed"]] = Scored(values["made"], values["scores"])
     return found
@@ -170,10 +170,12 @@ def with_runs(known: Runs, runs: Mapping[int, Scored], metrics: tuple[str, ...])
     return found
 
 
-def score_saved(task: str, folder: Path, data: Path, work: Path) -> dict[str, float]:
-    """A model of the Trainer's, with bertkit's windows and decoding, in fp32."""
+def score_saved(
+    task: str, folder: Path, data: Path, work: Path, precision: str
+) -> dict[str, float]:
+    """A model of the Trainer's, with bertkit's windows and decoding."""
     found = dataset(task, data, work / "slices", 512)
-    predictor = TaskPredictor.load(folder, precision="fp32")
+    predictor = TaskPredictor.load(folder, precision=precision)
     predictor.task = found.task
     [(_, inputs)] = found.dev
     predictions, _ = predictor.run(inputs)
@@ -208,7 +210,9 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1, help="leave out those before it")
     parser.add_argument("--table-only", action="store_true")
     parser.add_argument("--precision", default="auto", help="of bertkit's runs: fp32, bf16, auto")
-    parser.add_argument("--fresh", action="store_true", help="forget the runs of the results file")
+    parser.add_argument(
+        "--fresh", nargs="+", default=[], metavar="TASK", help="forget these in the results file"
+    )
     arguments = parser.parse_args()
     precision = choose_precision(arguments.precision, torch.device("cpu"))
     data = data_folder(arguments.data)
@@ -218,12 +222,12 @@ def main() -> None:
             seeds = range(arguments.first_seed, arguments.seeds + 1)
             own_runs(task, SETTINGS[task], seeds, data, arguments.work, precision)
     stored = ROOT / "results" / "quality.json"
-    known = {} if arguments.fresh or not stored.is_file() else read_json(stored)["runs"]
+    known = read_json(stored)["runs"] if stored.is_file() else {}
     rows, runs = {}, {}
     for task, metrics in METRICS.items():
-        before = known.get(task, {})
+        before = {} if task in arguments.fresh else known.get(task, {})
         own = with_runs(before.get("bertkit", {}), own_scores(task, arguments.work), metrics)
-        scored = reference_scores(task, data, arguments.work)
+        scored = reference_scores(task, data, arguments.work, precision)
         theirs = with_runs(before.get("trainer", {}), scored, metrics)
         runs[task] = {"bertkit": own, "trainer": theirs}
         if own["seeds"] and theirs["seeds"]:

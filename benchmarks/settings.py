@@ -13,18 +13,18 @@ class Setting(NamedTuple):
     batch: int
     learning_rate: float
     epochs: int
-    sampling: str = "group_by_length"
-    """Of the reference: its random order pads short texts to twice their length."""
+    sampling: str = "random"
+    """Of the reference; "group_by_length" spares it padding, but batches are less mixed."""
 
 
 SETTINGS = {
-    "mrpc": Setting(32, 1e-4, 3, "random"),
+    "mrpc": Setting(32, 1e-4, 3),
     "cola": Setting(32, 1e-4, 3),
-    "rte": Setting(32, 1e-4, 3, "random"),
+    "rte": Setting(32, 1e-4, 3),
     "sts-b": Setting(32, 1e-4, 3),
-    "arc-easy": Setting(16, 1e-4, 2),
-    "conll-2003": Setting(32, 1e-4, 2),
-    "sst-2": Setting(32, 1e-4, 1),
+    "arc-easy": Setting(16, 1e-4, 2, "group_by_length"),
+    "conll-2003": Setting(32, 1e-4, 2, "group_by_length"),
+    "sst-2": Setting(32, 1e-4, 1, "group_by_length"),
     "squad-1.1": Setting(16, 1e-4, 1),
     "squad-2.0": Setting(16, 1e-4, 1),
 }
