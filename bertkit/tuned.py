@@ -119,16 +119,10 @@ def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
     for path, values in places:
         try:
             run = RunResult.from_json(values)
-            place(run)
         except (TypeError, KeyError):
             raise BertkitError(f"{path} is damaged; delete it and finetune again") from None
         found[run.name] = run
-    return sorted(found.values(), key=place)
-
-
-def place(run: RunResult) -> tuple[float, ...]:
-    """Where a run stands in a grid: the first seed of every setting comes first."""
-    return tuple(run.settings[name] for name in ("seed", "batch_size", "learning_rate", "epochs"))
+    return sorted(found.values(), key=lambda run: run.place)
 
 
 def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str, int]]]:

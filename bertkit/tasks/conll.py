@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,15 @@ TAG = re.compile(r"(?![BIESLU]-$)\S+")
 UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 """Also without a type, where all entities are of one."""
+
+
+def are_entity_tags(tags: Collection[str]) -> bool:
+    """Whether tags are those of entities: O and B-X, I-X and the like.
+
+    B, I, E and S of every word, without O, are of word segmentation.
+    """
+    marked = "O" in tags or any("-" in tag for tag in tags)
+    return marked and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
 
 
 # Files -------------------------------------------------------------------------------------------
@@ -177,7 +186,7 @@ def write_conll(
         BertkitError: a sentence has another number of words than of predicted tags.
     """
     every = [*(given.tags or () for given in inputs), *predicted]
-    entity_tags = all(ENTITY_TAG.fullmatch(tag) for tags in every for tag in tags)
+    entity_tags = are_entity_tags({tag for tags in every for tag in tags})
     written: Callable[[Sequence[str]], Sequence[str]] = to_iob2 if entity_tags else list
     lines: list[str] = []
     for given, tags in zip(inputs, predicted, strict=True):

@@ -28,15 +28,14 @@ from bertkit.tasks.dataset import (
 from bertkit.tasks.grid import (
     Grid,
     RunResult,
+    all_results,
     best_of,
     copy_model,
-    done_runs,
     in_words,
     keep_models,
     model_digest,
     model_problem,
     ranked,
-    read_results,
     setting_in_words,
     shown_scores,
     summary,
@@ -50,6 +49,7 @@ from bertkit.training.devices import (
     choose_device,
     choose_precision,
     environment,
+    keep_environment,
     slow_precision,
 )
 from bertkit.training.journal import Console, Journal
@@ -163,54 +163,72 @@ class Finetuning:
             others = ("recipe.json", "journal.jsonl", "model")  # of pre-training, say the start's
             path, shared = self.out / "finetune.json", self.shared()
             claim_settings(path, shared, "a fine-tuning", ignored=ignored, foreign=others)
-            write_json(self.out / "environment.json", environment())
-            runs = self.grid.runs()
+            for line in keep_environment(self.out):
+                self.console.say(f"different from when this folder was begun: {line}")
             write_json(self.out / "grid.json", as_json(self.grid))
-            done = {result.name for result in read_results(self.out, runs)}
-            if done:
-                self.console.say(f"{len(done)} of {len(runs)} runs are done already")
-            every = [*runs, *(run for run in done_runs(self.out) if run not in runs)]
-            if earlier := len(every) - len(runs):
-                self.console.say(f"{earlier} earlier runs of {self.out} are compared with them")
-            for number, run in enumerate(runs, 1):
-                if run.name not in done:
-                    result = self.make(run, f"run {number} of {len(runs)}")
-                    keep_models(self.out, read_results(self.out, every), self.keep)
-                    self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
-            results = read_results(self.out, every)
+            self.make_missing(self.grid.runs())
+            results = self.with_models()
             best = best_of(results)
-            for result in ranked(results)[: self.keep]:
-                if problem := model_problem(self.out / "runs" / result.name / "model", result):
-                    self.console.say(f"{result.name} {problem}: it is made again")
-                    self.make(next(run for run in every if run.name == result.name), "again")
-            if len(done) == len(runs) and self.is_finished(best, results):
+            if self.is_finished(best, results):
                 self.console.say(f"{self.out} is finished; nothing to do. Best: {in_words(best)}")
             else:
                 self.finish(best, results)
         return best
 
-    def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
-        """Whether `finish` was done for these runs."""
-        path = self.out / "results.json"
-        model = self.out / "model"
-        files = (path, model / "bertkit.json", model / "model.safetensors")
-        if not all(file.is_file() for file in files):
-            return False
-        found = read_json(path)
-        if found.get("test_digest") != self.test_digest():
-            return False
-        names = {run["name"] for run in found.get("runs", [])}
-        return found.get("best") == best.name and names == {result.name for result in results}
+    def make_missing(self, runs: Sequence[RunSettings]) -> None:
+        """Make the runs of the grid that are not done."""
+        every = {result.name for result in all_results(self.out)}
+        done = every & {run.name for run in runs}
+        if done:
+            self.console.say(f"{len(done)} of {len(runs)} runs are done already")
+        if earlier := len(every - done):
+            self.console.say(f"{earlier} earlier runs of {self.out} are compared with them")
+        for number, run in enumerate(runs, 1):
+            if run.name not in done:
+                result = self.make(run, f"run {number} of {len(runs)}")
+                keep_models(self.out, all_results(self.out), self.keep)
+                self.console.say(f"run {number} of {len(runs)}, {in_words(result)}")
 
-    def test_digest(self) -> str:
-        """Of the inputs that are predicted at the end: others may be given to a finished grid."""
-        return digest_inputs([inputs for _, inputs in self.data.test])
+    def with_models(self) -> list[RunResult]:
+        """All results, once the best few have the models that their runs left.
+
+        One whose model is gone or damaged is made again. On another machine that may change its
+        scores, and which are the best.
+        """
+        while True:
+            results = all_results(self.out)
+            for result in ranked(results)[: self.keep]:
+                if problem := model_problem(self.out / "runs" / result.name / "model", result):
+                    self.console.say(f"{result.name} {problem}: it is made again")
+                    again = self.make(RunSettings(**result.settings), "again")
+                    self.console.say(f"again, {in_words(again)}")
+                    break
+            else:
+                return results
+
+    def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
+        """Whether `finish` was done for these runs, and its model is whole."""
+        found = self.written()
+        for name, inputs in self.data.test:
+            own = found.get("predicted", {}).get(name, {})
+            if name in self.items and own.get("digest") != digest_inputs([inputs]):
+                return False
+        if found.get("best") != best.name or model_problem(self.out / "model", best):
+            return False
+        seals = {run["name"]: run.get("sha256") for run in found.get("runs", [])}
+        return seals == {result.name: result.as_json()["sha256"] for result in results}
+
+    def written(self) -> dict[str, Any]:
+        """`results.json`; {} where there is none."""
+        path = self.out / "results.json"
+        return read_json(path) if path.is_file() else {}
 
     def make(self, run: RunSettings, title: str) -> RunResult:
         """One run: train, score on dev, save, write `run.json` last."""
         folder = self.out / "runs" / run.name
         (folder / "journal.jsonl").unlink(missing_ok=True)  # of a run that was killed
         journal = Journal(folder, tensorboard=False)
+        write_json(folder / "environment.json", environment())
         began = time.perf_counter()
         total = -(-len(self.train.items) // run.batch_size) * run.epochs
         self.console.start(total, title=f"{title}, {run.name}")
@@ -303,25 +321,7 @@ class Finetuning:
     def finish(self, best: RunResult, results: list[RunResult]) -> None:
         """The best model, its predictions on dev and test, and the table of the grid."""
         copy_model(self.out / "runs" / best.name / "model", self.out / "model")
-        loaded = load_task_model(self.out / "model", self.device)
-        scores: dict[str, dict[str, float]] = {}
-        for name, inputs in (*self.data.dev, *self.data.test):
-            if name not in self.items:
-                continue
-            run, made = self.latest
-            predictions = made.get(name) if run == best.name else None
-            if predictions is None:
-                predictions = self.predict(loaded.model, name, inputs)
-            written = write_results(
-                self.data, loaded.task, self.out / "results", name, inputs, predictions
-            )
-            known, found, unscored = labelled_part(inputs, predictions)
-            if known:
-                scores[name] = loaded.task.score(known, found)
-                self.console.say(f"{name}: {shown_scores(scores[name])}")
-                if unscored:
-                    self.console.say(f"{name}: {unscored}")
-            self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
+        predicted = {**self.earlier_splits(best), **self.predict_splits(best)}
         rows = summary(results)
         every = {"train": self.train, **self.items}
         windowed = {name: items.windowed for name, items in every.items()}
@@ -330,13 +330,14 @@ class Finetuning:
             "data": self.data.name,
             "metric": self.task.metric,
             "best": best.name,
-            "scores": scores,
+            "model": best.model,
+            "scores": {name: own["scores"] for name, own in predicted.items() if own["scores"]},
+            "predicted": predicted,
             "baseline": self.baselines,
             "windowed": windowed,
             "cut": cut,
             "settings": rows,
             "runs": [result.as_json() for result in results],
-            "test_digest": self.test_digest(),
         }
         write_json(self.out / "results.json", results_json)
         for row in rows:
@@ -345,3 +346,52 @@ class Finetuning:
         lost = sum(sum(own.values()) for own in cut.values())
         self.console.say(f"inputs in several windows: {counted}; cut: {lost:,}")
         self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
+
+    def predict_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
+        """Write the best model's predictions; for each split, its numbers and files."""
+        loaded = load_task_model(self.out / "model", self.device)
+        predicted = {}
+        for name, inputs in (*self.data.dev, *self.data.test):
+            if name not in self.items:
+                continue
+            run, made = self.latest
+            predictions = made.get(name) if run == best.name else None
+            if predictions is None:
+                predictions = self.predict(loaded.model, name, inputs)
+            folder = self.out / "results"
+            written = write_results(self.data, loaded.task, folder, name, inputs, predictions)
+            known, found, unscored = labelled_part(inputs, predictions)
+            scores = loaded.task.score(known, found) if known else {}
+            if known:
+                self.console.say(f"{name}: {shown_scores(scores)}")
+                if unscored:
+                    self.console.say(f"{name}: {unscored}")
+            self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
+            predicted[name] = {
+                "scores": scores,
+                "inputs": len(inputs),
+                "scored": len(known),
+                "files": [path.name for path in written],
+                "digest": digest_inputs([inputs]),
+            }
+        return predicted
+
+    def earlier_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
+        """What an earlier call predicted that this one does not, say without `--test`.
+
+        Predictions of another model are deleted: `results/` is of the model beside it.
+        """
+        before = self.written()
+        earlier = {
+            name: own for name, own in before.get("predicted", {}).items() if name not in self.items
+        }
+        if before.get("model") == best.model:
+            return earlier
+        for name, own in earlier.items():
+            for file in own["files"]:
+                (self.out / "results" / file).unlink(missing_ok=True)
+            self.console.say(
+                f"{name} predictions of {before['best']}, the best run before, are deleted; "
+                "give the file again for those of this one"
+            )
+        return {}

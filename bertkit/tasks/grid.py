@@ -93,6 +93,7 @@ class RunResult:
         if values.get("sha256", seal(plain)) != seal(plain):
             raise TypeError("its checksum is wrong")
         metric = values["metric"]
+        RunSettings(**values["settings"])
         return cls(**{**plain, "metric": float("-inf") if metric is None else metric})
 
     def as_json(self) -> dict[str, Any]:
@@ -108,6 +109,11 @@ class RunResult:
         """The name without the seed."""
         return self.name.rpartition("-s")[0]
 
+    @property
+    def place(self) -> tuple[float, ...]:
+        """Where the run stands in a grid: the first seed of every setting comes first."""
+        return tuple(self.settings[f] for f in ("seed", "batch_size", "learning_rate", "epochs"))
+
 
 def seal(values: dict[str, Any]) -> str:
     """The checksum of a run's values, but for its time: equal runs have equal ones."""
@@ -120,30 +126,30 @@ def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
     Raises:
         BertkitError: a file is damaged.
     """
-    found = []
-    for run in runs:
-        path = folder / "runs" / run.name / "run.json"
-        if path.is_file():
-            try:
-                found.append(RunResult.from_json(read_json(path)))
-            except (TypeError, KeyError, AttributeError):
-                raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
-    return found
+    paths = [folder / "runs" / run.name / "run.json" for run in runs]
+    return [read_result(path) for path in paths if path.is_file()]
 
 
-def done_runs(folder: Path) -> list[RunSettings]:
-    """All runs that are done in a folder, whatever grid asked for them.
+def all_results(folder: Path) -> list[RunResult]:
+    """Of all runs that are done in a folder, whatever grid asked for them, seed by seed.
 
     Raises:
         BertkitError: a file is damaged.
     """
-    found = []
-    for path in sorted(folder.glob("runs/*/run.json")):
-        try:
-            found.append(RunSettings(**read_json(path)["settings"]))
-        except (TypeError, KeyError):
-            raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
-    return found
+    found = [read_result(path) for path in folder.glob("runs/*/run.json")]
+    return sorted(found, key=lambda result: result.place)
+
+
+def read_result(path: Path) -> RunResult:
+    """What a `run.json` holds.
+
+    Raises:
+        BertkitError: it is damaged.
+    """
+    try:
+        return RunResult.from_json(read_json(path))
+    except (TypeError, KeyError, AttributeError):
+        raise BertkitError(f"{path} is damaged; delete it to repeat the run") from None
 
 
 def best_of(results: Sequence[RunResult]) -> RunResult:
@@ -171,8 +177,11 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
 
 
 def model_digest(folder: Path) -> str:
-    """The SHA-256 of the names and contents of a model directory's files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    """The SHA-256 of the names and contents of a model directory's files, but for hidden ones.
+
+    File managers and network file systems leave such in folders that are looked at.
+    """
+    files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
     return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
 
 

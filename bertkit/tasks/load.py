@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
+from bertkit.config import fits
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json
 from bertkit.model.directory import check_vocabulary, complete, load_config, load_model
@@ -24,7 +25,7 @@ from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.conll import ENTITY_TAG
+from bertkit.tasks.conll import are_entity_tags
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import Task
@@ -152,7 +153,7 @@ def task_details(folder: Path) -> dict[str, Any]:
         window = min(384, longest)
         settings = {"longest": window, "question_length": min(64, max(8, window // 2))}
         return {"task": kind, "labels": labels, "settings": settings}
-    entities = {"entities": is_entity_set(labels)} if kind == "tag" else {}
+    entities = {"entities": are_entity_tags(labels)} if kind == "tag" else {}
     return {"task": kind, "labels": labels, "settings": {"longest": longest, **entities}}
 
 
@@ -172,11 +173,6 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
         ) from None
 
 
-def is_entity_set(labels: list[str]) -> bool:
-    """Whether tags are those of entities: O and B-X, I-X and the like."""
-    return all(ENTITY_TAG.fullmatch(label) for label in labels)
-
-
 def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
     """The task that `bertkit.json` describes.
 
@@ -191,6 +187,13 @@ def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
             f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
             "restore or remake the model"
         )
+    types = get_type_hints(TASKS[kind]) if kind in TASKS else {}
+    for name, value in given.items():
+        if name in types and not fits(value, types[name]):
+            raise BertkitError(
+                f"{source / 'bertkit.json'}: the setting '{name}' cannot be {value!r:.40}; "
+                "restore or remake the model"
+            )
     labels = {"labels": tuple(names or ())} if kind in LABELLED else {}
     settings = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()

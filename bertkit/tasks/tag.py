@@ -23,7 +23,14 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import softmax, unknown_label
-from bertkit.tasks.conll import ENTITY_TAG, conll_scheme, entities, entity_scores, to_iob2
+from bertkit.tasks.conll import (
+    ENTITY_TAG,
+    are_entity_tags,
+    conll_scheme,
+    entities,
+    entity_scores,
+    to_iob2,
+)
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.words import NO_TAG, Target, word_pieces, word_windows
@@ -272,8 +279,7 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
         raise BertkitError(
             f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
         )
-    # B, I, E, S of every word, without O, are of word segmentation
-    are_entities = not others and ("O" in seen or any("-" in tag for tag in seen))
+    are_entities = are_entity_tags(seen)
     if are_entities:
         kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
         seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}

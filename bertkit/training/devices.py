@@ -17,7 +17,9 @@ from typing import Any, Protocol
 import torch
 
 import bertkit
+from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_json, write_json
 from bertkit.model.attention import has_bf16
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -194,6 +196,7 @@ def training_flops(
 def environment() -> dict[str, Any]:
     """What a run was made with and on, as plain JSON values; the host's name is not among them."""
     packages = ("numpy", "tokenizers", "safetensors")
+    allowed = getattr(os, "sched_getaffinity", None)
     return {
         "command": shlex.join(sys.argv),
         "commit": git_commit(),
@@ -205,14 +208,20 @@ def environment() -> dict[str, Any]:
         },
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": len(allowed(0)) if allowed else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
     }
+
+
+def keep_environment(folder: Path) -> list[str]:
+    """Write `environment.json`, or say what is different here since it was written."""
+    path, now = folder / "environment.json", environment()
+    if not path.is_file():
+        write_json(path, now)
+    return differences(read_json(path), now, ignored={"command", "commit"})
 
 
 def cpu_model() -> str:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.config import claim_settings, differences
+from bertkit.config import claim_settings
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.examples.masking import MaskingOptions, count_targets
 from bertkit.examples.pairs import PairOptions
-from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Objectives
-from bertkit.training.devices import environment
+from bertkit.training.devices import keep_environment
 from bertkit.training.optimizer import learning_rate
 
 if TYPE_CHECKING:
@@ -249,11 +248,5 @@ def claim_folder(
         settings["start"] = start
     may_change = {"store", "stores", "recipe_name"}  # a store may move, a recipe may be renamed
     others = ("journal.jsonl", "finetune.json", "model")
-    path = folder / "recipe.json"
-    begun = claim_settings(path, settings, "a run", ignored=may_change, foreign=others)
-    here, now = folder / "environment.json", environment()
-    if not here.is_file():
-        write_json(here, now)
-    if not begun:
-        return []
-    return differences(read_json(here), now, ignored={"command", "commit"})
+    claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change, foreign=others)
+    return keep_environment(folder)

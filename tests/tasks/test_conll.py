@@ -13,8 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.conll import conll_sentences, entities, entity_scores, to_iob2, write_conll
+from bertkit.tasks.conll import (
+    are_entity_tags,
+    conll_sentences,
+    entities,
+    entity_scores,
+    to_iob2,
+    write_conll,
+)
 from bertkit.tasks.inputs import WordsInput
+from bertkit.tasks.tag import tag_labels
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str], Path]
@@ -193,6 +201,7 @@ def test_write_for_conlleval(tmp_path: Path) -> None:
         ("U-X U-X B-X L-X", "B-X I-X O O", ["B-X B-X", "B-X I-X", "B-X O", "I-X O"]),
         ("S-X B-X I-X E-X", "S-X S-X E-X O", ["B-X B-X", "B-X B-X", "I-X B-X", "I-X O"]),
         ("I-X I-X B-X O", "O O I-X I-X", ["B-X O", "I-X O", "B-X B-X", "O I-X"]),
+        ("S B I E", "B I S S", ["S B", "B I", "I S", "E S"]),  # of words, not of entities
         ("NOUN B-X I-X O", "VERB O NOUN I-X", ["NOUN VERB", "B-X O", "I-X NOUN", "O I-X"]),
     ],
 )
@@ -207,6 +216,23 @@ def test_conlleval_counts_the_entities_that_we_count(
 
 
 # Entities ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("O B-X I-X", True),
+        ("B-X I-X", True),
+        ("O B I", True),
+        ("B I", False),
+        ("B I E S", False),
+        ("O NOUN", False),
+    ],
+)
+def test_one_rule_says_what_tags_of_entities_are(tags: str, expected: bool) -> None:
+    """In training; the same rule is asked about a model that another toolkit tuned."""
+    words = WordsInput("0", ("w",) * len(tags.split()), tuple(tags.split()), 0, "f:1")
+    assert tag_labels([words])[1] == are_entity_tags(tags.split()) == expected
 
 
 @pytest.mark.parametrize(

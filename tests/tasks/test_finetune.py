@@ -600,6 +600,9 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     write_json(folder / "bertkit.json", {"task": "answer", "settings": settings})
     assert load(folder)("river?", context).answer == ""
     assert load(folder, null_threshold=1e9)("river?", context).answer
+    write_json(folder / "bertkit.json", {"task": "answer", "settings": {"longest": "40"}})
+    with pytest.raises(BertkitError, match=r"bertkit\.json: the setting 'longest' cannot be '40'"):
+        load(folder)
     write_json(folder / "bertkit.json", {"task": "answer", "settings": Answer().settings()})
     with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
         load(folder, null_threshold=0)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bertkit.cli import main
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_json, write_json
+from bertkit.tasks import finetuning
 from bertkit.tasks.grid import Grid, RunResult, model_digest, model_problem, read_results
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-3,), epochs=(1,), seeds=2)
@@ -102,3 +104,140 @@ def test_a_pre_training_run_is_not_tuned_over(
         main(command)
     assert f"has a {name} but no finetune.json" in capfd.readouterr().err
     assert not (tmp_path / "run" / "finetune.json").exists()
+
+
+@pytest.fixture
+def colours(tmp_path: Path) -> Path:
+    rows = [f"{word} {word},{label}" for word in ("river", "stone") for label in ("yes", "no")]
+    path = tmp_path / "t.csv"
+    path.write_text("text,label\n" + "\n".join(rows * 3) + "\n")
+    return path
+
+
+def tune_on(pretrained: Path, data: Path, out: Path, *more: object) -> None:
+    """One or more runs of one epoch, in the folder OUT."""
+    words = ("finetune", "classify", "--model", pretrained, "--train", data, "--dev", data,
+             "--epochs", "1", "--batch-size", "8", "--precision", "fp32", "--out", out)  # fmt: skip
+    with pytest.raises(SystemExit, match="0"):
+        main([str(word) for word in (*words, *more)])
+
+
+def model_bytes(out: Path) -> bytes:
+    return (out / "model" / "model.safetensors").read_bytes()
+
+
+def test_the_record_of_the_machine_stays_that_of_the_runs(
+    pretrained: Path, colours: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Opening a finished folder elsewhere must not say that its numbers were made there."""
+    out = tmp_path / "out"
+    tune_on(pretrained, colours, out)
+    path = out / "environment.json"
+    write_json(path, {**read_json(path), "cpu": "another machine"})
+    tune_on(pretrained, colours, out)
+    assert read_json(path)["cpu"] == "another machine"
+    said = capfd.readouterr().err
+    assert "different from when this folder was begun: cpu 'another machine' ->" in said
+    tune_on(pretrained, colours, out, "--seeds", "2")
+    for name in ("b8-lr5e-05-e1-s1", "b8-lr5e-05-e1-s2"):
+        assert read_json(out / "runs" / name / "environment.json")["cpu"] != "another machine"
+
+
+def test_a_run_that_is_made_again_counts_with_its_new_scores(
+    pretrained: Path,
+    colours: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another machine's arithmetic gives other scores, or none, and maybe another best run."""
+    out = tmp_path / "out"
+    tune_on(pretrained, colours, out, "--seeds", "3", "--keep", "2")
+    first = read_json(out / "results.json")
+    second = next(run for run in first["runs"] if run["name"] != first["best"])["name"]
+    real = finetuning.tune
+
+    def diverges(*arguments: Any, **options: Any) -> Any:
+        if arguments[3].name == first["best"]:
+            raise DivergedError("as on another machine")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(finetuning, "tune", diverges)
+    shutil.rmtree(out / "runs" / first["best"] / "model")
+    tune_on(pretrained, colours, out, "--seeds", "3", "--keep", "2")
+    now = read_json(out / "results.json")
+    assert now["best"] != first["best"]
+    recorded = {run["name"]: run for run in now["runs"]}
+    for name, values in recorded.items():
+        assert values == read_json(out / "runs" / name / "run.json")
+    assert recorded[first["best"]]["scores"] == {}
+    assert recorded[second]["scores"]
+    path = out / "runs" / now["best"] / "model" / "model.safetensors"
+    assert path.read_bytes() == model_bytes(out)
+    assert "again, " in capfd.readouterr().err
+
+
+def test_of_equal_runs_the_same_is_best_whatever_was_asked_for_last(
+    pretrained: Path, colours: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    tune_on(pretrained, colours, out, "--learning-rate", "1e-6")
+    before = model_bytes(out)
+    tune_on(pretrained, colours, out, "--learning-rate", "2e-6")
+    results = read_json(out / "results.json")
+    assert len({run["metric"] for run in results["runs"]}) == 1
+    assert model_bytes(out) == before
+    tune_on(pretrained, colours, out, "--learning-rate", "1e-6")
+    assert model_bytes(out) == before
+
+
+def test_results_are_of_the_model_beside_them(
+    pretrained: Path, colours: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was predicted with --test stays as long as the best run does."""
+    out, rate = tmp_path / "out", "--learning-rate"
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"text": "river", "label": "yes"}\n{"text": "stone"}\n')
+    tune_on(pretrained, colours, out, rate, "1e-6", "--test", path)
+    first = read_json(out / "results.json")
+    assert first["predicted"]["test"]["inputs"] == 2
+    assert first["predicted"]["test"]["scored"] == 1
+    assert first["predicted"]["test"]["files"] == ["test.jsonl"]
+    tune_on(pretrained, colours, out, rate, "1e-6")
+    assert "nothing to do" in capfd.readouterr().err
+    tune_on(pretrained, colours, out, rate, "2e-6")
+    second = read_json(out / "results.json")
+    assert second["best"] == first["best"]
+    assert second["scores"] == first["scores"]
+    assert (out / "results" / "test.jsonl").is_file()
+    run = out / "runs" / first["best"] / "run.json"
+    worse = RunResult.from_json(read_json(run))
+    scores = {"dev": {**worse.scores["dev"], "accuracy": 0.0}}
+    write_json(run, replace(worse, scores=scores, metric=0.0).as_json())
+    tune_on(pretrained, colours, out, rate, "2e-6")
+    third = read_json(out / "results.json")
+    assert third["best"] != first["best"]
+    assert "test" not in third["scores"]
+    assert not (out / "results" / "test.jsonl").exists()
+    assert f"test predictions of {first['best']}, the best run before" in capfd.readouterr().err
+    tune_on(pretrained, colours, out, rate, "2e-6", "--test", path)
+    assert (out / "results" / "test.jsonl").is_file()
+
+
+def test_a_hidden_file_beside_a_model_is_no_damage_and_a_flipped_bit_is(
+    pretrained: Path, colours: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    tune_on(pretrained, colours, out)
+    best = read_json(out / "results.json")["best"]
+    for folder in (out / "model", out / "runs" / best / "model"):
+        (folder / ".DS_Store").write_bytes(b"x")
+    tune_on(pretrained, colours, out)
+    assert "is finished; nothing to do" in capfd.readouterr().err
+    whole = model_bytes(out)
+    content = bytearray(whole)
+    content[-9] ^= 8
+    (out / "model" / "model.safetensors").write_bytes(content)
+    tune_on(pretrained, colours, out)
+    assert "nothing to do" not in capfd.readouterr().err
+    assert model_bytes(out) == whole
