@@ -124,12 +124,17 @@ def file_rows(
                 found.update(set(columns).difference(missing))
             yield line, None if missing else row
     except DAMAGE as error:
-        raise BertkitError(
-            f"{source.path} cannot be read after row or line {line} ({one_line(error)}); "
-            f"restore the file or leave it out"
-        ) from error
+        raise damaged(source.path, line, error) from error
     if names:
         require_columns(source.path, [name for name in columns if name not in found], names)
+
+
+def damaged(path: str, line: int, error: Exception) -> BertkitError:
+    """The error for a file that cannot be read beyond a row or line."""
+    return BertkitError(
+        f"{path} cannot be read after row or line {line} ({one_line(error)}); restore the file or "
+        f"leave it out"
+    )
 
 
 def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> None:
@@ -213,15 +218,18 @@ def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[FileRow]:
 
 
 def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
-    """The rows of a Parquet file, some at a time."""
+    """The rows of a Parquet file, some at a time; class numbers as names, as `datasets` wrote."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
     with open_binary(source.path, decompress=False) as stream:
         try:
             file = parquet.ParquetFile(stream)
             require_columns(source.path, columns, file.schema_arrow.names)
+            named = named_columns(features_in(file.schema_arrow.metadata))
             batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) or None)
-            yield from enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield number, row | names_in(row, named, f"{source.path}:{number}")
         except arrow_error as error:
             raise OSError(one_line(error)) from error
 
@@ -235,9 +243,9 @@ def huggingface_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow
         if rows.column_names:
             require_columns(source.path, columns, rows.column_names)
             rows = rows.select_columns(list(columns)) if columns else rows
-        named = {column: class_names(kind) for column, kind in (rows.features or {}).items()}
+        named = named_columns(rows.features.to_dict() if rows.features else {})
         for number, row in enumerate(rows, 1):
-            yield number, {column: with_names(row[column], named.get(column)) for column in row}
+            yield number, row | names_in(row, named, f"{source.path}:{number}")
     except BertkitError:
         raise
     except Exception as error:  # the library passes on errors of a dozen others
@@ -246,19 +254,52 @@ def huggingface_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow
         ) from error
 
 
-def class_names(feature: Any) -> Sequence[str] | None:
-    """The names of a data set's classes, or of lists of them; None for any other column."""
-    while hasattr(feature, "feature"):  # of lists: what they hold
-        feature = feature.feature
-    return getattr(feature, "names", None)
+def features_in(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """The types of columns as `datasets` describes them in a Parquet file of its own."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):  # the file is of another maker
+        return {}
+    return features if isinstance(features, dict) else {}
 
 
-def with_names(value: Any, names: Sequence[str] | None) -> Any:
+def named_columns(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Column -> names of its classes, of those whose fields are classes or lists of them."""
+    found = {column: class_names(feature) for column, feature in features.items()}
+    return {column: names for column, names in found.items() if names}
+
+
+def class_names(feature: Any) -> Sequence[str]:
+    """The names of classes, or of lists of them, by the type as JSON; none of any other type."""
+    if isinstance(feature, list):  # what it holds, as older versions write it
+        return class_names(feature[0]) if feature else ()
+    if not isinstance(feature, dict) or not isinstance(feature.get("_type"), str):
+        return ()  # of an object, by its fields
+    if "feature" in feature:
+        return class_names(feature["feature"])
+    names = feature.get("names")
+    return names if feature["_type"] == "ClassLabel" and isinstance(names, list) else ()
+
+
+def names_in(row: Fields, named: Mapping[str, Sequence[str]], place: str) -> dict[str, Any]:
+    """The fields of a row that hold classes, as names."""
+    return {
+        column: with_names(row[column], names, f"{place}: '{column}'")
+        for column, names in named.items()
+        if column in row
+    }
+
+
+def with_names(value: Any, names: Sequence[str], place: str) -> Any:
     """Class numbers, in lists or alone, as names; -1 stands for none."""
-    if names is None or value is None:
-        return value
     if isinstance(value, list):
-        return [with_names(item, names) for item in value]
+        return [with_names(item, names, place) for item in value]
+    if not isinstance(value, int):  # null, or a name already
+        return value
+    if value >= len(names):
+        raise BertkitError(
+            f"{place} holds the class {value}, and the file names {len(names)} from 0; correct it"
+        )
     return None if value < 0 else names[value]
 
 
@@ -276,7 +317,10 @@ def has_column(
     """
     [source, *_] = find_sources([str(path)], format=format)
     if header and source.format in ("csv", "tsv"):
-        names = next(split_rows(source, TextCounts(), [column]), (0, []))[1]
+        try:
+            names = next(split_rows(source, TextCounts(), [column]), (0, []))[1]
+        except DAMAGE as error:
+            raise damaged(source.path, 0, error) from error
         return column in (name.strip() for name in names)
     rows = read_rows(path, TextCounts(), format, header=header)
     return any(column in row for _, row in rows)

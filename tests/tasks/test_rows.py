@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -199,9 +200,10 @@ def test_hugging_face_class_numbers_become_names(tmp_path: Path) -> None:
     )
     rows = {"text": ["one", "two", "three"], "label": [1, 0, -1]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
-    inputs, counts = texts(f"hf:{tmp_path}::train")
-    assert [i.label for i in inputs] == ["yes", "no"]
-    assert counts.skipped == {"row without label": 1}
+    for source in (f"hf:{tmp_path}::train", tmp_path / "train.parquet"):
+        inputs, counts = texts(source)
+        assert [i.label for i in inputs] == ["yes", "no"]
+        assert counts.skipped == {"row without label": 1}
     with pytest.raises(BertkitError, match=r"no column 'txt' \(columns: text, label\); did you"):
         texts(f"hf:{tmp_path}", text="txt")
     with pytest.raises(BertkitError, match="cannot load hf:"):
@@ -227,11 +229,60 @@ def test_class_numbers_in_lists_become_names_too(tmp_path: Path) -> None:
     }
     path = str(tmp_path / "train.parquet")
     datasets.Dataset.from_dict(columns, features=features).to_parquet(path)
-    rows = [row for _, row in read_rows(f"hf:{tmp_path}::train", TextCounts())]
-    assert [row["tags"] for row in rows] == [["B-PER", "O", None], [], None]
-    assert [row["deep"] for row in rows] == [[["B-PER"], []], None, [["O", "B-PER"]]]
-    for name in ("numbers", "answers"):
-        assert [row[name] for row in rows] == columns[name]
+    for source in (f"hf:{tmp_path}::train", path):
+        rows = [row for _, row in read_rows(source, TextCounts())]
+        assert [row["tags"] for row in rows] == [["B-PER", "O", None], [], None]
+        assert [row["deep"] for row in rows] == [[["B-PER"], []], None, [["O", "B-PER"]]]
+        for name in ("numbers", "answers"):
+            assert [row[name] for row in rows] == columns[name]
+
+
+LABEL = {"names": ["no", "yes"], "_type": "ClassLabel"}
+
+
+@pytest.mark.parametrize(
+    ("feature", "value", "expected"),
+    [
+        (LABEL, 1, "yes"),
+        (LABEL, "yes", "yes"),
+        ({"feature": LABEL, "length": -1, "_type": "Sequence"}, [0, -1], ["no", None]),
+        ([LABEL], [1], ["yes"]),
+        ({"feature": {"dtype": "int64", "_type": "Value"}}, {"feature": 1}, {"feature": 1}),
+        ({"names": {"dtype": "int64", "_type": "Value"}}, {"names": 1}, {"names": 1}),
+        ("no type", 1, 1),
+        ([], [1], [1]),
+        ({"names": None, "_type": "ClassLabel"}, 1, 1),
+    ],
+)
+def test_classes_of_parquet_as_every_version_of_datasets_names_them(
+    tmp_path: Path, feature: object, value: object, expected: object
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"x": [value]})
+    for features in ({"x": feature}, {"x": feature, "gone": LABEL}):
+        about = json.dumps({"info": {"features": features}})
+        parquet.write_table(table.replace_schema_metadata({"huggingface": about}), path)
+        assert [row for _, row in read_rows(path, TextCounts())] == [{"x": expected}]
+    for about in ("{", "[]", '{"info": {"features": []}}'):
+        parquet.write_table(table.replace_schema_metadata({"huggingface": about}), path)
+        assert [row for _, row in read_rows(path, TextCounts())] == [{"x": value}]
+
+
+def test_a_class_without_a_name(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    about = json.dumps({"info": {"features": {"label": LABEL}}})
+    table = pyarrow.table({"text": ["a", "b"], "label": [1, 2]})
+    parquet.write_table(
+        table.replace_schema_metadata({"huggingface": about}), tmp_path / "a.parquet"
+    )
+    message = r"a\.parquet:2: 'label' holds the class 2, and the file names 2 from 0; correct it"
+    with pytest.raises(BertkitError, match=message):
+        texts(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(("name", "module"), [("a.parquet", "pyarrow"), ("hf:x", "datasets")])
@@ -253,6 +304,13 @@ def test_has_column(write: Write) -> None:
     assert has_column(path, "label")
     assert not has_column(path, "class")
     assert has_column(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), "label")
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.tsv.gz", "a.jsonl.gz"])
+def test_has_column_of_a_damaged_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"text,label\none,x\n")[:-9])
+    with pytest.raises(BertkitError, match=rf"{name} cannot be read after row or line 0 \("):
+        has_column(tmp_path / name, "label")
 
 
 def test_csv_is_divided_by_semicolons_whatever_its_columns_are_called(write: Write) -> None:
