@@ -17,7 +17,7 @@ from bertkit.tasks.conll import TAG
 from bertkit.tasks.conllu import SPACES
 from bertkit.tasks.inputs import QuestionInput, WordsInput
 from bertkit.tasks.rows import name_of, numbered_rows, refuse_python_list, whole
-from bertkit.tasks.squad import make_question
+from bertkit.tasks.squad import make_question, with_text
 from bertkit.tasks.tables import check_some, id_of, texts_of, unlabelled
 from bertkit.text.lines import TextCounts
 
@@ -89,7 +89,7 @@ def read_questions(
 def answers_of(value: Any, column: str, place: str) -> Gold:
     """The answers of a field; empty texts are none."""
     if value is None or isinstance(value, str):
-        return [(value, None)] if value and not value.isspace() else []
+        return with_text([(value or "", None)])
     if isinstance(value, list):
         return [gold for item in value for gold in answers_of(item, column, place)]
     if not isinstance(value, dict):
@@ -120,7 +120,7 @@ def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
             f"{place}: '{column}' holds the text {text!r:.40} with the start {start!r:.40}; they "
             f"must be text and a whole number"
         )
-    return [(text, start)] if text and not text.isspace() else []
+    return with_text([(text or "", start)])
 
 
 def as_list(value: Any) -> list[Any]:

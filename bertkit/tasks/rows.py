@@ -158,6 +158,12 @@ def require_all(counts: TextCounts, advice: str) -> None:
             raise BertkitError(f"{place}: {reason}; {advice}")
 
 
+def first_left_out(counts: TextCounts) -> str:
+    """Why the first row was left out, to end a message with; "" where none was."""
+    lost = (item for item in counts.examples.items() if not item[0].endswith("kept"))
+    return next((f"; the first: {reason} at {place}" for reason, place in lost), "")
+
+
 def separated_rows(
     source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
 ) -> Iterator[FileRow]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import write_json
 from bertkit.tasks.inputs import Answer, QuestionInput
-from bertkit.tasks.rows import one_source, whole
+from bertkit.tasks.rows import first_left_out, one_source, whole
 from bertkit.tasks.spans import Span
 from bertkit.text.lines import TextCounts
 from bertkit.text.sources import DAMAGE, one_line, open_binary
@@ -30,6 +30,7 @@ SQUAD_FILES = {
 NOT_IN_CONTEXT = -1  # the start of a gold answer that only the metric can use
 
 Kind = TypeVar("Kind")
+Start = TypeVar("Start", int, int | None)
 KINDS = {
     str: "text",
     int: "a whole number",
@@ -59,13 +60,13 @@ def read_squad(
             two questions have one id, one has none, or there is no question.
     """
     path = one_source(path).path
-    counts.files += 1
+    found = TextCounts(files=1)
     inputs: list[QuestionInput] = []
     seen: dict[str, str] = {}
     for place, paragraph in paragraphs(path):
         context = take(paragraph, "context", str, place)
         for number, qa in enumerate(take(paragraph, "qas", list, place), 1):
-            question_id = read_id(qa, f"{place}, question {number}")
+            question_id = read_id(qa, f"{place}, question {number}", found)
             if question_id in seen:
                 raise BertkitError(
                     f"{place}: question id {question_id} occurs twice, first at "
@@ -74,14 +75,16 @@ def read_squad(
             seen[question_id] = place
             of_question = f"{path}, question {question_id}"
             question = take(qa, "question", str, of_question)
-            answers = read_answers(qa, of_question, counts)
+            answers = read_answers(qa, of_question, found)
             made = make_question(
-                question_id, question, context, answers, of_question, counts, scoring=scoring
+                question_id, question, context, answers, of_question, found, scoring=scoring
             )
             if made is not None:
                 inputs.append(made)
     if not inputs:
-        raise BertkitError(f"{path} holds no usable question; is it the right file?")
+        why = first_left_out(found) or "; is it the right file?"
+        raise BertkitError(f"{path} holds no usable question{why}")
+    counts += found
     return inputs
 
 
@@ -119,14 +122,14 @@ def take(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
     return value
 
 
-def read_id(qa: Any, place: str) -> str:
-    """A question's id as text; other makers of SQuAD-JSON number their questions."""
+def read_id(qa: Any, place: str, counts: TextCounts) -> str:
+    """A question's id as text that can be written; other makers of SQuAD-JSON number them."""
     if isinstance(qa, dict) and type(qa.get("id")) is int:
         return str(qa["id"])
     question_id = take(qa, "id", str, place)
     if not question_id or question_id.isspace():
         raise BertkitError(f"{place}: field 'id' is empty; give the question one of its own")
-    return question_id
+    return whole(question_id, place, counts)
 
 
 def read_answers(
@@ -136,10 +139,10 @@ def read_answers(
     impossible = "is_impossible" in qa and take(qa, "is_impossible", bool, place)
     if qa.get("answers") is None:
         return () if impossible else None
-    answers = [
+    answers = with_text(
         (take(answer, "text", str, place), take(answer, "answer_start", int, place))
         for answer in take(qa, "answers", list, place)
-    ]
+    )
     if answers and impossible:
         counts.note("answers of a question marked is_impossible", place)
         return ()
@@ -149,6 +152,11 @@ def read_answers(
     if not answers and "is_impossible" not in qa:
         counts.note("empty answers taken as no answer, kept", place)
     return answers
+
+
+def with_text(answers: Iterable[tuple[str, Start]]) -> list[tuple[str, Start]]:
+    """The answers but those of an empty text, which says that there is none."""
+    return [(text, start) for text, start in answers if text and not text.isspace()]
 
 
 def make_question(

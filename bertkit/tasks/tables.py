@@ -15,7 +15,14 @@ from pathlib import Path
 
 from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.rows import Fields, name_of, numbered_rows, refuse_python_list, whole
+from bertkit.tasks.rows import (
+    Fields,
+    first_left_out,
+    name_of,
+    numbered_rows,
+    refuse_python_list,
+    whole,
+)
 from bertkit.text.lines import TextCounts
 
 KINDS = ("classify", "regress", "multi-label")
@@ -122,11 +129,9 @@ def unlabelled(keep: bool, place: str, counts: TextCounts) -> bool:
 
 def check_some(used: int, path: str | Path, counts: TextCounts) -> None:
     """Stop where no row could be used."""
-    if used:
-        return
-    reason = next(iter(counts.skipped), "")
-    why = f"; the first: {reason} at {counts.examples[reason]}" if reason else ": it has no rows"
-    raise BertkitError(f"{path} has no row that can be used{why}")
+    if not used:
+        why = first_left_out(counts) or ": it has no rows"
+        raise BertkitError(f"{path} has no row that can be used{why}")
 
 
 # Labels ------------------------------------------------------------------------------------------

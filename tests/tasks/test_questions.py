@@ -162,6 +162,9 @@ def test_question_ids_and_columns(write: Write) -> None:
         questions(path)
     with pytest.raises(BertkitError, match="no row that can be used; the first: empty 'question'"):
         questions(write("c.jsonl", lines({**row, "question": None})), labelled=False)
+    cleaned = {**row, "question": "Wh\ud800en?", "answers": "1896"}
+    with pytest.raises(BertkitError, match="can be used; the first: answer not in its context at"):
+        questions(write("d.jsonl", lines(cleaned)))
 
 
 def test_parquet_and_data_sets_hold_answers_as_squad_does(data: Path, tmp_path: Path) -> None:

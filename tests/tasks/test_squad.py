@@ -136,6 +136,11 @@ def test_half_a_surrogate_pair_is_replaced(write: Callable[..., Path], tmp_path:
     assert (made.context, made.answers) == ("ab\ufffdcd", (Answer("b\ufffdc", 1),))
     assert counts.skipped == {"lone surrogate replaced, kept": 3}
     write_predictions(tmp_path, {"q": made.context}, None, {})
+    [named] = read_squad(write(qa(id="q\ud800", answers=[])), counts)
+    assert named.id == "q\ufffd"
+    write_predictions(tmp_path, {named.id: ""}, None, {})
+    with pytest.raises(BertkitError, match="question id q\ufffd occurs twice"):
+        read_squad(write(qa(id="q\ud800"), qa(id="q\ud801")), counts)
 
 
 def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) -> None:
@@ -158,6 +163,26 @@ def test_empty_texts_and_contradictions_are_counted(write: Callable[..., Path]) 
     before = counts.skipped.total()
     assert read_squad(write(qa(answers=[], is_impossible=True)), counts)[0].answers == ()
     assert counts.skipped.total() == before
+
+
+@pytest.mark.parametrize("scoring", [False, True])
+def test_an_empty_answer_says_that_there_is_none(
+    write: Callable[..., Path], *, scoring: bool
+) -> None:
+    """As in the rows of `read_questions`."""
+    none, counts = [gold("", -1)], TextCounts()
+    path = write(
+        qa(id="a", answers=none),
+        qa(id="b", answers=[gold(" \n", 0)], is_impossible=True),
+        qa(id="c", answers=[*none, gold("1895", 19)]),
+        qa(id="d", answers=none, is_impossible=False),
+    )
+    found = read_squad(path, counts, scoring=scoring)
+    assert [given.answers for given in found] == [(), (), (Answer("1895", 19),), None]
+    assert counts.examples == {
+        "empty answers taken as no answer, kept": f"{path}, question a",
+        "no answer and not is_impossible, so no label, kept": f"{path}, question d",
+    }
 
 
 @pytest.mark.parametrize(
@@ -197,7 +222,11 @@ def test_empty_texts_count_in_the_score(
         ([qa(answers=[gold("x", True)])], "'answer_start' is True; it must be a whole number"),
         ([qa(is_impossible="no")], "'is_impossible' is 'no'; it must be a truth value"),
         (["x"], "question 1: expected an object with field 'id'"),
-        ([], "holds no usable question"),
+        ([], r"holds no usable question; is it the right file\?"),
+        (
+            [qa(answers=[gold("1896", 3)])],
+            r"no usable question; the first: answer not in its context at .*, question q1$",
+        ),
     ],
 )
 def test_malformed_files_name_the_place(
