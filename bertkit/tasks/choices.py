@@ -71,7 +71,7 @@ def read_choices(
     for number, place, row in numbered_rows(
         path, found, format, header=header, columns=columns, optional=optional
     ):
-        key = name_of(row[label]) if labelled else ""
+        key = name_of(row.get(label)) if labelled else ""
         texts = texts_of(row, (text, *filled(row, choices)), place, found)
         if texts is None or (labelled and not key and unlabelled(keep_unlabelled, place, found)):
             continue

@@ -63,7 +63,8 @@ class Columns:
     separator: str = "|"
     """Between several labels in one field."""
     format: str = "auto"
-    """csv, tsv, jsonl, parquet, huggingface, or auto."""
+    """csv, tsv, jsonl, parquet, huggingface, text (an input on each line, for predict alone), or
+    auto."""
     header: bool = True
     """Whether the first row names the columns; where it does not, they are called 0, 1, 2, ..."""
     first_choice: int = -1
@@ -106,12 +107,18 @@ class Columns:
 
 def in_rows(kind: str, path: str, columns: Columns) -> bool:
     """Whether questions or tagged words stand in rows with columns."""
+    path = from_home(path)
     if columns.format != "auto":
         return columns.format in {*ROW_FORMATS, "tsv"}
     if kind == "answer" and is_json(path):
         return has_json_lines(path)
     found = format_of(path, "auto")
     return path.startswith("hf:") or found in ROW_FORMATS or (kind == "answer" and found == "tsv")
+
+
+def from_home(path: str) -> str:
+    """A path with the folder that its ~ stands for, as the readers take it."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def is_json(path: str) -> bool:
@@ -136,6 +143,7 @@ def last_place(path: str, columns: Columns) -> int | None:
     It is what the places of inputs ("file:line") go up to. None where to count lines would take
     long (compressed files, URLs) or places are no lines.
     """
+    path = from_home(path)
     if "://" in path or path.startswith("hf:") or not Path(path).is_file():
         return None
     if Path(path).suffix.lower() in DECOMPRESSORS:
@@ -225,7 +233,7 @@ def read_any(
         return iter(read_squad(path, counts, scoring=scoring))
     if kind == "answer":
         shared |= {"question": columns.question, "context": columns.passage, "scoring": scoring}
-        return read_questions(path, counts, answer=columns.answers, **shared)
+        return read_questions(path, counts, answer=columns.answers, keep_unlabelled=test, **shared)
     if kind == "tag" and not in_rows(kind, path, columns):
         tags = columns.tag_column if labels else None
         return conll_sentences(

@@ -37,6 +37,7 @@ def read_questions(
     answer: str = "answers",
     id: str = "",  # noqa: A002
     labelled: bool = True,
+    keep_unlabelled: bool = False,
     scoring: bool = False,
     format: str = "auto",  # noqa: A002
     header: bool = True,
@@ -57,6 +58,8 @@ def read_questions(
         id: the column of the ID, each of which is kept to find one that stands twice; "" gives the
             number of the row, from 0.
         labelled: False leaves the answers unread: all are None.
+        keep_unlabelled: whether a row of JSON lines that lacks the field of the answers is kept,
+            with None, and not left out.
         scoring: whether answers that are not in their context are kept, as in `read_squad`.
         format: of the file, "auto" for its extension.
         header: whether the first line of CSV or TSV names the columns; else they are "0", "1", ...
@@ -69,14 +72,19 @@ def read_questions(
     found = TextCounts()
     seen: dict[str, str] = {}
     used = 0
-    for number, place, row in numbered_rows(path, found, format, header=header, columns=columns):
+    optional = answer if labelled and keep_unlabelled else ""
+    for number, place, row in numbered_rows(
+        path, found, format, header=header, columns=columns, optional=optional
+    ):
         texts = texts_of(row, (question, context), place, found)
         if texts is None:
             continue
         name = id_of(id, number, row, place, seen)
         golds = None
-        if labelled:
+        if labelled and answer in row:
             golds = answers_of(from_json(row[answer], str | dict, place), answer, place)
+        elif labelled:
+            unlabelled(keep_unlabelled, place, found)
         asked, about = texts
         made = make_question(name, asked, about, golds, place, found, scoring=scoring)
         if made is not None:
@@ -202,7 +210,7 @@ def read_word_rows(
         documents += not own or own != before
         before = own
         given = words_of(row[words], words, place, found)
-        golds = tags_of(row[tags], tags, place, found) if labelled else None
+        golds = tags_of(row.get(tags), tags, place, found) if labelled else None
         if golds is not None and len(golds) != len(given):
             raise BertkitError(
                 f"{place}: {len(given)} words in '{words}' and {len(golds)} tags in '{tags}'; give "

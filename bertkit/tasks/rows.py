@@ -60,7 +60,7 @@ def numbered_rows(
         header: for CSV and TSV: whether the first line names the columns; False names them "0",
             "1", ...; a sequence gives their names.
         columns: those that every row must have. Of Parquet files and data sets only these are read.
-        optional: one of `columns` that a row of JSON lines may lack: it is None there.
+        optional: one of `columns` that a row of JSON lines may lack.
 
     Raises:
         BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
@@ -97,7 +97,8 @@ def file_rows(
     columns: Sequence[str],
     optional: str = "",
 ) -> Iterator[FileRow]:
-    """The rows of one file, each with all of `columns` or None; see `numbered_rows`."""
+    """The rows of one file, each with all that it needs or None; see `numbered_rows`."""
+    needed = [name for name in columns if name != optional]
     readers: dict[str, Callable[[], Iterator[FileRow]]] = {
         "csv": lambda: separated_rows(source, counts, header, columns),
         "tsv": lambda: separated_rows(source, counts, header, columns),
@@ -114,19 +115,17 @@ def file_rows(
     line = 0
     try:
         for line, row in readers[source.format]():
-            if row is not None and optional and source.format == "jsonl":
-                row = {optional: None, **row}  # noqa: PLW2901
-            missing = [] if row is None else [name for name in columns if name not in row]
+            missing = [name for name in needed if name not in row] if row is not None else []
             if missing:
                 counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
             if row is not None:
                 names.update(dict.fromkeys(row))
-                found.update(set(columns).difference(missing))
+                found.update(set(needed).difference(missing))
             yield line, None if missing else row
     except DAMAGE as error:
         raise damaged(source.path, line, error) from error
     if names:
-        require_columns(source.path, [name for name in columns if name not in found], names)
+        require_columns(source.path, [name for name in needed if name not in found], names)
 
 
 def damaged(path: str, line: int, error: Exception) -> BertkitError:

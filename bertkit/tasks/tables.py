@@ -80,7 +80,7 @@ def read_texts(
         texts = texts_of(row, (text, pair) if pair else (text,), place, found)
         if texts is None:
             continue
-        value = label_of(row[label], kind, separator, label, place) if labelled else None
+        value = label_of(row.get(label), kind, separator, label, place) if labelled else None
         if labelled and value is None and unlabelled(keep_unlabelled, place, found):
             continue
         second = texts[1] if pair else None

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.own_files import Columns, in_rows, is_json, read_own, read_unlabelled
+from bertkit.tasks.inputs import Answer
+from bertkit.tasks.own_files import Columns, in_rows, is_json, last_place, read_own, read_unlabelled
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -63,6 +64,17 @@ def test_json_lines_with_another_name(write: Write) -> None:
         read_own("answer", str(path), Columns(), TextCounts())
 
 
+def test_a_tilde_is_the_home_folder_also_where_a_file_is_looked_at_first(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"question": "When?", "context": CONTEXT, "answers": "1895"})
+    home = write("q.json", f"{line}\n{line}\n").parent
+    monkeypatch.setenv("HOME", str(home))
+    assert len(read_own("answer", "~/q.json", Columns(), TextCounts())) == 2
+    assert last_place("~/q.json", Columns()) == 2
+    assert last_place("~/none.json", Columns()) is None
+
+
 def test_columns_know_what_was_given() -> None:
     columns = Columns(text="text", header=True)
     assert columns == Columns()
@@ -96,3 +108,33 @@ def test_rows_of_json_that_lack_their_label_are_kept_for_prediction(tmp_path: Pa
     train = read_own("classify", str(path), Columns(), counts)
     assert [given.label for given in train] == ["x"]
     assert counts.skipped
+
+
+def test_questions_that_lack_their_answers_are_kept_for_prediction(tmp_path: Path) -> None:
+    """Null says that there is no answer; where the field is absent, nothing is said."""
+    path = tmp_path / "test.jsonl"
+    about = {"question": "When?", "context": CONTEXT}
+    rows = [about, {**about, "answers": "1895"}, {**about, "answers": None}, about]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    counts = TextCounts()
+    found = read_own("answer", str(path), Columns(), counts, scoring=True, test=True)
+    assert [given.answers for given in found] == [None, (Answer("1895", 19),), (), None]
+    assert counts.examples["row without label, kept"] == f"{path}:1"
+    counts = TextCounts()
+    assert len(read_own("answer", str(path), Columns(), counts)) == 2
+    assert counts.skipped["row without column 'answers'"] == 2
+
+
+@pytest.mark.parametrize("kind", ["choose", "tag"])
+def test_other_rows_that_lack_their_label_are_kept_for_prediction(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "test.jsonl"
+    row = {"text": "a", "x": "b", "y": "c", "tokens": ["a"]}
+    rows = [row, {**row, "label": "x", "ner_tags": ["O"]}, row]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    columns, counts = Columns(choices=("x", "y")), TextCounts()
+    found = read_own(kind, str(path), columns, counts, test=True)
+    labels = [given.tags if kind == "tag" else given.label for given in found]
+    assert labels == [None, ("O",) if kind == "tag" else 0, None]
+    assert counts.skipped["row without label, kept"] == 2
