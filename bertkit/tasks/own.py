@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,30 @@ from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
 from bertkit.tasks.dataset import Dataset, Split
-from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.inputs import TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, read_own, with_first_choice
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import official_writer
-from bertkit.tasks.tag import Tag, tag_labels
+from bertkit.tasks.tag import Tag, check_context, seen_once, tag_labels
 from bertkit.tasks.task import Task
 from bertkit.tasks.windows import check_window_lengths
 from bertkit.text.lines import TextCounts
 
 KINDS = ("classify", "multi-label", "regress", "choose", "tag", "answer")
+TEXTS = ("text", "pair", "label")
+OF_KIND = {
+    "classify": TEXTS,
+    "multi-label": (*TEXTS, "separator"),
+    "regress": TEXTS,
+    "choose": ("text", "choices", "label", "first_choice"),
+    "tag": ("words", "tags", "document", "word_column", "tag_column"),
+    "answer": ("question", "passage", "answers"),
+}
+"""Kind -> what it reads of `Columns` besides what all do."""
+OF_ALL = ("id", "format", "header")
+LENGTHS_OF = {"tag": ("context",), "answer": ("question_length",)}
+"""Kind -> what it reads of `Lengths` besides longest and stride."""
+SEEN_ONCE = "label seen once in training, kept"
 LONGEST_WINDOW = {"answer": 384}
 """Where the paper's windows are shorter than the model allows."""
 
@@ -71,6 +85,7 @@ class Lengths:
         check_window_lengths(self.longest, self.stride)
         if self.question_length < 1:
             raise BertkitError(f"--question-length must be above 0, got {self.question_length}")
+        check_context(self.context)
 
     def window(self, kind: str, positions: int) -> int:
         """Tokens of a window for a model with so many positions.
@@ -84,6 +99,43 @@ class Lengths:
                 "lower --longest"
             )
         return self.longest or min(LONGEST_WINDOW.get(kind, positions), positions)
+
+
+def refuse_columns(kind: str, columns: Columns) -> None:
+    """Columns that a kind does not read would be named in vain.
+
+    Raises:
+        BertkitError: names them, and those that it reads.
+    """
+    refuse_unread(kind, columns, (*OF_KIND[kind], *OF_ALL))
+
+
+def refuse_lengths(kind: str, lengths: Lengths) -> None:
+    """Lengths that a kind does not read would be given in vain.
+
+    Raises:
+        BertkitError: names them, and those that it reads.
+    """
+    refuse_unread(kind, lengths, ("longest", "stride", *LENGTHS_OF.get(kind, ())))
+
+
+def refuse_unread(kind: str, given: Columns | Lengths, read: Sequence[str]) -> None:
+    """Stop where a field that is not read is not what it is by itself."""
+    unread = [
+        field.name
+        for field in fields(given)
+        if field.name not in read and getattr(given, field.name) != field.default
+    ]
+    if unread:
+        raise BertkitError(
+            f"{kind} does not read {in_flags(unread)}; leave it out: of these it reads "
+            f"{in_flags(read)}"
+        )
+
+
+def in_flags(names: Sequence[str]) -> str:
+    """Fields as the command line calls them."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def own_dataset(
@@ -106,6 +158,7 @@ def own_dataset(
         tests.append(("test", read_own(kind, files.test, columns, counts, scoring=True, test=True)))
         recorded["test"] = files.test
     task = task_for(kind, every, columns, lengths, positions, counts)
+    note_alone([dev, *tests], lengths, counts)
     return Dataset(
         *(kind, task, train, [dev], tests, counts, recorded, as_json(columns)),
         write=official_writer(kind),
@@ -179,11 +232,19 @@ def task_for(
         )
     if kind == "tag":
         labels, entities = tag_labels(train)
+        for name in seen_once(train, entities):
+            counts.note(SEEN_ONCE, name)
+        if lengths.context == "document" and all_alone(train):
+            raise BertkitError(
+                "--context document, and in the training data every sentence is a document of its "
+                "own; begin documents by -DOCSTART- lines, name the column that says which one a "
+                "row is of (--document), or leave --context out"
+            )
         return Tag(labels, longest, stride, lengths.context, entities)
     seen = label_counts(train)
     for label, count in seen.items():
         if count == 1:
-            counts.note("label seen once in training, kept", f"label {label!r}")
+            counts.note(SEEN_ONCE, f"label {label!r}")
     if len(seen) < (1 if kind == "multi-label" else 2):
         raise BertkitError(
             f"the training data has {len(seen)} different labels in column '{columns.label}'; "
@@ -193,6 +254,19 @@ def task_for(
     if kind == "multi-label":
         return ClassifyMany(names, longest, stride)
     return Classify(names, longest=longest, stride=stride)
+
+
+def all_alone(inputs: Sequence[WordsInput]) -> bool:
+    """Whether every sentence is a document of its own: none is marked, then, or all are short."""
+    return len({given.document for given in inputs}) == len(inputs)
+
+
+def note_alone(splits: Sequence[Split], lengths: Lengths, counts: TextCounts) -> None:
+    """Count what is read without the context that was asked for."""
+    for _, inputs in splits:
+        if lengths.context == "document" and all_alone(inputs):
+            for given in inputs:
+                counts.note("sentence alone in its document, kept", given.place)
 
 
 def room_for_question(wanted: int, longest: int) -> int:

@@ -17,7 +17,16 @@ from bertkit.tasks.classify import Classify
 from bertkit.tasks.conll import CONLL_SITE, REUTERS, conll_sentences
 from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.glue import GLUE, find_file, read_glue
-from bertkit.tasks.own import KINDS, Files, Lengths, own_dataset, task_for
+from bertkit.tasks.own import (
+    KINDS,
+    Files,
+    Lengths,
+    note_alone,
+    own_dataset,
+    refuse_columns,
+    refuse_lengths,
+    task_for,
+)
 from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import KIND_OF, official_writer
@@ -46,8 +55,9 @@ def load_dataset(
             column.
     """
     key = name.lower()
-    if key in OFFICIAL:
-        refuse_own_flags(key, files, columns)
+    refuse_vain_flags(key, files, columns)
+    if (kind := kind_of(key)) in KINDS:
+        refuse_lengths(kind, lengths)
     if key in GLUE:
         return glue_dataset(key, files, lengths, positions)
     if key in KINDS:
@@ -59,17 +69,37 @@ def load_dataset(
     raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")
 
 
-def refuse_own_flags(name: str, files: Files, columns: Columns) -> None:
-    """Official sets have columns of their own, and GLUE's files names of their own.
+def kind_of(key: str) -> str:
+    """The kind of a set, or the kind itself."""
+    return GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
+
+
+def refuse_vain_flags(name: str, files: Files, columns: Columns) -> None:
+    """Refuse what would have no effect.
+
+    Official sets have columns of their own, GLUE's files names of their own; a kind reads no
+    official folder, and not all columns.
 
     Raises:
         BertkitError: a flag would have no effect.
     """
-    if columns != Columns():
+    if name in OFFICIAL and columns != Columns():
         raise BertkitError(f"{name} knows its columns; for other files choose a kind: {KINDS}")
     if name in GLUE and (files.train or files.dev or files.test):
         raise BertkitError(
             f"{name} is read from --data FOLDER; for other files choose {GLUE[name].kind}"
+        )
+    if name in KINDS:
+        refuse_columns(name, columns)
+    if name in KINDS and files.data is not None:
+        raise BertkitError(
+            f"{name} takes your own data, by --train, --dev and --test; --data is the folder of an "
+            f"official set: {', '.join(OFFICIAL)}"
+        )
+    if files.dev_share != Files.dev_share and (files.dev or name in OFFICIAL):
+        raise BertkitError(
+            "--dev-share sets training data apart where there is no other for dev, and here there "
+            "is; leave it out" + " or --dev" * (name in KINDS)
         )
 
 
@@ -131,6 +161,7 @@ def set_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> Da
     if name == "squad-2.0" and isinstance(task, Answer) and not task.null:
         raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
     dev = ("dev", scored["dev"])
+    note_alone([dev, *tests], lengths, counts)
     return Dataset(
         *(name, task, train, [dev], tests, counts, dict(paths)), write=official_writer(name)
     )
@@ -251,8 +282,7 @@ def read_split(
             named for an official set.
     """
     key = name.lower()
-    if key in OFFICIAL:
-        refuse_own_flags(key, files, columns)
+    refuse_vain_flags(key, files, columns)
     if key in GLUE:
         return read_glue(key, folder_of(files, key), split, counts)
     if key in KIND_OF:

@@ -39,6 +39,16 @@ from bertkit.tokens.tokenizer import Tokenizer
 CONTEXTS = ("sentence", "document")
 
 
+def check_context(context: str) -> None:
+    """Refuse what is no context.
+
+    Raises:
+        BertkitError: names those that there are.
+    """
+    if context not in CONTEXTS:
+        raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
+
+
 class Tags(NamedTuple):
     """A tag for every word of a sentence."""
 
@@ -69,8 +79,7 @@ class Tag(TaskDefaults):
         Raises:
             BertkitError: there is no such context, or no room for a piece.
         """
-        if self.context not in CONTEXTS:
-            raise BertkitError(f"no context is '{self.context}'{nearest(self.context, CONTEXTS)}")
+        check_context(self.context)
         if self.longest < 3:
             raise BertkitError(
                 f"a length of {self.longest} leaves no room for a word; give at least 3 tokens"
@@ -284,3 +293,14 @@ def tag_labels(inputs: Sequence[WordsInput]) -> tuple[tuple[str, ...], bool]:
         kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
         seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}
     return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
+
+
+def seen_once(inputs: Sequence[WordsInput], are_entities: bool) -> list[str]:
+    """The types of entities, or other tags, that stand in one place of all inputs, in words."""
+    seen: Counter[str] = Counter()
+    for given in inputs:
+        tags = given.tags or ()
+        found = [kind for kind, _, _ in entities(conll_scheme(tags))] if are_entities else tags
+        seen.update(found)
+    what = "entity" if are_entities else "tag"
+    return [f"{what} {name!r}" for name, count in seen.items() if count == 1]

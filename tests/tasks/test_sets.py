@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.own import Files
+from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import READERS, official_paths, read_split
+from bertkit.tasks.sets import READERS, load_dataset, official_paths, read_split
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -51,6 +51,100 @@ def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write
         read_split("mrpc", "dev", Files(data=Path(), dev=own), NAMES, TextCounts())
     with pytest.raises(BertkitError, match="conll-2003 knows its columns"):
         read_split("conll-2003", "dev", Files(dev=own), Columns(tag_column=1), TextCounts())
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "unread"),
+    [
+        ("classify", Columns(words="w"), "--words"),
+        ("multi-label", Columns(choices=("a", "b"), separator=";"), "--choices"),
+        ("regress", Columns(separator=";", first_choice=1), "--separator, --first-choice"),
+        ("choose", Columns(pair="b", text="a"), "--pair"),
+        ("tag", Columns(text="a", words="w", tag_column=2), "--text"),
+        ("answer", Columns(label="a", passage="p", id="i"), "--label"),
+    ],
+)
+def test_columns_that_a_kind_does_not_read_are_refused(
+    write: Write, kind: str, columns: Columns, unread: str
+) -> None:
+    files = Files(train=str(write("a.csv", "text,label\na,b\n")))
+    message = f"^{kind} does not read {unread}; leave it out: of these it reads --.*, --id, --form"
+    with pytest.raises(BertkitError, match=message):
+        load_dataset(kind, files, columns, Lengths(), 128)
+    with pytest.raises(BertkitError, match=message):
+        read_split(kind, "train", files, columns, TextCounts())
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "message"),
+    [
+        ("classify", Lengths(context="document"), "classify does not read --context; .* --stride$"),
+        ("mrpc", Lengths(question_length=7), "classify does not read --question-length"),
+        ("swag", Lengths(context="document", question_length=7), "--question-length, --context"),
+        ("tag", Lengths(question_length=7), "tag does not read --question-length; .*, --context$"),
+        ("squad-2.0", Lengths(context="document"), "answer does not read --context; .*-length$"),
+    ],
+)
+def test_lengths_that_a_kind_does_not_read_are_refused(
+    name: str, lengths: Lengths, message: str
+) -> None:
+    with pytest.raises(BertkitError, match=message):
+        load_dataset(name, Files(data=None, train=""), NAMES, lengths, 128)
+
+
+def test_no_such_context() -> None:
+    with pytest.raises(BertkitError, match="no context is 'documnet'; did you mean 'document'"):
+        Lengths(context="documnet")
+
+
+def test_files_that_are_not_read_are_refused(write: Write) -> None:
+    own = str(write("a.csv", "text,label\na,x\nb,y\n"))
+    with pytest.raises(BertkitError, match=r"^classify takes your own data, .*; --data is the f"):
+        load_dataset("classify", Files(train=own, data=Path()), NAMES, Lengths(), 128)
+    for name, files in (
+        ("classify", Files(train=own, dev=own, dev_share=0.5)),
+        ("mrpc", Files(data=Path(), dev_share=0.5)),
+    ):
+        with pytest.raises(BertkitError, match=r"--dev-share sets training data apart .*; leave"):
+            load_dataset(name, files, NAMES, Lengths(), 128)
+
+
+def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) -> None:
+    alone = str(write("alone.txt", "a B-X\nb O\n\na B-X\n"))
+    marked = str(write("marked.txt", "-DOCSTART- O\n\na B-X\nb O\n\na B-X\n"))
+    whole = Lengths(context="document")
+    for name in ("tag", "conll-2003"):
+        files = Files(train=alone, dev=marked)
+        with pytest.raises(BertkitError, match=r"document of its own; .* -DOCSTART- .*--document"):
+            load_dataset(name, files, NAMES, whole, 128)
+        load_dataset(name, files, NAMES, Lengths(), 128)
+        found = load_dataset(name, Files(train=marked, dev=alone), NAMES, whole, 128)
+        assert found.counts.skipped == {"sentence alone in its document, kept": 2}
+        assert found.counts.examples["sentence alone in its document, kept"] == f"{alone}:1"
+    rows = "".join(
+        f'{{"tokens": ["a"], "ner_tags": ["{tag}"], "d": "x"}}\n' for tag in ("O", "B-X", "B-X")
+    )
+    files = Files(train=(train := str(write("a.jsonl", rows))), dev=train)
+    with pytest.raises(BertkitError, match="or leave --context out"):
+        load_dataset("tag", files, NAMES, whole, 128)
+    load_dataset("tag", files, Columns(document="d"), whole, 128)
+
+
+@pytest.mark.parametrize(
+    ("tags", "once"),
+    [
+        ("O B-X I-X B-Y B-Y", ["entity 'X'"]),
+        ("O U-X B-Y L-Y", ["entity 'X'", "entity 'Y'"]),
+        ("O B-X O B-X", []),
+        ("NOUN VERB NOUN", ["tag 'VERB'"]),
+    ],
+)
+def test_tags_seen_once_are_counted(write: Write, tags: str, once: list[str]) -> None:
+    path = str(write("a.txt", "".join(f"a {tag}\n" for tag in tags.split())))
+    counts = load_dataset("tag", Files(train=path, dev=path), NAMES, Lengths(), 128).counts
+    reason = "label seen once in training, kept"
+    assert counts.skipped == ({reason: len(once)} if once else {})
+    assert counts.examples == ({reason: once[0]} if once else {})
 
 
 @pytest.mark.parametrize("name", ["classify", "squad-1.1"])
