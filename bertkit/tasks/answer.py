@@ -84,7 +84,7 @@ class Answer(TaskDefaults):
 
         Windows are made before the shuffle; one without the answer is trained to point at [CLS].
         """
-        items, windowed, cut, unaligned = [], 0, 0, 0
+        items, windowed, cut, unaligned, empty = [], 0, 0, 0, 0
         for i, given in enumerate(inputs):
             made = make_windows(
                 given.question,
@@ -96,6 +96,8 @@ class Answer(TaskDefaults):
             )
             windowed += len(made.windows) > 1
             cut += made.question_cut > 0
+            first = made.windows[0]
+            empty += first.first == 2 or not len(first.offsets)  # [CLS] and [SEP] alone
             spans = first_aligned(given.answers or (), made.windows)
             unaligned += any(answer.start >= 0 for answer in given.answers or ()) and not any(spans)
             for window, span in zip(made.windows, spans, strict=True):
@@ -104,6 +106,7 @@ class Answer(TaskDefaults):
         lost = {
             f"questions cut at {self.question_length} tokens": cut,
             "answers in no window whole": unaligned,
+            "questions without tokens, or with a context without": empty,
         }
         return Items(items, len(inputs), windowed, lost)
 

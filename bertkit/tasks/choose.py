@@ -22,7 +22,7 @@ from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import leading, softmax
 from bertkit.tasks.inputs import ChoiceInput
-from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
+from bertkit.tasks.task import NOTHING_READ, Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.windows import at, text_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -54,10 +54,11 @@ class Choose(TaskDefaults):
         """See `Task`."""
         contexts = tokenizer.encode_batch([given.text for given in inputs])
         endings = tokenizer.encode_batch([text for given in inputs for text in given.choices])
-        items, begin = [], 0
+        items, begin, empty = [], 0, 0
         for i, given in enumerate(inputs):
             own = endings[begin : begin + len(given.choices)]
             begin += len(given.choices)
+            empty += not (contexts[i] and all(own))
             windows = [
                 text_windows(contexts[i], ending, tokenizer, self.longest, self.stride)
                 for ending in own
@@ -74,7 +75,7 @@ class Choose(TaskDefaults):
             ]
             items.append(Item(i, parts))
         windowed = sum(len(item.parts) > 1 for item in items)
-        return Items(items, len(inputs), windowed, {})
+        return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
     def targets(
         self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray

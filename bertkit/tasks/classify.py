@@ -22,7 +22,7 @@ from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.task import Item, Items, Part, TaskBatch, TaskDefaults
+from bertkit.tasks.task import NOTHING_READ, Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.windows import text_windows
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -64,7 +64,11 @@ def text_items(
         ]
         items.append(Item(i, parts))
     windowed = sum(len(item.parts) > 1 for item in items)
-    return Items(items, len(inputs), windowed, {})
+    empty = sum(
+        not text or (given.pair is not None and not pair)
+        for given, text, pair in zip(inputs, texts, pairs, strict=True)
+    )
+    return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
 
 
 def mean_logits(outputs: Sequence[list[np.ndarray]]) -> np.ndarray:

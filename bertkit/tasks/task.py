@@ -31,6 +31,10 @@ PREDICTION_TOKENS = 8192
 """Tokens in a batch without gradients."""
 
 
+NOTHING_READ = "inputs with a text without tokens"
+"""Of control and zero-width characters, say: lost as a cut text is, and predicted all the same."""
+
+
 class Encoded(NamedTuple):
     """One sequence of a batch."""
 
@@ -75,7 +79,8 @@ class Items:
     """Inputs that take more than one window."""
     cut: dict[str, int]
     """What was lost -> of how many inputs: the ends of questions of more than 64 tokens, answers
-    that no window holds whole, the ends of words longer than a window."""
+    that no window holds whole, the ends of words longer than a window, texts that hold nothing that
+    the tokenizer reads."""
 
     @property
     def tokens(self) -> int:

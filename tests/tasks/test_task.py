@@ -125,6 +125,53 @@ def test_choices_equal_transformers(start: Start, tmp_path: Path) -> None:
     assert [c.choice for c in chosen] == expected.logits.argmax(-1).tolist()
 
 
+NOTHING = "\u200b\x01"
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "empty"),
+    [
+        (
+            Regress(longest=40),
+            [
+                TextInput("0", "river", None, 1.0, "a:1"),
+                TextInput("1", NOTHING, None, 1.0, "a:2"),
+                TextInput("2", "river", NOTHING, 1.0, "a:3"),
+                TextInput("3", NOTHING, NOTHING, 1.0, "a:4"),
+            ],
+            3,
+        ),
+        (
+            Choose(longest=40),
+            [
+                ChoiceInput("0", "river", ("stone", "bridge"), 1, "a:1"),
+                ChoiceInput("1", "river", ("stone", NOTHING), 1, "a:2"),
+                ChoiceInput("2", NOTHING, ("stone", NOTHING), 1, "a:3"),
+            ],
+            2,
+        ),
+        (
+            Answer(longest=40, question_length=8),
+            [
+                QuestionInput("0", "river", "stone", (), "a:1"),
+                QuestionInput("1", NOTHING, "stone", (), "a:2"),
+                QuestionInput("2", "river", NOTHING, (), "a:3"),
+            ],
+            2,
+        ),
+    ],
+    ids=["regress", "choose", "answer"],
+)
+def test_texts_of_which_nothing_is_read_are_counted(
+    task: Any, inputs: list[Any], empty: int, start: Start
+) -> None:
+    items = task.items(inputs, start.tokenizer)
+    assert items.cut.pop(next(name for name in items.cut if "without tokens" in name)) == empty
+    assert not any(items.cut.values())
+    model = start.build(task.build, keep_head=False).model.eval()
+    assert len(task.decode(inputs, items, run_model(model, items, CPU))) == len(inputs)
+
+
 def test_inputs_may_have_different_numbers_of_choices(start: Start) -> None:
     inputs = [
         ChoiceInput("0", "river", ("bridge", "stone"), 1, "a:1"),
