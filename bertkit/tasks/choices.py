@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import ChoiceInput
+from bertkit.tasks.questions import from_json
 from bertkit.tasks.rows import Fields, name_of, numbered_rows, read_rows
 from bertkit.tasks.tables import check_some, id_of, texts_of, unlabelled
 from bertkit.text.lines import TextCounts
 
+NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first-choice 1), kept"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -39,10 +42,11 @@ def read_choices(
 
     Args:
         path: see `tables.read_texts`, as for what is not named here.
-        counts: is told of every row left out: an empty text or choice, a label out of range; and of
-            "key counted from 1, kept".
+        counts: is told of every row left out: an empty text or choice, a label out of range; of
+            "key counted from 1, kept"; and where a file leaves open what its keys count from.
         text: the column of what the choices go on from.
-        choices: their columns, in order; at least two.
+        choices: their columns, in order, at least two; or the one whose fields hold the list of all
+            (in CSV and TSV written as JSON).
         label: the column of the right choice.
         id: as there.
         labelled: as there.
@@ -54,17 +58,18 @@ def read_choices(
         header: as there.
 
     Raises:
-        BertkitError: see `tables.read_texts`; or there are no two choices, or `first_key` is
-            another number.
+        BertkitError: see `tables.read_texts`; or one column is named for the choices and a field
+            of it is no list, or `first_key` is another number.
     """
     check_columns(choices)
     if first_key not in (None, 0, 1):
         raise BertkitError(f"keys of choices count from 0 or 1, not from {first_key}")
-    names = choices if header else ()
-    if labelled and first_key is None:
-        first_key = first_key_of(path, choices=choices, label=label, format=format, header=header)
-    columns = [name for name in (text, *choices, label if labelled else "", id) if name]
     found = TextCounts()
+    names = choices if header and len(choices) > 1 else ()
+    if labelled and first_key is None:
+        shown: dict[str, Any] = {"choices": choices, "label": label, "format": format}
+        first_key = first_key_of(path, header=header, counts=found, **shown)
+    columns = [name for name in (text, *choices, label if labelled else "", id) if name]
     seen: dict[str, str] = {}
     used = 0
     optional = label if labelled and keep_unlabelled else ""
@@ -72,7 +77,7 @@ def read_choices(
         path, found, format, header=header, columns=columns, optional=optional
     ):
         key = name_of(row.get(label)) if labelled else ""
-        texts = texts_of(row, (text, *filled(row, choices)), place, found)
+        texts = text_and_choices(row, text, choices, place, found)
         if texts is None or (labelled and not key and unlabelled(keep_unlabelled, place, found)):
             continue
         name = id_of(id, number, row, place, seen)
@@ -86,11 +91,11 @@ def read_choices(
 
 
 def check_columns(choices: Sequence[str]) -> None:
-    """Stop unless there are two columns or more, each once."""
-    if len(set(choices)) != len(choices) or len(choices) < 2:
+    """Stop unless there is a column or more, each once."""
+    if len(set(choices)) != len(choices) or not choices:
         raise BertkitError(
-            f"choices need two columns or more, each once, not {', '.join(choices) or 'none'}; "
-            f"name them: --choices A B ..."
+            f"choices need two columns or more, each once, or one of lists, not "
+            f"{', '.join(choices) or 'none'}; name them: --choices A B ..."
         )
 
 
@@ -101,27 +106,67 @@ def first_key_of(
     label: str = "label",
     format: str = "auto",  # noqa: A002
     header: bool = True,
+    counts: TextCounts | None = None,
 ) -> int:
     """Whether the keys of a file's choices count from 0 or from 1.
 
     From 1 where the file shows that it means so: most of its keys are letters (as in ARC, which
     mixes "A" and "1"), or no key is 0 and one is the number of choices of its own row. The
-    arguments are those of `read_choices`.
+    arguments are those of `read_choices`; `counts` is told where no key is 0 and nothing shows that
+    they count from 1.
 
     Raises:
         BertkitError: see `tables.read_texts`.
     """
     check_columns(choices)
-    names = choices if header else ()
+    names = choices if header and len(choices) > 1 else ()
     keys = letters = zeros = lasts = 0
-    for _, row in read_rows(path, TextCounts(), format, header=header, columns=[*choices, label]):
-        key, own = name_of(row[label]), filled(row, choices)
+    counted = ""  # where the first key that is a number stands
+    columns = [*choices, label]
+    for place, row in read_rows(path, TextCounts(), format, header=header, columns=columns):
+        key = name_of(row[label])
+        spread, own = spread_out(row, choices, place)
         keys += bool(key)
         letters += letter_index(key) >= 0
         if key.isdecimal() and key not in names:
+            counted = counted or place
             zeros += key == "0"
-            lasts += key == str(len(own)) and not any(is_empty(row[name]) for name in own)
-    return int(2 * letters > keys or (lasts > 0 and not zeros))
+            lasts += key == str(len(own)) and not any(is_empty(spread[name]) for name in own)
+    if 2 * letters > keys or (lasts > 0 and not zeros):
+        return 1
+    if counted and not zeros and counts is not None:
+        counts.note(NO_ZERO, counted)
+    return 0
+
+
+def text_and_choices(
+    row: Fields, text: str, choices: Sequence[str], place: str, counts: TextCounts
+) -> list[str] | None:
+    """The text and the choices of a row, or None, counted, if one is empty or there are no two."""
+    spread, own = spread_out(row, choices, place)
+    if len(own) < 2:
+        counts.note(f"fewer than two '{choices[0]}'", place)
+        return None
+    return texts_of(spread, (text, *own), place, counts)
+
+
+def spread_out(row: Fields, choices: Sequence[str], place: str) -> tuple[Fields, Sequence[str]]:
+    """A row with a field for every choice, and their names; of a list those are made here.
+
+    Raises:
+        BertkitError: one column is named, and this field of it is no list.
+    """
+    if len(choices) > 1:
+        return row, filled(row, choices)
+    [column] = choices
+    found = [] if is_empty(row[column]) else from_json(row[column], str, place)
+    if not isinstance(found, list):
+        raise BertkitError(
+            f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for each: "
+            f"--choices A B ..."
+        )
+    listed = {f"{column} {number}": choice for number, choice in enumerate(found, 1)}
+    return {**row, **listed}, filled(listed, tuple(listed))
 
 
 def filled(row: Fields, choices: Sequence[str]) -> Sequence[str]:

@@ -143,7 +143,7 @@ def own_dataset(
 ) -> Dataset:
     """The user's own files."""
     counts = TextCounts()
-    columns = with_first_choice(kind, files.train, columns)
+    columns = with_first_choice(kind, files.train, columns, counts)
     train = every = read_own(kind, files.train, columns, counts)
     recorded = {"train": files.train}
     if files.dev:

@@ -57,7 +57,7 @@ class Columns:
     label: str = "label"
     """The label, the number, or the right choice (a column's name, a letter, or an index)."""
     choices: tuple[str, ...] = ()
-    """Of choose: the columns of the choices."""
+    """Of choose: the columns of the choices, or the one that holds a list of them."""
     id: str = ""
     """An identifier; the number of the row where not given."""
     separator: str = "|"
@@ -162,8 +162,8 @@ def last_place(path: str, columns: Columns) -> int | None:
     return lines + (last != b"\n")
 
 
-def with_first_choice(kind: str, path: str, columns: Columns) -> Columns:
-    """With what numbers as labels mean, decided by the training file."""
+def with_first_choice(kind: str, path: str, columns: Columns, counts: TextCounts) -> Columns:
+    """With what numbers as labels mean, decided by the training file; counted where it is open."""
     if kind != "choose" or columns.first_choice >= 0:
         return columns
     first = first_key_of(
@@ -172,6 +172,7 @@ def with_first_choice(kind: str, path: str, columns: Columns) -> Columns:
         label=columns.label,
         format=columns.format,
         header=columns.header,
+        counts=counts,
     )
     return replace(columns, first_choice=first)
 

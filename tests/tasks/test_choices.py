@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.choices import first_key_of, read_choices
+from bertkit.tasks.choices import NO_ZERO, first_key_of, read_choices
 from bertkit.tasks.inputs import ChoiceInput
 from bertkit.text.lines import TextCounts
 
@@ -33,12 +34,14 @@ def choices(path: Path, **options: object) -> tuple[list[ChoiceInput], TextCount
         ("a b c", [0, 1, 2]),
     ],
 )
-def test_keys_of_choices(write: Write, keys: str, expected: list[int]) -> None:
+def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list[int]) -> None:
     rows = "".join(f"what,one,two,three,{key}\n" for key in keys.split())
     inputs, counts = choices(write("a.csv", f"q,x,y,z,label\n{rows}"), choices=["x", "y", "z"])
     assert [given.label for given in inputs] == expected
     shifted = sum(key.isdigit() for key in keys.split()) if keys in ("1 2 3", "A B 2 C") else 0
     assert counts.skipped["key counted from 1, kept"] == shifted
+    open_ = {NO_ZERO: f"{tmp_path / 'a.csv'}:2"} if keys == "1 2 1" else {}
+    assert {why: at for why, at in counts.examples.items() if why == NO_ZERO} == open_
 
 
 @pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
@@ -51,6 +54,8 @@ def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None
     assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
     alone, _ = choices(path, choices=names, keep_unlabelled=True)
     assert choices(path, choices=names, first_key=first, keep_unlabelled=True)[0] == alone
+    said = choices(path, choices=names, first_key=0, keep_unlabelled=True)[1].skipped
+    assert NO_ZERO not in said, "who gives the first key knows it"
 
     dev = write("dev.csv", "q,a,b,c,d,label\n" + "".join(f"w,1,2,3,4,{key}\n" for key in "123B"))
     inputs, counts = choices(dev, choices=names, first_key=first)
@@ -133,10 +138,75 @@ def test_keys_out_of_range_and_empty_choices(write: Write) -> None:
     assert {i.label for i in choices(path, labelled=False)[0]} == {None}
 
 
-@pytest.mark.parametrize(("columns", "given"), [(["a"], "a"), (["a", "a"], "a, a"), ([], "none")])
+def lists(*rows: tuple[object, object]) -> str:
+    return "".join(
+        json.dumps({"q": "what", "all": found, "label": key}) + "\n" for found, key in rows
+    )
+
+
+def test_a_list_of_choices_in_one_column(write: Write, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows: list[tuple[list[str], object]] = [
+        (["one", "two", "three"], "C"),
+        (["one", "two"], 1),
+        (["one", "", "three", ""], "A"),
+        (["one", "two", "three", "four"], 0),
+    ]
+    expected = [
+        (("one", "two", "three"), 2),
+        (("one", "two"), 1),
+        (("one", "two", "three", "four"), 0),
+    ]
+    table = "".join(f"what\t{json.dumps(found)}\t{key}\n" for found, key in rows)
+    paths = [write("a.jsonl", lists(*rows)), write("a.tsv", f"q\tall\tlabel\n{table}")]
+    columns = {"q": ["what"] * 4, "all": [r[0] for r in rows], "label": [str(r[1]) for r in rows]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    for path in (*paths, tmp_path / "a.parquet"):
+        inputs, counts = choices(path, choices=["all"])
+        assert [(i.choices, i.label) for i in inputs] == expected
+        assert counts.skipped == {"empty 'all 2'": 1}
+        assert {i.label for i in choices(path, choices=["all"], labelled=False)[0]} == {None}
+
+
+def test_keys_of_lists_of_choices(write: Write) -> None:
+    path = write("a.jsonl", lists((["a", "b"], 2), (["a", "b", "c"], 1)))
+    assert first_key_of(path, choices=["all"]) == 1
+    assert [i.label for i in choices(path, choices=["all"])[0]] == [1, 0]
+    path = write("b.jsonl", lists((["a", "b"], "all"), (["a", "b"], "B")))
+    inputs, counts = choices(path, choices=["all"])
+    assert [i.label for i in inputs] == [1]
+    assert counts.skipped == {"label out of range": 1}
+
+
+def test_lists_with_too_few_choices(write: Write) -> None:
+    rows: list[tuple[object, object]] = [
+        (["a", "b"], 0),
+        (["a"], 0),
+        ([], 0),
+        (None, 0),
+        (" ", 0),
+        (["a", 3], 0),
+    ]
+    inputs, counts = choices(write("a.jsonl", lists(*rows)), choices=["all"])
+    assert len(inputs) == 1
+    assert counts.skipped == {"fewer than two 'all'": 4, "column 'all 2' is not text": 1}
+
+
+@pytest.mark.parametrize("found", ["one, two", 3, {"text": ["a", "b"]}])
+def test_one_column_that_holds_no_list(write: Write, found: object) -> None:
+    path = write("a.jsonl", lists((found, 0)))
+    message = r"a\.jsonl:1: 'all' is .*, not a list of choices; name a column for each: --choices A"
+    for labelled in (True, False):
+        with pytest.raises(BertkitError, match=message):
+            choices(path, choices=["all"], labelled=labelled)
+
+
+@pytest.mark.parametrize(("columns", "given"), [(["a", "a"], "a, a"), ([], "none")])
 def test_choices_must_be_two_columns(write: Write, columns: list[str], given: str) -> None:
     path = write("a.csv", "q,a,label\nw,1,0\n")
-    message = f"two columns or more, each once, not {given}; name them: --choices A B"
+    message = f"two columns or more, each once, or one of lists, not {given}; name them: --choices"
     with pytest.raises(BertkitError, match=message):
         choices(path, choices=columns)
     with pytest.raises(BertkitError, match=message):

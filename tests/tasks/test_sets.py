@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bertkit.errors import BertkitError
+from bertkit.tasks.choices import NO_ZERO
 from bertkit.tasks.own import Files, Lengths
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.sets import READERS, load_dataset, official_paths, read_split
@@ -107,6 +109,19 @@ def test_files_that_are_not_read_are_refused(write: Write) -> None:
     ):
         with pytest.raises(BertkitError, match=r"--dev-share sets training data apart .*; leave"):
             load_dataset(name, files, NAMES, Lengths(), 128)
+
+
+def test_keys_that_may_count_from_zero_or_one_are_told(write: Write) -> None:
+    rows = "".join(f"w,1,2,3,{key}\n" for key in (1, 2, 1))
+    path = str(write("a.csv", f"text,a,b,c,label\n{rows}"))
+    files, columns = Files(train=path, dev=path), Columns(choices=("a", "b", "c"))
+    found = load_dataset("choose", files, columns, Lengths(), 128)
+    assert found.counts.examples == {NO_ZERO: f"{path}:2"}
+    assert found.columns["first_choice"] == 0
+    for first in (0, 1):
+        said = replace(columns, first_choice=first)
+        found = load_dataset("choose", files, said, Lengths(), 128)
+        assert NO_ZERO not in found.counts.examples
 
 
 def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) -> None:
