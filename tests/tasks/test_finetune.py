@@ -568,6 +568,30 @@ def test_a_test_file_with_some_labels_is_scored_by_them(
     assert "classify test: accuracy 100.0%" in found.out
 
 
+def test_what_has_no_label_in_rows_is_predicted_too(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: Any
+) -> None:
+    """Questions in rows, and choices in lists; the model remembers that they are."""
+    row = {"question": "Where?", "context": "river stone bridge", "text": "river"}
+    row |= {"choices": ["river stone", "bridge", "garden"]}
+    whole = json.dumps({**row, "answers": "stone", "label": "A"})
+    train = write("train.jsonl", f"{whole}\n{whole}\n")
+    short = json.dumps({**row, "choices": ["candle", "river"]})
+    test = write("test.jsonl", f"{short}\n{whole}\n{short}\n")
+    for kind, own in (("answer", ("--question-length", "8")), ("choose", ("--choices", "choices"))):
+        out = tmp_path / kind
+        run("finetune", kind, "--model", pretrained, "--train", train, "--dev", train, *own,
+            "--test", test, "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+        said = capsys.readouterr().err
+        assert "row without label, kept: 2" in said
+        assert "test: 2 of 3 inputs have no label and are not scored" in said
+        assert len(rows(out / "results" / "test.jsonl")) == 3
+        run("predict", out, test, "--out", tmp_path / f"{kind}.jsonl")
+        assert len(rows(tmp_path / f"{kind}.jsonl")) == 3
+        run("evaluate", kind, "--model", out, "--test", test, "--split", "test")
+        assert "2 of 3 inputs have no label" in capsys.readouterr().err
+
+
 def test_a_model_of_transformers_may_answer_that_there_is_none(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
