@@ -48,9 +48,9 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
         }
-        # NumPy says how many bytes it could not write, and gives no number of an error.
-        number = errno.ENOSPC if error.errno is None else error.errno
-        reason = reasons.get(number, f"{error.strerror}; choose another folder")
+        # NumPy says "8 requested and 0 written", and gives no number of an error.
+        number = errno.ENOSPC if "requested and" in str(error) else error.errno or 0
+        reason = reasons.get(number, f"{error.strerror or error}; choose another folder")
         raise BertkitError(f"cannot write {path}: {reason}") from error
 
 

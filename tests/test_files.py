@@ -20,6 +20,7 @@ from bertkit.files import (
     read_json,
     remove_leftovers,
     write_array,
+    write_atomic,
     write_json,
     write_text,
 )
@@ -236,6 +237,16 @@ def test_a_short_write_of_an_array_is_a_full_disk(
     with pytest.raises(BertkitError, match=r"cannot write .*a\.npy: the disk is full"):
         write_array(tmp_path / "a.npy", np.zeros(8))
     assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_without_a_number_are_no_full_disk(tmp_path: Path) -> None:
+    """Such as gzip's, of a file that is read meanwhile."""
+
+    def write(_: Path) -> None:
+        raise OSError("CRC check failed")
+
+    with pytest.raises(BertkitError, match=r"cannot write .*a\.txt: CRC check failed; choose"):
+        write_atomic(tmp_path / "a.txt", write)
 
 
 def test_files_beyond_a_limit_are_refused(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from bertkit.predict.words import words_of
 from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.choose import Choice
 from bertkit.tasks.classify import Label, LabelSet
+from bertkit.tasks.dataset import with_unknown
 from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
@@ -172,7 +173,7 @@ class TaskPredictor:
                 )
         items = self.task.items(inputs, self.tokenizer)
         check_segments(items, self.loaded[0].model.config)
-        return items
+        return with_unknown(items, self.tokenizer.unk_id)
 
     def run_items(
         self,

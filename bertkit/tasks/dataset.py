@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.task import Items, Task
+from bertkit.tasks.task import Items, Task, Unknown
+from bertkit.tasks.words import Target as Words
 from bertkit.text.lines import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
 
@@ -125,13 +128,45 @@ def encode(task: Task[Any, Any], inputs: Sequence[Any], tokenizer: Tokenizer, sp
     """
     if not inputs:
         raise BertkitError(f"the {split} data has no usable input; see what was skipped")
-    return task.items(inputs, tokenizer)
+    return with_unknown(task.items(inputs, tokenizer), tokenizer.unk_id)
+
+
+def with_unknown(items: Items, unknown: int) -> Items:
+    """The same items, with a count of the pieces that are [UNK], which has the id `unknown`.
+
+    Of tagged words, an input is known by the first pieces of its words.
+    """
+    pieces = total = 0
+    known: set[int] = set()
+    for item in items.items:
+        for part in item.parts:
+            for one in part.sequences:
+                size = len(one.ids) - 2 - (one.first < len(one.ids))
+                lost = int(np.count_nonzero(one.ids == unknown))
+                pieces, total = pieces + lost, total + size
+                if isinstance(part.target, Words):  # a window may hold several inputs
+                    first = one.ids[part.target.rows]
+                    known.update(part.target.inputs[first != unknown].tolist())
+                elif lost < size:
+                    known.add(item.input)
+    return replace(items, unknown=Unknown(pieces, total, items.inputs - len(known)))
 
 
 def describe_items(split: str, items: Items) -> str:
-    """How many inputs there are, how long, how many were windowed, and that none was cut."""
-    cut = "; ".join(f"{what}: {count:,}" for what, count in items.cut.items() if count)
+    """How many inputs there are, how long, and what `describe_lost` says of them."""
     return (
         f"{split}: {items.inputs:,} inputs, {items.tokens / max(1, items.inputs):.1f} tokens each, "
-        f"{items.windowed:,} in several windows, {cut or '0 cut'}"
+        f"{describe_lost(items.windowed, items.cut, items.unknown)}"
     )
+
+
+def describe_lost(windowed: int, cut: Mapping[str, int], unknown: Unknown) -> str:
+    """How many inputs were windowed, that none was cut, or what, and the share of [UNK] if any."""
+    lost = "; ".join(f"{what}: {count:,}" for what, count in cut.items() if count)
+    said = [f"{windowed:,} in several windows", lost or "0 cut"]
+    if unknown.pieces:
+        share = unknown.pieces / unknown.total
+        said.append(f"{unknown.pieces:,} of {unknown.total:,} pieces [UNK] ({share:.1%})")
+    if unknown.inputs:
+        said.append(f"inputs without one known piece: {unknown.inputs:,}")
+    return ", ".join(said)

@@ -69,6 +69,20 @@ class Item(NamedTuple):
     parts: list[Part]
 
 
+class Unknown(NamedTuple):
+    """What the vocabulary does not hold."""
+
+    pieces: int = 0
+    """[UNK], in all windows; a word is one."""
+    total: int = 0
+    """Pieces in all windows, [CLS] and [SEP] aside."""
+    inputs: int = 0
+    """Inputs without one known piece."""
+
+
+NOTHING_UNKNOWN = Unknown()
+
+
 @dataclass(frozen=True)
 class Items:
     """All inputs of a file as sequences, and what became of the long ones."""
@@ -81,6 +95,8 @@ class Items:
     """What was lost -> of how many inputs: the ends of questions of more than 64 tokens, answers
     that no window holds whole, the ends of words longer than a window, texts that hold nothing that
     the tokenizer reads."""
+    unknown: Unknown = NOTHING_UNKNOWN
+    """As `dataset.with_unknown` has counted it."""
 
     @property
     def tokens(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Self
 
 from bertkit.errors import BertkitError
-from bertkit.text.sources import BYTE_ORDER_MARK, HEAD_BYTES, Source, open_binary
+from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 BLOCK_BYTES = 1 << 20
 NUL_SHARE = 0.01
@@ -75,6 +75,22 @@ def text_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
                 ]
             yield from enumerate(lines, number)
             number += len(lines)
+
+
+def plain_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
+    """The same, of a file that has nothing but lines, so that its damage is found here.
+
+    Raises:
+        BertkitError: it is missing, truncated or corrupt; says after which line.
+    """
+    number = 0
+    try:
+        for number, line in text_lines(source, counts):
+            yield number, line
+    except DAMAGE as error:
+        raise BertkitError(
+            f"{source.path} cannot be read after line {number} ({one_line(error)}); restore it"
+        ) from error
 
 
 def line_blocks(stream: BinaryIO, path: str) -> Iterator[bytes]:

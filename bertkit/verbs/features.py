@@ -18,12 +18,13 @@ from bertkit.tasks.feature_files import feature_format, write_features
 from bertkit.tasks.features import Extraction, TextFeatures, extract
 from bertkit.tasks.rows import read_rows, require_all
 from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.lines import describe_skipped, text_lines
+from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import find_sources
 from bertkit.training.devices import choose_device, choose_precision
 from bertkit.training.journal import Console
 
 EXTRACTION = Extraction()
+ADVICE = "correct it, so that the vectors stay those of the rows"
 
 
 def features(
@@ -165,17 +166,19 @@ def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
         if source.format == "wikiextractor":
             yield from read_documents(source, counts)
         elif source.format == "text":
-            for number, line in text_lines(source, counts):
+            for number, line in plain_lines(source, counts):
                 if not line.strip():
                     counts.note("empty text, kept", f"{source.path}:{number}")
                 yield line
         elif source.format == "unknown":
             counts.note("file of unknown type", source.path)
         else:
-            for place, row in read_rows(source.path, counts, source.format, columns=[column]):
-                require_all(counts, "correct it, so that the vectors stay those of the rows")
+            found = TextCounts()  # of rows alone: a file that is no text loses none
+            for place, row in read_rows(source.path, found, source.format, columns=[column]):
+                require_all(found, ADVICE)
                 text = text_of(row[column], column, place)
                 if not text.strip():
-                    counts.note("empty text, kept", place)
+                    found.note("empty text, kept", place)
                 yield text
-            require_all(counts, "correct it, so that the vectors stay those of the rows")
+            require_all(found, ADVICE)
+            counts += found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from operator import length_hint
@@ -22,10 +23,12 @@ from bertkit.predict.predictor import load_pretrained
 from bertkit.predict.streaming import Progress, new_lines
 from bertkit.predict.tasks import TaskPredictor, stretches
 from bertkit.predict.words import words_of
+from bertkit.tasks.dataset import describe_lost
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
-from bertkit.text.lines import TextCounts, describe_skipped, text_lines
-from bertkit.text.sources import DAMAGE, extension, find_sources, one_line
+from bertkit.tasks.task import Items, Unknown
+from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
+from bertkit.text.sources import extension, find_sources
 from bertkit.training.journal import Console
 from bertkit.verbs.embed import embed, similar
 
@@ -83,29 +86,47 @@ def predict(
         with new_lines(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
             progress = Progress(console, *extent(file, named, inputs), visible=visible)
-            windowed, cut = 0, 0
+            lost = Lost()
             for stretch in stretches(inputs, whole=predictor.reads_documents):
                 progress.begin(stretch)
-                lines, several, lost = predicted(predictor, stretch, progress)
+                lines, items = predicted(predictor, stretch, progress)
                 write(lines)
-                windowed += several
-                cut += lost
+                lost.add(items)
             progress.finish()
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
-        console.say(f"{progress.inputs:,} inputs, {windowed:,} in several windows, {cut:,} cut")
+        console.say(f"{progress.inputs:,} inputs, {lost.described()}")
+
+
+class Lost:
+    """What became of the inputs of all stretches: see `describe_lost`."""
+
+    def __init__(self) -> None:
+        self.windowed = 0
+        self.cut: Counter[str] = Counter()
+        self.unknown = Unknown()
+
+    def add(self, items: Items) -> None:
+        """One more stretch."""
+        self.windowed += items.windowed
+        self.cut.update(items.cut)
+        self.unknown = Unknown(*map(sum, zip(self.unknown, items.unknown, strict=True)))
+
+    def described(self) -> str:
+        """In words."""
+        return describe_lost(self.windowed, self.cut, self.unknown)
 
 
 def predicted(
     predictor: TaskPredictor, stretch: list[Any], progress: Progress
-) -> tuple[list[str], int, int]:
-    """A line of JSON for each input; how many took several windows; how many were cut."""
+) -> tuple[list[str], Items]:
+    """A line of JSON for each input, and their sequences."""
     predictions, items = predictor.run(stretch, progress)
     lines = []
     for given, found in zip(stretch, predictions, strict=True):
         row = with_text(given, found, predictor.task.row(given, found))
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    return lines, items.windowed, sum(items.cut.values())
+    return lines, items
 
 
 def extent(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
@@ -164,25 +185,20 @@ def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextInput
     [source, *more] = find_sources([file], format="text")
     if more:
         raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
-    used = document = number = 0
-    try:
-        for number, line in text_lines(source, counts):
-            place = f"{source.path}:{number}"
-            if not line.strip():
-                counts.note("blank line", place)
-                document += 1  # as in a corpus, a blank line ends a document
-                continue
-            if kind == "tag":
-                _, spans = words_of(line)
-                words = tuple(line[start:end] for start, end in spans)
-                yield WordsInput(str(number), words, None, document, place, line, tuple(spans))
-            else:
-                yield TextInput(str(number), line.strip(), None, None, place)
-            used += 1
-    except DAMAGE as error:
-        raise BertkitError(
-            f"{source.path} cannot be read after line {number} ({one_line(error)}); restore it"
-        ) from error
+    used = document = 0
+    for number, line in plain_lines(source, counts):
+        place = f"{source.path}:{number}"
+        if not line.strip():
+            counts.note("blank line", place)
+            document += 1  # as in a corpus, a blank line ends a document
+            continue
+        if kind == "tag":
+            _, spans = words_of(line)
+            words = tuple(line[start:end] for start, end in spans)
+            yield WordsInput(str(number), words, None, document, place, line, tuple(spans))
+        else:
+            yield TextInput(str(number), line.strip(), None, None, place)
+        used += 1
     if not used:
         raise BertkitError(f"{file} holds no text; give one input a line")
 

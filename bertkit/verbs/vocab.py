@@ -26,8 +26,8 @@ from bertkit.model.extend import (
 )
 from bertkit.model.start import read_start
 from bertkit.text.documents import TextCounts
-from bertkit.text.lines import describe_skipped, text_lines
-from bertkit.text.sources import DAMAGE, find_sources, one_line
+from bertkit.text.lines import describe_skipped, plain_lines
+from bertkit.text.sources import find_sources
 from bertkit.tokens.learn import choose_words, measure_vocabulary
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.training.journal import Console
@@ -108,10 +108,7 @@ def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
     source, *more = find_sources([file], format="text")
     if more:
         raise BertkitError(f"--words {file} is {1 + len(more)} files; name one")
-    try:
-        lines = list(text_lines(source, counts))
-    except DAMAGE as error:
-        raise BertkitError(f"{source.path} cannot be read ({one_line(error)})") from error
+    lines = list(plain_lines(source, counts))
     if lines and not lines[-1][1]:
         lines.pop()  # what follows the last line end
     for number, line in lines:

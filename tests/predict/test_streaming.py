@@ -227,6 +227,19 @@ def test_the_output_is_that_of_the_whole_file(
     assert [path.name for path in out.parent.iterdir()] == ["found.jsonl"]
 
 
+def test_what_is_cut_and_unknown_is_said_over_all_stretches(
+    models: Path, tmp_path: Path, small_chunks: int, capsys: Any
+) -> None:
+    file = tmp_path / "a.jsonl"
+    asked = ["river", "river " * 30, "\u05e9", "\u05e9"] * 2
+    rows = [json.dumps({"question": text, "context": "\u05e9"}) for text in asked]
+    file.write_text("\n".join(rows))
+    run(models / "answer", file, tmp_path / "found.jsonl")
+    said = capsys.readouterr().err
+    assert "8 inputs, 0 in several windows, questions cut at 16 tokens: 2, " in said
+    assert "12 of 46 pieces [UNK] (26.1%), inputs without one known piece: 4" in said
+
+
 def test_lines_are_printed_as_they_are_made(
     models: Path, tmp_path: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.tasks.features import Extraction, extract
+from bertkit.text.lines import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.verbs.features import read_lines
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
@@ -182,6 +185,33 @@ def test_columns(pretrained: Path, write: Write, capsys: Any) -> None:
     code, said = run(rows, "--column", "body", "--layers", "weighted-sum")
     assert code == 2
     assert "are learned" in said
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "b.txt.gz"])
+def test_damaged_text_is_named(pretrained: Path, tmp_path: Path, capsys: Any, name: str) -> None:
+    """Of a truncated file and of one with a wrong checksum."""
+    whole = gzip.compress(b"river stone\n" * 9000)
+    wrong = whole[:-8] + bytes(4) + whole[-4:]
+    text = tmp_path / name
+    text.write_bytes(whole[:-9] if name == "a.txt.gz" else wrong)
+    out = tmp_path / "f.npy"
+    for verb in (["features"], ["predict", "embed"]):
+        with pytest.raises(SystemExit) as end:
+            main([*verb, str(pretrained), str(text), "--out", str(out), "--pooling", "mean"])
+        assert end.value.code == 2
+        assert f"{text} cannot be read after line" in capsys.readouterr().err
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("other", ["a.md", "z.md"])
+def test_files_of_unknown_type_are_counted(tmp_path: Path, other: str) -> None:
+    """Wherever their names stand among those that are read."""
+    (tmp_path / "c.csv").write_text("text\nriver\n")
+    (tmp_path / "d.txt").write_text("stone")
+    (tmp_path / other).write_text("x")
+    counts = TextCounts()
+    assert list(read_lines(str(tmp_path), "text", counts)) == ["river", "stone"]
+    assert counts.skipped == {"file of unknown type": 1}
 
 
 def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: Any) -> None:

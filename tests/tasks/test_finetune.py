@@ -86,6 +86,11 @@ def test_classify_from_csv_to_answers(
     asked = write("asked.txt", "river stone\n\ncandle forest \U0001f600 \u05e9\u05dc\u05d5\u05dd\n")
     run("predict", out, asked, "--out", tmp_path / "found.jsonl", "--precision", "fp32")
     assert [row["label"] for row in rows(tmp_path / "found.jsonl")] == ["wet", "dry"]
+    lost = "0 in several windows, 0 cut, 2 of 6 pieces [UNK] (33.3%)"
+    assert f"2 inputs, {lost}" in capsys.readouterr().err
+    bare = write("asked.csv", "text,label\nriver stone,wet\ncandle forest \U0001f600 \u05e9,dry\n")
+    run("evaluate", "classify", "--model", out, "--dev", bare)
+    assert f"tokens each, {lost}" in capsys.readouterr().err
     run("evaluate", "classify", "--model", out, out, "--test", weather, "--split", "test")
     assert "classify test: accuracy 100.0%" in capsys.readouterr().out
 

@@ -18,14 +18,17 @@ from bertkit.objectives import total_loss
 from bertkit.tasks.answer import Answer
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
+from bertkit.tasks.dataset import describe_lost, with_unknown
 from bertkit.tasks.inputs import Answer as Gold
-from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput
+from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.regress import Regress
+from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import (
     Encoded,
     Item,
     Items,
     Part,
+    Unknown,
     check_segments,
     make_batch,
     mean_outputs,
@@ -270,6 +273,40 @@ def test_an_ensemble_is_the_mean_of_outputs() -> None:
     assert first.tolist() == [[1.0, 1.0]]
     assert second.tolist() == [[2.0, 1.0]]
     assert third.tolist() == [[4.0, 2.0]]
+
+
+def test_unknown_pieces_are_counted(start: Start) -> None:
+    """In every kind; a word of a million characters is one [UNK]."""
+    tokenizer = start.tokenizer
+    lost, long = "\U0001f600 \u05e9", "x" * 10**6
+
+    def counted(task: Any, *inputs: Any) -> tuple[int, ...]:
+        return with_unknown(task.items(inputs, tokenizer), tokenizer.unk_id).unknown
+
+    texts = [TextInput("0", f"river {lost}", None, None, "a"), TextInput("1", lost, lost, None, "")]
+    texts += [TextInput("2", long, "stone", None, ""), TextInput("3", "\u200b", None, None, "")]
+    assert counted(Classify(("a", "b"), longest=40), *texts) == (7, 9, 2)
+    choices = [
+        ChoiceInput("0", lost, ("river", lost), None, ""),
+        ChoiceInput("1", lost, (lost,) * 2, None, ""),
+    ]
+    assert counted(Choose(longest=40), *choices) == (6 + 8, 7 + 8, 1)
+    words = [
+        WordsInput(str(i), own, None, 0, "") for i, own in enumerate([("river", "\u05e9"), (long,)])
+    ]
+    for context in ("sentence", "document"):
+        assert counted(Tag(("O", "B-X"), longest=40, context=context), *words) == (2, 3, 1)
+    asked = [QuestionInput("0", lost, "river", None, ""), QuestionInput("1", lost, lost, None, "")]
+    assert counted(Answer(longest=40, question_length=8), *asked) == (6, 7, 1)
+
+
+def test_what_is_lost_in_words() -> None:
+    cut = {"questions cut at 32 tokens": 1, "answers in no window whole": 0}
+    assert describe_lost(2, {}, Unknown(0, 9, 0)) == "2 in several windows, 0 cut"
+    assert describe_lost(0, cut, Unknown(3, 1000, 1)) == (
+        "0 in several windows, questions cut at 32 tokens: 1, 3 of 1,000 pieces [UNK] (0.3%), "
+        "inputs without one known piece: 1"
+    )
 
 
 def test_two_texts_need_two_segments() -> None:
