@@ -67,7 +67,9 @@ class GivenAnswer(NamedTuple):
     start: int | None
     end: int | None
     probability: float
+    """Of this answer, be it "", among the best spans and none."""
     no_answer_probability: float
+    """0 where the model was not trained on questions without an answer."""
 
 
 def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
@@ -118,6 +120,14 @@ class TaskPredictor:
                 raise BertkitError(
                     "the models of an ensemble must have the same settings, such as window lengths"
                 )
+        said = [one.details.get("pairs") for one in loaded]
+        known = [pairs for pairs in said if isinstance(pairs, bool)]
+        if len(set(known)) > 1:
+            raise BertkitError(
+                "an ensemble cannot mix models tuned on pairs of texts with models of single texts"
+            )
+        self.pairs = known[0] if known else None
+        """Whether the models were tuned on pairs of texts; None where none of them says it."""
         if isinstance(self.task, Answer):  # outputs are averaged, and so are thresholds
             thresholds = [one.task.threshold for one in loaded if isinstance(one.task, Answer)]
             self.task = replace(self.task, threshold=sum(thresholds) / len(thresholds))
@@ -161,13 +171,12 @@ class TaskPredictor:
             BertkitError: the model was tuned on pairs and an input is a single text, or vice versa;
                 or it has one segment, and inputs need two.
         """
-        pairs = self.loaded[0].details.get("pairs")
-        for given in inputs if isinstance(pairs, bool) else ():
-            if isinstance(given, TextInput) and (given.pair is not None) != pairs:
+        for given in inputs if self.pairs is not None else ():
+            if isinstance(given, TextInput) and (given.pair is not None) != self.pairs:
                 raise BertkitError(
                     f"{given.place}: the model was tuned on pairs of texts, and here is one text; "
                     "give the second (in a file --pair names its column)"
-                    if pairs
+                    if self.pairs
                     else f"{given.place}: the model was tuned on single texts, and here are two; "
                     "leave the second out"
                 )
@@ -219,13 +228,37 @@ def unthresholded(task: Any) -> dict[str, Any]:
     return {name: value for name, value in task.settings().items() if name != "threshold"}
 
 
+def require_texts(*given: object) -> None:
+    """Stop unless all are texts.
+
+    Raises:
+        BertkitError: shows the first that is none.
+    """
+    for text in given:
+        if not isinstance(text, str):
+            raise BertkitError(f"{str(text)[:40]!r} is not a text; many() takes lists of inputs")
+
+
+def listed(given: Any, what: str) -> tuple[Any, ...]:
+    """The items of a list.
+
+    Raises:
+        BertkitError: it is one text, or nothing that has items.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise BertkitError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
+    return tuple(given)
+
+
 class TextPredictor(TaskPredictor):
     """Classification, multi-label classification and regression."""
 
     def __call__(self, text: str, pair: str | None = None) -> Label | LabelSet | Value:
-        """The prediction for a text or a pair of texts; for many texts see `many`."""
-        if not isinstance(text, str) or not isinstance(pair, str | None):
-            raise BertkitError(f"{str(text)[:40]!r} is not a text; many() takes lists of inputs")
+        """The prediction for a text or a pair of texts; for many texts see `many`.
+
+        A blank text is one, too: the model reads [CLS] and [SEP] alone, and has a prediction.
+        """
+        require_texts(text, *([] if pair is None else [pair]))
         return self.many([TextInput("0", text, pair, None, "text")])[0]
 
 
@@ -234,9 +267,11 @@ class ChoicePredictor(TaskPredictor):
 
     def __call__(self, text: str, choices: Sequence[str]) -> Choice:
         """The most probable choice."""
-        if not choices:
+        own = listed(choices, "choices")
+        require_texts(text, *own)
+        if not own:
             raise BertkitError("there is no choice to choose from")
-        return self.many([ChoiceInput("0", text, tuple(choices), None, "text")])[0]
+        return self.many([ChoiceInput("0", text, own, None, "text")])[0]
 
 
 class TagPredictor(TaskPredictor):
@@ -247,6 +282,9 @@ class TagPredictor(TaskPredictor):
 
         Offsets are of the text; of given words, of the words joined by spaces.
         """
+        if not isinstance(text, str):
+            text = listed(text, "words")
+            require_texts(*text)
         text, spans = words_of(text)
         if not spans:
             return Tagging((), ())
@@ -268,13 +306,13 @@ class AnswerPredictor(TaskPredictor):
 
     def __call__(self, question: str, context: str) -> GivenAnswer:
         """The best span of the context, or none where the model was trained to say so."""
+        require_texts(question, context)
         if not question.strip() or not context.strip():
             raise BertkitError("an answer needs a question and a context, and one of them is empty")
         found: FoundAnswer = self.many([QuestionInput("0", question, context, None, "text")])[0]
         assert isinstance(self.task, Answer)
-        text = self.task.text_of(found)
-        start, end = (found.start, found.end) if text else (None, None)
-        return GivenAnswer(text, start, end, found.probability, found.no_answer_probability)
+        given = self.task.answered(found)
+        return GivenAnswer(**given, no_answer_probability=found.no_answer_probability)
 
 
 PREDICTORS: dict[str, type[TaskPredictor]] = {

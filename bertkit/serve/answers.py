@@ -95,6 +95,7 @@ class Answer(BaseModel):
     start: int | None
     end: int | None
     probability: float
+    """Of this answer, be it ""."""
     no_answer_probability: float
     null_odds: float
 

@@ -42,7 +42,7 @@ class FoundAnswer(NamedTuple):
     end: int
     """One after its last character."""
     probability: float
-    """Among the n-best list."""
+    """Of the span, among the n-best list."""
     no_answer_probability: float
     """0 where the model was not trained on questions without an answer."""
     null_odds: float
@@ -170,6 +170,17 @@ class Answer(TaskDefaults):
         none = self.null and prediction.null_odds > self.threshold
         return "" if none else prediction.text
 
+    def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
+        """What is answered after the threshold, where it stands, and its own probability."""
+        text = self.text_of(prediction)
+        none = self.null and not text
+        return {
+            "answer": text,
+            "start": prediction.start if text else None,
+            "end": prediction.end if text else None,
+            "probability": prediction.no_answer_probability if none else prediction.probability,
+        }
+
     def score(
         self, inputs: Sequence[QuestionInput], predictions: Sequence[FoundAnswer]
     ) -> dict[str, float]:
@@ -228,14 +239,9 @@ class Answer(TaskDefaults):
 
     def row(self, given: QuestionInput, prediction: FoundAnswer) -> dict[str, Any]:
         """See `Task`."""
-        text = self.text_of(prediction)
-        span = (prediction.start, prediction.end) if text else (None, None)
         return {
             "id": given.id,
-            "answer": text,
-            "start": span[0],
-            "end": span[1],
-            "probability": prediction.probability,
+            **self.answered(prediction),
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
         }

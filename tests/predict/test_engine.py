@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit import load
 from bertkit.cli import main
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
@@ -135,6 +136,27 @@ def test_an_error_in_a_worker_is_raised(models: Path, monkeypatch: pytest.Monkey
     with pytest.raises(IndexError):
         predictor.engines[0].run(items)
     torch.set_num_threads(before)
+
+
+def test_calls_with_other_things_than_texts(models: Path) -> None:
+    answer, choose, tag, classify = (
+        load(models / kind, device="cpu") for kind in ("answer", "choose", "tag", "classify")
+    )
+    for call in (
+        lambda: answer(5, 6),
+        lambda: answer("a", None),
+        lambda: choose(None, ["a", "b"]),
+        lambda: choose("a", [1, 2]),
+        lambda: tag(["a", 2]),
+        lambda: classify("a", b"b"),
+    ):
+        with pytest.raises(BertkitError, match="is not a text"):
+            call()
+    for call in (lambda: choose("a", "bc"), lambda: choose("a", None), lambda: tag(5)):
+        with pytest.raises(BertkitError, match="must be a list of texts, not"):
+            call()
+    with pytest.raises(BertkitError, match="there is no choice"):
+        choose("a", [])
 
 
 def test_precisions_are_checked() -> None:

@@ -87,7 +87,8 @@ def test_answers_stand_where_they_are(visit: Open, address: str) -> None:
         assert results.locator("mark").all_inner_texts() == ([] if none else [found["answer"]])
         outcome = results.locator(".outcome").inner_text()
         assert outcome == ("No answer in the context" if none else found["answer"].strip())
-        both = found["probability"], found["no_answer_probability"]
+        share = 1 - found["probability"] if none else found["probability"]
+        both = share, found["no_answer_probability"]
         assert numbers(results) == percents(both)
         assert results.locator(".scroll").text_content() == context
         if not none:  # a long context is scrolled to it
@@ -104,7 +105,7 @@ def test_no_answer(visit: Open) -> None:
     prediction = {
         **dict.fromkeys(("start", "end"), None),
         "answer": "",
-        "probability": 0.125,
+        "probability": 0.75,
         "no_answer_probability": 0.75,
         "null_odds": 2.0,
     }
@@ -114,7 +115,7 @@ def test_no_answer(visit: Open) -> None:
     results = ask(page, {"question": "who", "context": "nobody"})
     assert results.locator(".outcome").inner_text() == "No answer in the context"
     assert results.locator("mark").count() == 0
-    assert numbers(results) == ["12.5 %", "75.0 %"]
+    assert numbers(results) == ["25.0 %", "75.0 %"]
     assert "several windows, questions cut at 16 tokens" in results.inner_text()
 
 

@@ -237,6 +237,8 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
         assert none.answer == ""
         assert none.start is None
         assert none.no_answer_probability > found.no_answer_probability
+        assert none.probability == none.no_answer_probability, "that of what is answered"
+        assert found.probability <= 1 - found.no_answer_probability + 1e-6
     long = context + " walking running" * 40  # several windows
     found = ask("Where is the sailor?", long)
     assert found.answer == ("" if found.start is None else long[found.start : found.end])
@@ -500,6 +502,7 @@ def test_pairs_and_single_texts_are_told_apart(
     for wrong in (["river", "stone"], None, 7):
         with pytest.raises(BertkitError, match="is not a text; many"):
             classify(wrong)
+    assert classify("").label in {"wet", "dry"}
     rows = "".join(f"river,{word},{label}\n" for word, label in (("stone", "wet"), ("moss", "dry")))
     pairs = write("pairs.csv", "text,second,label\n" + rows * 4)
     out = tmp_path / "pairs"
@@ -508,6 +511,8 @@ def test_pairs_and_single_texts_are_told_apart(
     assert load(out)("river", "stone").label in {"wet", "dry"}
     with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
         load(out)("river")
+    with pytest.raises(BertkitError, match="cannot mix models tuned on pairs"):
+        load([tmp_path / "run", out])
     details = json.loads((out / "model" / "bertkit.json").read_text())
     (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))
     said = fails(capsys, "predict", out, pairs)  # as of official sets, which name no columns
@@ -611,6 +616,7 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     found = load(folder, null_threshold=-1e9)("river?", context)
     assert (found.answer, found.start) == ("", None)
     assert 0 < found.no_answer_probability < 1
+    assert found.probability == found.no_answer_probability, "not that of the suppressed span"
     assert load(folder, null_threshold=1e9)("river?", context).answer
     asked = write("asked.json", squad_file(impossible=True))
     command = ("evaluate", "squad-2.0", "--model", folder, "--dev", asked)

@@ -88,7 +88,8 @@ export function showAnswer(answer, {values}) {
     });
   }
   const rows = [
-    {name: none ? "best answer" : "this answer", share: found.probability, best: !none},
+    {name: none ? "any answer" : "this answer", best: !none,
+      share: none ? 1 - found.probability : found.probability},
     {name: "no answer in the context", share: found.no_answer_probability, best: none},
   ];
   const outcome = none ? "No answer in the context" : found.answer;
