@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import Sum, Sums
@@ -25,6 +25,9 @@ from bertkit.tasks.metrics import CLASSIFICATION, multi_label
 from bertkit.tasks.task import NOTHING_READ, Item, Items, Part, TaskBatch, TaskDefaults
 from bertkit.tasks.windows import text_windows
 from bertkit.tokens.tokenizer import Tokenizer
+
+SHOWN_LABELS = 20
+"""Known labels that an error lists; the one spelt most alike may be the opposite."""
 
 
 class Label(NamedTuple):
@@ -266,5 +269,8 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError:
     """The error for a label that training has not seen."""
-    hint = nearest(label, labels)
-    return BertkitError(f"{place}: the label {label!r} is not one of the model's{hint}")
+    shown = ", ".join(sorted(labels)[:SHOWN_LABELS])
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return BertkitError(
+        f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
+    )

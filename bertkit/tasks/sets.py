@@ -66,7 +66,12 @@ def load_dataset(
         return own_dataset(key, files, columns, lengths, positions)
     if key in OFFICIAL:
         return set_dataset(key, files, lengths, positions)
-    raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")
+    raise no_task(name)
+
+
+def no_task(name: str) -> BertkitError:
+    """The error for a name that is neither of a set nor of a kind."""
+    return BertkitError(f"no task is called '{name}'{nearest(name.lower(), (*OFFICIAL, *KINDS))}")
 
 
 def kind_of(key: str) -> str:
@@ -292,4 +297,4 @@ def read_split(
         if not path:
             raise BertkitError(f"give the file as --{split} FILE, and --split {split}")
         return read_own(key, path, columns, counts, scoring=True, test=split == "test")
-    raise BertkitError(f"no task is called '{name}'{nearest(key, (*OFFICIAL, *KINDS))}")
+    raise no_task(name)

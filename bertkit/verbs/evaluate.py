@@ -25,9 +25,10 @@ from bertkit.tasks.grid import shown_scores
 from bertkit.tasks.own import KINDS, Files
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import KIND_OF, official_writer
-from bertkit.tasks.sets import read_split, split_file
-from bertkit.tasks.task import Task
+from bertkit.tasks.sets import OFFICIAL, no_task, read_split, split_file
+from bertkit.tasks.task import Items, Task
 from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.training.devices import environment
 from bertkit.training.journal import Console
 from bertkit.verbs.predict import remembered
 
@@ -74,7 +75,7 @@ def evaluate(
     split
         dev, test, or another of the set, such as dev-mismatched.
     out
-        A folder for predictions and the official file.
+        A folder for predictions, the official file, scores, and how they were made.
     precision
         fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it. The scores of
         int8 are shown beside those of fp32.
@@ -89,9 +90,8 @@ def evaluate(
     """
     counts = TextCounts()
     settings: dict[str, Any] = {"device": device, "null_threshold": null_threshold}
+    key, kind = task.lower(), kind_of(task)
     predictor = TaskPredictor.load(model, precision=precision, **settings)
-    key = task.lower()
-    kind = GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
     if predictor.task.kind != kind:
         raise BertkitError(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
@@ -115,8 +115,8 @@ def evaluate(
         bar = windows_bar(console)
         predictions, items = predictor.run(inputs, bar)
         console.say(describe_items(split, items))
+        known, found, unscored = labelled_part(inputs, predictions)
         if labelled:
-            known, found, unscored = labelled_part(inputs, predictions)
             scores = official_scores(key, predictor.task, known, found)
             print(f"{task} {split}: {shown_scores(scores)}")  # noqa: T201
             if unscored:
@@ -133,9 +133,37 @@ def evaluate(
             if out is not None:
                 write_json(out / f"{split}-scores.json", scores)
         if out is not None:
+            record = {"task": task, "split": split, "models": list(map(str, model))}
+            write_json(out / f"{split}-run.json", record | run_facts(predictor, items, len(known)))
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
+
+
+def kind_of(name: str) -> str:
+    """The kind of a data set, or a kind itself.
+
+    Raises:
+        BertkitError: no task has this name.
+    """
+    key = name.lower()
+    if key not in (*OFFICIAL, *KINDS):
+        raise no_task(name)
+    return GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
+
+
+def run_facts(predictor: TaskPredictor, items: Items, scored: int) -> dict[str, Any]:
+    """What stands beside scores so that they can be judged: of what, in which way, and where."""
+    return {
+        "inputs": items.inputs,
+        "scored": scored,
+        "windowed": items.windowed,
+        "cut": items.cut,
+        "unknown": items.unknown._asdict(),
+        "precision": predictor.precision,
+        "device": str(predictor.device),
+        "environment": environment(),
+    }
 
 
 def check_apart(out: Path, name: str, split: str, read: str) -> None:
@@ -145,7 +173,8 @@ def check_apart(out: Path, name: str, split: str, read: str) -> None:
         BertkitError: one is.
     """
     submission = GLUE[name].submissions.get(split) if name in GLUE else None
-    names = [f"{split}.jsonl", f"{split}.csv", f"{split}.txt", f"{split}-scores.json"]
+    endings = (".jsonl", ".csv", ".txt", "-scores.json", "-run.json")
+    names = [f"{split}{ending}" for ending in endings]
     for file in [*names, submission[0]] if submission else names:
         keep_apart(out / file, [read])
 

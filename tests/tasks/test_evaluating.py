@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.tasks.answer import Answer, FoundAnswer
-from bertkit.tasks.classify import Classify, Label
+from bertkit.tasks.classify import Classify, Label, unknown_label
 from bertkit.tasks.dataset import labelled_part
 from bertkit.tasks.features import Extraction, extract
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.inputs import Answer as Gold
 from bertkit.tasks.inputs import QuestionInput, TextInput
 from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.evaluate import official_scores
+from bertkit.verbs.evaluate import evaluate, official_scores
 
 
 def question(number: int, *answers: Gold) -> QuestionInput:
@@ -35,6 +38,19 @@ def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -
     scores = official_scores("mrpc", model, inputs, predictions)
     assert scores == pytest.approx({"f1": 4 / 5, "accuracy": 3 / 4}), "F1 is of equivalent"
     assert set(official_scores("classify", model, inputs, predictions)) == set(model.metrics)
+
+
+def test_a_misspelt_task_is_said_before_the_model_is_read() -> None:
+    with pytest.raises(BertkitError, match="no task is called 'mnil'; did you mean 'mnli'"):
+        evaluate("mnil", model=[Path("nowhere")])
+
+
+def test_labels_of_another_set_are_not_taken_for_misspelt_ones() -> None:
+    """RTE's of a model for MNLI: the label spelt most alike is the opposite."""
+    error = unknown_label("not_entailment", "f:1", GLUE["mnli"].labels)
+    assert str(error).endswith("not one of the model's; known: contradiction, entailment, neutral")
+    many = unknown_label("x", "f:1", [f"label{number}" for number in range(30)])
+    assert str(many).endswith("label25, label26 and 10 more")
 
 
 def test_questions_that_a_model_cannot_get_right_are_counted() -> None:

@@ -91,6 +91,18 @@ def test_classify_from_csv_to_answers(
     bare = write("asked.csv", "text,label\nriver stone,wet\ncandle forest \U0001f600 \u05e9,dry\n")
     run("evaluate", "classify", "--model", out, "--dev", bare)
     assert f"tokens each, {lost}" in capsys.readouterr().err
+    some = write("some.csv", "text,label\nriver stone,wet\ncandle,\n")
+    run("evaluate", "classify", "--model", out, out, "--test", some, "--split", "test",
+        "--precision", "fp32", "--out", tmp_path / "scored")  # fmt: skip
+    assert set(json.loads((tmp_path / "scored" / "test-scores.json").read_text())) == {
+        "accuracy",
+        "macro_f1",
+    }
+    record = json.loads((tmp_path / "scored" / "test-run.json").read_text())
+    assert (record["inputs"], record["scored"], record["precision"]) == (2, 1, "fp32")
+    assert record["models"] == [str(out)] * 2
+    assert record["environment"]["versions"]["torch"] == torch.__version__
+    capsys.readouterr()
     run("evaluate", "classify", "--model", out, out, "--test", weather, "--split", "test")
     assert "classify test: accuracy 100.0%" in capsys.readouterr().out
 

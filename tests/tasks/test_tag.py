@@ -222,7 +222,7 @@ def test_labels_of_every_scheme(tokenizer: Tokenizer) -> None:
 
 
 def test_errors_name_the_place(tokenizer: Tokenizer) -> None:
-    with pytest.raises(BertkitError, match=r"a:3, word 2: the label 'B-PET'.*did you mean 'B-PER'"):
+    with pytest.raises(BertkitError, match=r"a:3, word 2: the label 'B-PET'.*known: B-"):
         Tag(LABELS).items([sentence("river stone", "O B-PET", number=3)], tokenizer)
     with pytest.raises(BertkitError, match=r"a:4: 1 tags for 2 words"):
         Tag(LABELS).items([sentence("river stone", "O", number=4)], tokenizer)
