@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bertkit.errors import BertkitError, nearest
@@ -19,6 +20,7 @@ from bertkit.text.lines import TextCounts
 
 PLACE = "https://gluebenchmark.com/tasks"
 MICROSOFT = "https://www.microsoft.com/en-us/download/details.aspx?id=52398"
+DIAGNOSTICS = "https://gluebenchmark.com/diagnostics"
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 INFERENCE = ("entailment", "neutral", "contradiction")
@@ -53,11 +55,18 @@ class GlueTask(NamedTuple):
     files: Mapping[str, tuple[str, ...]] = FILES
     test_id: str = "index"
     """Column of the number in files without labels."""
+    columns: Mapping[str, tuple[str, str, str]] = MappingProxyType({})
+    """Split -> text, pair and label, where its file calls them otherwise."""
 
     @property
     def kind(self) -> str:
         """One of classify and regress."""
         return "classify" if self.labels else "regress"
+
+    def of_split(self, split: str) -> GlueTask:
+        """The same task with the columns of a split's file."""
+        text, pair, label = self.columns.get(split, (self.text, self.pair, self.label))
+        return self._replace(text=text, pair=pair, label=label)
 
 
 GLUE: dict[str, GlueTask] = {
@@ -119,7 +128,8 @@ GLUE: dict[str, GlueTask] = {
         *("diagnostic", INFERENCE, INFERENCE, "sentence1", "sentence2", ""),
         metrics=("matthews",),
         submissions={"test": ("AX.tsv", 1104)},
-        files={"test": ("diagnostic.tsv", "AX.tsv")},
+        files={"dev": ("diagnostic-full.tsv",), "test": ("diagnostic.tsv", "AX.tsv")},
+        columns={"dev": ("Premise", "Hypothesis", "Label")},
     ),
 }
 
@@ -140,14 +150,15 @@ def read_glue(name: str, folder: str | Path, split: str, counts: TextCounts) -> 
     Args:
         name: one of `GLUE`.
         folder: the task's own folder, or the one that has it inside.
-        split: "train", "dev" or "test"; for mnli "dev-mismatched" and "test-mismatched" too.
+        split: "train", "dev" or "test"; for mnli "dev-mismatched" and "test-mismatched" too. For ax
+            "dev" is the whole set with its labels.
         counts: is told of every row left out: ragged ones (QQP has some), MNLI's without agreement.
 
     Raises:
         BertkitError: task or split is unknown, the file is absent (the message says where to get
             it) or another one, a label is unknown, or a row of a test set cannot be used.
     """
-    task = glue_task(name)
+    task = glue_task(name).of_split(split)
     path = find_file(name, task, Path(folder), split)
     labelled = split not in task.submissions
     columns = (task.text, task.pair, task.label if labelled else task.test_id)
@@ -213,6 +224,8 @@ def find_file(name: str, task: GlueTask, folder: Path, split: str) -> Path:
             f"; Microsoft has the same rows ({MICROSOFT}): msr_paraphrase_train.txt is train.tsv "
             f"with dev.tsv, msr_paraphrase_test.txt is test.tsv with labels"
         )
+    if split in task.columns:
+        extra = f"; the file with labels is at {DIAGNOSTICS}"
     raise BertkitError(
         f"no {wanted} of {task.folder} in {folder}; get {task.folder} from {PLACE} and unpack it "
         f"so that {own / task.files[split][0]} exists{extra}"

@@ -128,7 +128,7 @@ def glue_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> D
     if "train" not in official.files:
         raise BertkitError(
             f"{name} has no training data: tune on mnli, then "
-            f"bertkit evaluate {name} --model RUN --data {folder} --split test"
+            f"bertkit evaluate {name} --model RUN --data {folder} --split test (or dev)"
         )
     splits = {split: read_glue(name, folder, split, counts) for split in labelled(official.files)}
     tests = []

@@ -35,4 +35,4 @@ def submit(*runs: Path, out: Path = Path("glue.zip")) -> None:
                 found[path.name] = path
     for remark in write_glue_zip(found, out):
         print(remark)  # noqa: T201
-    print(f"{out}: {len(found)} files collected")  # noqa: T201
+    print(f"{out}: {len(ZIPPED)} files, {len(found)} of them of these runs")  # noqa: T201

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from bertkit.cli import main
 from bertkit.errors import BertkitError
 from bertkit.tasks.glue import GLUE, glue_task, read_glue
-from bertkit.tasks.glue_submission import ZIPPED, write_glue_zip, write_submission
+from bertkit.tasks.glue_submission import HEADER, ZIPPED, write_glue_zip, write_submission
 from bertkit.tasks.inputs import TextInput
+from bertkit.tasks.own import Files, Lengths
+from bertkit.tasks.sets import glue_dataset
 from bertkit.text.lines import TextCounts
+from bertkit.verbs.submit import submit
 
 OFFICIAL = {
     "cola": (8551, 1043, 1063),
@@ -21,6 +26,14 @@ OFFICIAL = {
     "sst-2": (67349, 872, 1821),
     "sts-b": (5749, 1500, 1379),
 }
+DIAGNOSTIC = (
+    "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain"
+    "\tPremise\tHypothesis\tLabel\n"
+    "\t\tNegation\t\tArtificial\tThe cat sat.\tThe cat did not sit.\tcontradiction\n"
+    '\t\tNegation\t\tArtificial\tThe "cat sat.\tThe cat sat.\tentailment\n'
+    "Quantifiers\t\t\t\tNews\tThe cat did sit.\tA cat sat.\tneutral\n"
+)
+TAB = "\t"
 MNLI_HEAD = "index\tpromptID\tgenre\tsentence1\tsentence2"
 
 
@@ -150,8 +163,12 @@ def test_the_diagnostic_set(tmp_path: Path) -> None:
         write(tmp_path / folder, name, text)
         [given] = read("ax", tmp_path / folder, "test")[0]
         assert given[:4] == ("0", "The cat.", "A cat.", None)
-    with pytest.raises(BertkitError, match="no split 'dev'; known: test"):
+    with pytest.raises(BertkitError, match=r"no diagnostic-full\.tsv .*benchmark.com/diag"):
         read("ax", tmp_path, "dev")
+    write(tmp_path / "diagnostic", "diagnostic-full.tsv", DIAGNOSTIC)
+    found = [given[:4] for given in read("ax", tmp_path, "dev")[0]]
+    assert found[0] == ("0", "The cat sat.", "The cat did not sit.", "contradiction")
+    assert [label for *_, label in found] == ["contradiction", "entailment", "neutral"]
 
 
 @pytest.mark.parametrize("folder", ["WNLI", "wnli", "WNLI_"])
@@ -308,3 +325,126 @@ def test_unknown_and_absent_files(submission: dict[str, Path], tmp_path: Path) -
         write_glue_zip({"Cola.tsv": submission["CoLA.tsv"]}, tmp_path / "a.zip")
     with pytest.raises(BertkitError, match=r"cannot read .*nosuch"):
         write_glue_zip({"CoLA.tsv": tmp_path / "nosuch"}, tmp_path / "a.zip")
+
+
+# From files to the archive -----------------------------------------------------------------------
+
+MNLI_ROWS = "0\t1\tg\tThe river.\tA stone.\tneutral\n1\t2\tg\tA bridge.\tA bridge.\tentailment\n"
+PAIR_ROWS = "0\t{0}river?\tA stone.\t{1}\n1\t{0}bridge.\tA bridge.\t{2}\n"
+SLICES = {
+    "mnli": (f"{MNLI_HEAD}\tgold_label\n", MNLI_ROWS, "2\t3\tg\tA kettle.\tNone.\tcontradiction\n"),
+    "qqp": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n",
+        PAIR_ROWS.format("3\t4\t", "0", "1"),
+        "",
+    ),
+    "qnli": (
+        "index\tquestion\tsentence\tlabel\n",
+        PAIR_ROWS.format("", "not_entailment", "entailment"),
+        "",
+    ),
+    "wnli": ("index\tsentence1\tsentence2\tlabel\n", PAIR_ROWS.format("", "0", "1"), ""),
+}
+
+
+def write_slices(folder: Path, name: str) -> Path:
+    """Some rows of every file of a task; of QQP, test files lack the questions' own IDs."""
+    head, rows, more = SLICES[name]
+    for split, files in GLUE[name].files.items():
+        text = head + rows + more
+        if split.startswith("test"):
+            text = "".join(f"{line.rpartition(TAB)[0]}\n" for line in text.splitlines())
+            text = text.replace("\tqid1\tqid2", "").replace("\t3\t4", "")
+        write(folder / GLUE[name].folder, files[0], text)
+    return folder
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert end.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def mnli(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one step on three pairs of MNLI."""
+    folder = tmp_path_factory.mktemp("mnli")
+    run("finetune", "mnli", "--data", write_slices(folder / "glue", "mnli"), "--model", pretrained,
+        "--out", folder / "run", "--epochs", "1")  # fmt: skip
+    return folder / "run"
+
+
+def test_two_dev_sets_and_two_test_sets(mnli: Path) -> None:
+    scores = json.loads((mnli / "results.json").read_text())["scores"]
+    assert list(scores) == ["dev", "dev-mismatched"]
+    assert set(scores["dev"]) == {"accuracy"}
+    for name in ("MNLI-m.tsv", "MNLI-mm.tsv"):
+        head, *lines = (mnli / "results" / name).read_text().splitlines()
+        assert (head, len(lines)) == (HEADER, 3)
+        assert {line.split("\t")[1] for line in lines} <= set(GLUE["mnli"].labels)
+    found = [path.name for path in sorted((mnli / "results").iterdir())]
+    assert [name for name in found if name.startswith("dev")] == [
+        "dev-mismatched.jsonl",
+        "dev.jsonl",
+    ]
+
+
+@pytest.mark.parametrize("name", ["qqp", "qnli", "wnli"])
+def test_tasks_from_files_to_files(name: str, pretrained: Path, tmp_path: Path) -> None:
+    data = write_slices(tmp_path, name)
+    out = tmp_path / "run"
+    run("finetune", name, "--data", data, "--model", pretrained, "--out", out, "--epochs", "1")
+    [(split, scores)] = json.loads((out / "results.json").read_text())["scores"].items()
+    assert (split, tuple(scores)) == ("dev", GLUE[name].metrics)
+    [(file, _)] = GLUE[name].submissions.values()
+    head, *lines = (out / "results" / file).read_text().splitlines()
+    assert (head, len(lines)) == (HEADER, 2)
+    assert {line.split("\t")[1] for line in lines} <= set(GLUE[name].file_labels)
+
+
+def test_absent_test_files_are_counted(tmp_path: Path) -> None:
+    data = write_slices(tmp_path, "mnli")
+    (data / "MNLI" / "test_mismatched.tsv").unlink()
+    found = glue_dataset("mnli", Files(data=data), Lengths(), 40)
+    assert [name for name, _ in found.dev] == ["dev", "dev-mismatched"]
+    assert [name for name, _ in found.test] == ["test"]
+    assert found.counts.skipped == {"test-mismatched file is absent: nothing to submit": 1}
+    with pytest.raises(
+        BertkitError, match="ax has no training data: tune on mnli, then bertkit ev"
+    ):
+        glue_dataset("ax", Files(data=data), Lengths(), 40)
+
+
+def test_the_diagnostic_set_is_scored_and_predicted(
+    mnli: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{number}\tThe cat.\tA cat.\n" for number in range(3))
+    write(tmp_path, "diagnostic.tsv", f"index\tsentence1\tsentence2\n{rows}")
+    write(tmp_path, "diagnostic-full.tsv", DIAGNOSTIC)
+    out = tmp_path / "out"
+    run("evaluate", "ax", "--data", tmp_path, "--model", mnli, "--out", out)
+    assert "ax dev: matthews " in capsys.readouterr().out
+    assert set(json.loads((out / "dev-scores.json").read_text())) == {"matthews"}
+    run("evaluate", "ax", "--data", tmp_path, "--model", mnli, "--split", "test", "--out", out)
+    assert (out / "AX.tsv").read_text().startswith(f"{HEADER}\n0\t")
+
+
+def test_submit(
+    submission: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, path in submission.items():
+        if name != "WNLI.tsv":
+            write(tmp_path / "runs" / name[:3] / "results", name, path.read_text())
+    write(tmp_path / "runs" / "data", "train.tsv", "other files are passed over")
+    runs, out = tmp_path / "runs", tmp_path / "glue.zip"
+    run("submit", runs, "--out", out)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("WNLI.tsv was filled with 0")
+    assert said[1:] == [f"{out}: 11 files, 10 of them of these runs"]
+    with zipfile.ZipFile(out) as archive:
+        assert set(archive.namelist()) == set(submission)
+    again = write(tmp_path / "again", "CoLA.tsv", "")
+    with pytest.raises(BertkitError, match=r"again.CoLA\.tsv and .* are both CoLA\.tsv; name one"):
+        submit(runs, again.parent, out=out)
+    with pytest.raises(BertkitError, match="nowhere is no folder"):
+        submit(tmp_path / "nowhere", out=out)
