@@ -8,6 +8,7 @@ Any other name is a kind of task with the user's own data; see `own.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from bertkit.tasks.own import (
 from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import KIND_OF, official_writer
+from bertkit.tasks.rows import has_column
 from bertkit.tasks.squad import SQUAD_FILES, SQUAD_SITE, read_squad
 from bertkit.tasks.swag import SWAG_SITE, read_swag
 from bertkit.tasks.task import Task
@@ -143,6 +145,31 @@ def glue_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> D
     return Dataset(
         *(name, task, train, list(splits.items()), tests, counts, {"data": str(folder)}),
         write=official_writer(name),
+    )
+
+
+def glue_columns(name: str, path: str, columns: Columns) -> Columns:
+    """What a file's texts are called, for a model of GLUE: as usual, or as in the files of its set.
+
+    Raises:
+        BertkitError: the file has neither.
+    """
+    task = GLUE[name]
+    own = [column for column in (task.text, task.pair) if column]
+
+    def has(column: str) -> bool:
+        return has_column(path, column, columns.format, header=columns.header)
+
+    if has(columns.text):
+        return columns
+    if all(map(has, own)):
+        return replace(columns, text=task.text, pair=task.pair)
+    flags = "--text A --pair B" if task.pair else "--text A"
+    shown = " and ".join(map(repr, own))
+    raise BertkitError(
+        f"{path} has neither a column '{columns.text}' nor {shown} as {name}; "
+        f"name its own: {flags}; official files are predicted with: bertkit evaluate {name} "
+        "--model MODEL --data FOLDER --split SPLIT --out OUT"
     )
 
 

@@ -16,10 +16,15 @@ from bertkit.text.lines import TextCounts
 
 SWAG_SITE = "https://github.com/rowanz/swagaf/tree/master/data"
 ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+COLUMNS = ("sent1", "sent2", *ENDINGS)
 
 
 def read_swag(
-    path: str | Path, counts: TextCounts, *, labelled: bool | None = None
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    labelled: bool | None = None,
+    format: str = "csv",  # noqa: A002
 ) -> list[ChoiceInput]:
     """The rows of train.csv, val.csv or test.csv; in the last, every label is None.
 
@@ -29,23 +34,23 @@ def read_swag(
         path: the file.
         counts: is told of empty texts, which are kept.
         labelled: True asks for labels, False leaves them unread, None goes by the file.
+        format: see `rows.numbered_rows`, where the same columns stand in another file.
 
     Raises:
         BertkitError: the file is absent or is another one, it has no labels where they are asked
             for, a row is ragged (its prediction would be missing, and no official file has one), or
             a label is not an index; the message names the file or the line.
     """
-    has_labels = has_column(path, "label", "csv")
+    has_labels = labelled is not False and has_column(path, "label", format)
     if labelled and not has_labels:
         raise BertkitError(
             f"{path} has no column 'label', as test.csv of SWAG; train and score on train.csv and "
             f"val.csv"
         )
     labelled = has_labels if labelled is None else labelled
-    columns = ("sent1", "sent2", *ENDINGS)
     found = TextCounts()
     inputs = []
-    for number, place, row in numbered_rows(path, found, "csv", columns=columns):
+    for number, place, row in numbered_rows(path, found, format, columns=COLUMNS):
         fields = {name: str(value).strip() for name, value in row.items()}
         if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
             found.note("empty text, kept", place)

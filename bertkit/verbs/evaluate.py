@@ -30,7 +30,7 @@ from bertkit.tasks.task import Items, Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.devices import environment
 from bertkit.training.journal import Console
-from bertkit.verbs.predict import remembered
+from bertkit.verbs.predict import is_swag, remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,8 @@ def evaluate(
     named = remembered(columns, predictor) if key in KINDS else columns
     where = Files(**vars(files))
     inputs = read_split(task, split, where, named, counts)
+    if key == "choose":
+        check_not_swag(predictor, split_file(task, split, where), named)
     if out is not None:
         check_apart(out, key, split, split_file(task, split, where))
     labelled = any(is_labelled([given]) for given in inputs)
@@ -138,6 +140,19 @@ def evaluate(
             data = Dataset(task, predictor.task, (), (), write=official_writer(task.lower()))
             written = write_results(data, predictor.task, out, split, inputs, predictions)
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
+
+
+def check_not_swag(predictor: TaskPredictor, file: str, columns: Columns) -> None:
+    """Stop where a model of SWAG would be scored on SWAG's rows without their second sentences.
+
+    Raises:
+        BertkitError: names the command that reads them.
+    """
+    if is_swag(predictor, file, columns):
+        raise BertkitError(
+            f"{file} has SWAG's columns, whose rows are more than a text and choices; "
+            f"score it as bertkit evaluate swag --dev {file}"
+        )
 
 
 def kind_of(name: str) -> str:

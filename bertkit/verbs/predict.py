@@ -24,8 +24,13 @@ from bertkit.predict.streaming import Progress, new_lines
 from bertkit.predict.tasks import TaskPredictor, stretches
 from bertkit.predict.words import words_of
 from bertkit.tasks.dataset import describe_lost
+from bertkit.tasks.glue import GLUE
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
+from bertkit.tasks.rows import has_column
+from bertkit.tasks.sets import glue_columns
+from bertkit.tasks.swag import COLUMNS as SWAG_COLUMNS
+from bertkit.tasks.swag import read_swag
 from bertkit.tasks.task import Items, Unknown
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import extension, find_sources
@@ -51,8 +56,9 @@ def predict(
 
     CSV, TSV, JSON lines, Parquet and hf:NAME by columns; plain text (.txt) has an input on each
     line; a tagger also reads CoNLL columns, a model that answers SQuAD's JSON, or rows with the
-    columns "question" and "context". Some thousand inputs are held at a time, so a file (but
-    SQuAD's JSON) may be larger than memory.
+    columns "question" and "context"; a model of GLUE or SWAG knows its set's columns. Some
+    thousand inputs are held at a time, so a file (but SQuAD's JSON and SWAG's) may be larger than
+    memory.
 
     Parameters
     ----------
@@ -80,8 +86,7 @@ def predict(
     predictor = TaskPredictor.load(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
-    named = remembered(columns, predictor)
-    inputs = read_inputs(predictor.task.kind, file, named, counts)
+    named, inputs = known_inputs(predictor, file, columns, counts)
     with Console() as console:
         with new_lines(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
@@ -162,16 +167,58 @@ def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
     return replace(columns, **changes)
 
 
+def known_inputs(
+    predictor: TaskPredictor, file: str, columns: Columns, counts: TextCounts
+) -> tuple[Columns, Iterator[Any]]:
+    """The inputs of a file, as they are read, and its columns, which models of some sets know.
+
+    Raises:
+        BertkitError: see `read_inputs`; or the file's columns are neither those of the model's set
+            nor the usual ones.
+    """
+    named, kind = remembered(columns, predictor), predictor.task.kind
+    if not is_plain(kind, file, named):
+        if is_swag(predictor, file, named):
+            refuse_swag_flags(file, columns)
+            return named, iter(read_swag(file, counts, labelled=False, format=named.format))
+        data = str(predictor.loaded[0].details.get("data"))
+        if data in GLUE and columns.given.isdisjoint({"text", "pair"}):
+            named = glue_columns(data, file, named)
+    return named, read_inputs(kind, file, named, counts)
+
+
+def is_swag(predictor: TaskPredictor, file: str, columns: Columns) -> bool:
+    """Whether a model of SWAG is given a file with SWAG's columns."""
+    if predictor.loaded[0].details.get("data") != "swag":
+        return False
+    return all(has_column(file, name, columns.format) for name in SWAG_COLUMNS)
+
+
+def refuse_swag_flags(file: str, columns: Columns) -> None:
+    """Stop where columns of SWAG's own file are named: its second sentences would not be read.
+
+    Raises:
+        BertkitError: they are.
+    """
+    if named := columns.given & {"text", "choices"}:
+        flags = " and ".join(f"--{name}" for name in sorted(named))
+        raise BertkitError(f"{file} has SWAG's columns, which the model knows; leave out {flags}")
+
+
+def is_plain(kind: str, file: str, columns: Columns) -> bool:
+    """Whether a file is read as plain text."""
+    return columns.format == "text" or (
+        columns.format == "auto" and kind != "tag" and extension(file) == ".txt"
+    )
+
+
 def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
     """The inputs of a file for a kind of task, without labels, as they are read.
 
     Raises:
         BertkitError: the file is absent, damaged or lacks a column.
     """
-    plain = columns.format == "text" or (
-        columns.format == "auto" and kind != "tag" and extension(file) == ".txt"
-    )
-    if not plain:
+    if not is_plain(kind, file, columns):
         return read_unlabelled(kind, file, columns, counts)
     if kind not in {"classify", "multi-label", "regress", "tag"}:
         raise BertkitError(f"{file}: a model tuned to {kind} needs columns, not plain text")

@@ -15,7 +15,8 @@ from bertkit.tasks.glue import GLUE, glue_task, read_glue
 from bertkit.tasks.glue_submission import HEADER, ZIPPED, write_glue_zip, write_submission
 from bertkit.tasks.inputs import TextInput
 from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.sets import glue_dataset
+from bertkit.tasks.own_files import Columns
+from bertkit.tasks.sets import glue_columns, glue_dataset
 from bertkit.text.lines import TextCounts
 from bertkit.verbs.submit import submit
 
@@ -387,6 +388,42 @@ def test_two_dev_sets_and_two_test_sets(mnli: Path) -> None:
         "dev-mismatched.jsonl",
         "dev.jsonl",
     ]
+
+
+def test_predict_knows_the_columns_of_the_models_set(mnli: Path, tmp_path: Path) -> None:
+    data = write_slices(tmp_path / "glue", "mnli")
+    out = tmp_path / "found.jsonl"
+    for split in ("dev", "test"):
+        file = data / "MNLI" / f"{split}_matched.tsv"
+        run(
+            "evaluate", "mnli", "--model", mnli, "--data", data, "--split", split, "--out", tmp_path
+        )
+        run("predict", mnli, file, "--out", out)
+        official, own = (
+            [json.loads(line) for line in path.read_text().splitlines()]
+            for path in (tmp_path / f"{split}.jsonl", out)
+        )
+        for one, other in zip(official, own, strict=True):
+            for name in ("text", "pair", "label", "probability"):
+                assert one[name] == other[name]
+    usual = write(tmp_path, "mine.csv", "text,other\nA river.,A stone.\n")
+    run("predict", mnli, usual, "--pair", "other", "--out", out)
+    run("predict", mnli, data / "MNLI" / "dev_matched.tsv", "--text", "sentence2", "--pair",
+        "sentence1", "--out", out)  # fmt: skip
+    assert json.loads(out.read_text().splitlines()[0])["text"] == "A stone."
+
+
+def test_columns_that_no_set_has_are_named(tmp_path: Path) -> None:
+    """CoLA's labelled files begin with a row, SST-2's and one's own have a header."""
+    cola = str(write(tmp_path, "dev.tsv", "gj04\t1\t\tThe river froze.\n"))
+    message = r"neither a column 'text' nor 'sentence' as cola; .* bertkit evaluate cola --model"
+    with pytest.raises(BertkitError, match=message):
+        glue_columns("cola", cola, Columns())
+    sst = str(write(tmp_path, "test.tsv", "index\tsentence\n0\tA river.\n"))
+    found = glue_columns("sst-2", sst, Columns())
+    assert (found.text, found.pair) == ("sentence", "")
+    both = str(write(tmp_path, "both.csv", "sentence,text\na,b\n"))
+    assert glue_columns("sst-2", both, Columns()).text == "text"
 
 
 @pytest.mark.parametrize("name", ["qqp", "qnli", "wnli"])

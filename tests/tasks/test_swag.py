@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from bertkit.cli import main
 from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import ChoiceInput
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.swag import read_swag, write_swag_predictions
 from bertkit.text.lines import TextCounts
+from bertkit.verbs.evaluate import Scored, evaluate
+from bertkit.verbs.predict import predict
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'v-1,7,He sits. He,He sits.,He,gold,"stands, then runs",b,c,d'
@@ -81,3 +86,35 @@ def test_predictions(tmp_path: Path) -> None:
         with pytest.raises(BertkitError, match=message):
             write_swag_predictions(path, ids, chosen)
     assert path.read_text() == "pred\n3\n0\n1\n"
+
+
+def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
+    pretrained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The start of each ending, `sent2`, is read wherever the file has it."""
+    row = "v,7,x,A river.,The stone,gold,stands,runs,sings,is"
+    for name in ("train", "val"):
+        text = f"{HEADER},label\n0,{row},3\n1,{row.replace('stone', 'bridge')},0\n"
+        (tmp_path / f"{name}.csv").write_text(text)
+    model, val, out = tmp_path / "run", tmp_path / "val.csv", tmp_path / "found.jsonl"
+    for command in (
+        ["finetune", "swag", "--data", tmp_path, "--model", pretrained, "--out", model,
+         "--epochs", "1"],
+        ["evaluate", "swag", "--data", tmp_path, "--model", model, "--out", tmp_path],
+        ["predict", model, val, "--out", out],
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as end:
+            main([str(part) for part in command])
+        assert end.value.code == 0
+    assert out.read_text() == (tmp_path / "dev.jsonl").read_text()
+    assert json.loads(out.read_text().splitlines()[0])["text"].startswith("The stone ")
+    columns = Columns(text="sent1", choices=("ending0", "ending1"))
+    with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
+        predict(model, str(val), out=out, columns=columns)
+    files = Scored(dev=str(val))
+    with pytest.raises(BertkitError, match="score it as bertkit evaluate swag --dev"):
+        evaluate("choose", model=[model], files=files, columns=columns)
+    own = tmp_path / "own.csv"
+    own.write_text("a,b,c\nriver,stone,bridge\n")
+    predict(model, str(own), out=out, columns=Columns(text="a", choices=("b", "c")))
+    assert json.loads(out.read_text())["text"] in {"stone", "bridge"}
