@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,7 @@ class Finetuning:
             "baseline": self.baselines,
             "windowed": windowed,
             "cut": cut,
+            "unknown": {name: items.unknown._asdict() for name, items in every.items()},
             "settings": rows,
             "runs": [result.as_json() for result in results],
         }
@@ -343,8 +345,9 @@ class Finetuning:
         for row in rows:
             self.console.say(setting_in_words(row))
         counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
-        lost = sum(sum(own.values()) for own in cut.values())
-        self.console.say(f"inputs in several windows: {counted}; cut: {lost:,}")
+        lost = sum((Counter(own) for own in cut.values()), Counter[str]())
+        named = "; ".join(f"{what}: {count:,}" for what, count in lost.items())
+        self.console.say(f"inputs in several windows: {counted}; {named or 'cut: 0'}")
         self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
 
     def predict_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:

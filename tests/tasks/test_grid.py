@@ -241,3 +241,15 @@ def test_a_hidden_file_beside_a_model_is_no_damage_and_a_flipped_bit_is(
     tune_on(pretrained, colours, out)
     assert "nothing to do" not in capfd.readouterr().err
     assert model_bytes(out) == whole
+
+
+def test_the_end_of_a_run_names_what_was_lost(
+    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "t.csv", tmp_path / "out"
+    path.write_text("text,label\n" + "river stone,yes\ngarden,no\n" * 4 + "\u200b,no\n")
+    tune_on(pretrained, path, out)
+    said = capfd.readouterr().err.splitlines()
+    end = "inputs in several windows: train 0, dev 0; inputs with a text without tokens: 2"
+    assert end in said
+    assert read_json(out / "results.json")["unknown"]["dev"]["inputs"] == 1
