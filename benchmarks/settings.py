@@ -19,9 +19,9 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "mrpc": Setting(32, 1e-4, 3),
-    "cola": Setting(32, 1e-4, 3),
+    "cola": Setting(32, 1e-4, 3, "group_by_length"),
     "rte": Setting(32, 1e-4, 3),
-    "sts-b": Setting(32, 1e-4, 3),
+    "sts-b": Setting(32, 1e-4, 3, "group_by_length"),
     "arc-easy": Setting(16, 1e-4, 2, "group_by_length"),
     "conll-2003": Setting(32, 1e-4, 2, "group_by_length"),
     "sst-2": Setting(32, 1e-4, 1, "group_by_length"),
