@@ -22,7 +22,7 @@ from bertkit.reproduce.render import as_markdown
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 MISSING = "Not measured yet."
-LONGEST_TABLE = 12
+LONGEST_TABLE = 14
 SPREAD = ("median", "lowest", "highest")
 PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|mfu)(?:$|_)")
 
