@@ -24,8 +24,8 @@ from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
 from bertkit.tasks.own import KINDS, Files
 from bertkit.tasks.own_files import Columns
-from bertkit.tasks.results import KIND_OF, official_writer
-from bertkit.tasks.sets import OFFICIAL, no_task, read_split, split_file
+from bertkit.tasks.results import official_writer
+from bertkit.tasks.sets import OFFICIAL, kind_of, no_task, read_split, split_file
 from bertkit.tasks.task import Items, Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.devices import environment
@@ -90,7 +90,7 @@ def evaluate(
     """
     counts = TextCounts()
     settings: dict[str, Any] = {"device": device, "null_threshold": null_threshold}
-    key, kind = task.lower(), kind_of(task)
+    key, kind = task.lower(), known_kind(task)
     predictor = TaskPredictor.load(model, precision=precision, **settings)
     if predictor.task.kind != kind:
         raise BertkitError(
@@ -155,7 +155,7 @@ def check_not_swag(predictor: TaskPredictor, file: str, columns: Columns) -> Non
         )
 
 
-def kind_of(name: str) -> str:
+def known_kind(name: str) -> str:
     """The kind of a data set, or a kind itself.
 
     Raises:
@@ -164,7 +164,7 @@ def kind_of(name: str) -> str:
     key = name.lower()
     if key not in (*OFFICIAL, *KINDS):
         raise no_task(name)
-    return GLUE[key].kind if key in GLUE else KIND_OF.get(key, key)
+    return kind_of(key)
 
 
 def run_facts(predictor: TaskPredictor, items: Items, scored: int) -> dict[str, Any]:
