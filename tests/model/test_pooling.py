@@ -136,7 +136,11 @@ def test_lower_case_is_that_of_sentence_transformers(
     np.testing.assert_allclose(own(folder).many(TEXTS), theirs(folder, TEXTS), atol=1e-5)
 
 
-@given(st.text(st.characters(min_codepoint=1, max_codepoint=0x24FF), max_size=12))
+KNOWN = st.characters(min_codepoint=1, max_codepoint=0x24FF, exclude_categories=["Cn", "Cs"])
+"""Assigned in the Unicode of this Python: the library's is newer, and lowers letters of its own."""
+
+
+@given(st.text(KNOWN, max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_lower_case_goes_letter_by_letter(text: str) -> None:
     assert lower(text) == Lowercase().normalize_str(text)
