@@ -200,7 +200,7 @@ def claim_settings(
     *,
     ignored: Collection[str] = (),
     foreign: Collection[str] = (),
-) -> bool:
+) -> None:
     """Write settings where there are none yet, or make sure that they are the same.
 
     Args:
@@ -209,9 +209,6 @@ def claim_settings(
         what: is named in the error, for example "a run".
         ignored: settings that may differ.
         foreign: files and folders that are something else's where the file is not there.
-
-    Returns:
-        Whether the file was there.
 
     Raises:
         BertkitError: the file is damaged, or holds other settings; the folder is something else's.
@@ -224,7 +221,7 @@ def claim_settings(
                     "choose another --out"
                 )
         write_json(path, settings)
-        return False
+        return
     begun = read_json(path)
     if not isinstance(begun, dict):
         raise BertkitError(f"{path} is damaged; choose another --out")
@@ -235,4 +232,3 @@ def claim_settings(
             f"{path.parent} holds {what} with other settings ({named}); "
             "choose another --out, or restore the settings to go on"
         )
-    return True

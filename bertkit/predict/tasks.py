@@ -161,7 +161,7 @@ class TaskPredictor:
         self, inputs: Sequence[Any], progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Any], Items]:
         """Predictions for many inputs, in order, and their sequences; see `run_items`."""
-        items = self.items(inputs)
+        items = with_unknown(self.items(inputs), self.tokenizer.unk_id)
         return self.run_items(inputs, items, progress), items
 
     def items(self, inputs: Sequence[Any]) -> Items:
@@ -182,7 +182,7 @@ class TaskPredictor:
                 )
         items = self.task.items(inputs, self.tokenizer)
         check_segments(items, self.loaded[0].model.config)
-        return with_unknown(items, self.tokenizer.unk_id)
+        return items
 
     def run_items(
         self,

@@ -162,11 +162,15 @@ def describe_items(split: str, items: Items) -> str:
 
 def describe_lost(windowed: int, cut: Mapping[str, int], unknown: Unknown) -> str:
     """How many inputs were windowed, that none was cut, or what, and the share of [UNK] if any."""
-    lost = "; ".join(f"{what}: {count:,}" for what, count in cut.items() if count)
-    said = [f"{windowed:,} in several windows", lost or "0 cut"]
+    said = [f"{windowed:,} in several windows", describe_cut(cut) or "0 cut"]
     if unknown.pieces:
         share = unknown.pieces / unknown.total
         said.append(f"{unknown.pieces:,} of {unknown.total:,} pieces [UNK] ({share:.1%})")
     if unknown.inputs:
         said.append(f"inputs without one known piece: {unknown.inputs:,}")
     return ", ".join(said)
+
+
+def describe_cut(cut: Mapping[str, int]) -> str:
+    """What was lost and of how many inputs; "" where nothing was."""
+    return "; ".join(f"{what}: {count:,}" for what, count in cut.items() if count)

@@ -20,6 +20,7 @@ from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.dataset import (
     Dataset,
     check_labelled,
+    describe_cut,
     describe_items,
     digest_inputs,
     encode,
@@ -346,8 +347,8 @@ class Finetuning:
             self.console.say(setting_in_words(row))
         counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
         lost = sum((Counter(own) for own in cut.values()), Counter[str]())
-        named = "; ".join(f"{what}: {count:,}" for what, count in lost.items())
-        self.console.say(f"inputs in several windows: {counted}; {named or 'cut: 0'}")
+        named = describe_cut(lost) or "cut: 0"
+        self.console.say(f"inputs in several windows: {counted}; {named}")
         self.console.say(f"best: {in_words(best)}; the model is in {self.out / 'model'}")
 
     def predict_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:

@@ -320,15 +320,34 @@ def has_column(
     Raises:
         BertkitError: see `numbered_rows`.
     """
+    return has_columns(path, [column], format, header=header)
+
+
+def has_columns(
+    path: str | Path,
+    columns: Sequence[str],
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool = True,
+) -> bool:
+    """Whether every one of these columns is in some row; the file is read once, as far as needed.
+
+    Raises:
+        BertkitError: see `numbered_rows`.
+    """
     [source, *_] = find_sources([str(path)], format=format)
     if header and source.format in ("csv", "tsv"):
         try:
-            names = next(split_rows(source, TextCounts(), [column]), (0, []))[1]
+            names = next(split_rows(source, TextCounts(), columns), (0, []))[1]
         except DAMAGE as error:
             raise damaged(source.path, 0, error) from error
-        return column in (name.strip() for name in names)
-    rows = read_rows(path, TextCounts(), format, header=header)
-    return any(column in row for _, row in rows)
+        return set(columns) <= {name.strip() for name in names}
+    missing = set(columns)
+    for _, row in read_rows(path, TextCounts(), format, header=header):
+        missing.difference_update(row)
+        if not missing:
+            break
+    return not missing
 
 
 def name_of(value: object) -> str:

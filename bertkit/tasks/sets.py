@@ -31,7 +31,7 @@ from bertkit.tasks.own import (
 from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.results import KIND_OF, official_writer
-from bertkit.tasks.rows import has_column
+from bertkit.tasks.rows import has_columns
 from bertkit.tasks.squad import SQUAD_FILES, SQUAD_SITE, read_squad
 from bertkit.tasks.swag import SWAG_SITE, read_swag
 from bertkit.tasks.task import Task
@@ -157,12 +157,12 @@ def glue_columns(name: str, path: str, columns: Columns) -> Columns:
     task = GLUE[name]
     own = [column for column in (task.text, task.pair) if column]
 
-    def has(column: str) -> bool:
-        return has_column(path, column, columns.format, header=columns.header)
+    def has(*names: str) -> bool:
+        return has_columns(path, names, columns.format, header=columns.header)
 
     if has(columns.text):
         return columns
-    if all(map(has, own)):
+    if has(*own):
         return replace(columns, text=task.text, pair=task.pair)
     flags = "--text A --pair B" if task.pair else "--text A"
     shown = " and ".join(map(repr, own))

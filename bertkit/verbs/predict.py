@@ -27,7 +27,7 @@ from bertkit.tasks.dataset import describe_lost
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
-from bertkit.tasks.rows import has_column
+from bertkit.tasks.rows import has_columns
 from bertkit.tasks.sets import glue_columns
 from bertkit.tasks.swag import COLUMNS as SWAG_COLUMNS
 from bertkit.tasks.swag import read_swag
@@ -191,7 +191,7 @@ def is_swag(predictor: TaskPredictor, file: str, columns: Columns) -> bool:
     """Whether a model of SWAG is given a file with SWAG's columns."""
     if predictor.loaded[0].details.get("data") != "swag":
         return False
-    return all(has_column(file, name, columns.format) for name in SWAG_COLUMNS)
+    return has_columns(file, SWAG_COLUMNS, columns.format)
 
 
 def refuse_swag_flags(file: str, columns: Columns) -> None:

@@ -66,46 +66,6 @@ def test_model_problems(tmp_path: Path) -> None:
     assert model_problem(folder, result("a", whole)) == "has a damaged model"
 
 
-def test_a_damaged_model_is_made_again(
-    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The best weights have a flipped bit when the grid goes on: it ends as if they had not."""
-    rows = [f"{word} {word},{label}" for word in ("river", "stone") for label in ("yes", "no")]
-    (tmp_path / "t.csv").write_text("text,label\n" + "\n".join(rows * 3) + "\n")
-    out = tmp_path / "out"
-    command = ["finetune", "classify", "--model", str(pretrained), "--out", str(out)]
-    command += ["--train", str(tmp_path / "t.csv"), "--dev", str(tmp_path / "t.csv")]
-    command += ["--epochs", "1", "--batch-size", "8", "--seeds", "2", "--precision", "fp32"]
-    with pytest.raises(SystemExit, match="0"):
-        main(command)
-    whole = (out / "model" / "model.safetensors").read_bytes()
-    best = read_json(out / "results.json")["best"]
-    shutil.rmtree(out / "model")
-    path = out / "runs" / best / "model" / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 8
-    path.write_bytes(content)
-    with pytest.raises(SystemExit, match="0"):
-        main(command)
-    assert f"{best} has a damaged model: it is made again" in capfd.readouterr().err
-    assert path.read_bytes() == whole == (out / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["recipe.json", "model"])
-def test_a_pre_training_run_is_not_tuned_over(
-    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
-    """`--model RUN --out RUN` would put a classifier where the pre-trained model was."""
-    (tmp_path / "t.csv").write_text("text,label\n" + "river,yes\nstone,no\n" * 4)
-    (tmp_path / "run" / name).mkdir(parents=True)
-    command = ["finetune", "classify", "--model", str(pretrained), "--out", str(tmp_path / "run")]
-    command += ["--train", str(tmp_path / "t.csv"), "--dev", str(tmp_path / "t.csv")]
-    with pytest.raises(SystemExit, match="2"):
-        main(command)
-    assert f"has a {name} but no finetune.json" in capfd.readouterr().err
-    assert not (tmp_path / "run" / "finetune.json").exists()
-
-
 @pytest.fixture
 def colours(tmp_path: Path) -> Path:
     rows = [f"{word} {word},{label}" for word in ("river", "stone") for label in ("yes", "no")]
@@ -124,6 +84,43 @@ def tune_on(pretrained: Path, data: Path, out: Path, *more: object) -> None:
 
 def model_bytes(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 8
+    path.write_bytes(content)
+
+
+def test_a_damaged_model_is_made_again(
+    pretrained: Path, colours: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The best weights have a flipped bit when the grid goes on: it ends as if they had not."""
+    out = tmp_path / "out"
+    tune_on(pretrained, colours, out, "--seeds", "2")
+    whole = model_bytes(out)
+    best = read_json(out / "results.json")["best"]
+    shutil.rmtree(out / "model")
+    path = out / "runs" / best / "model" / "model.safetensors"
+    flip_a_bit(path)
+    tune_on(pretrained, colours, out, "--seeds", "2")
+    assert f"{best} has a damaged model: it is made again" in capfd.readouterr().err
+    assert path.read_bytes() == whole == model_bytes(out)
+
+
+@pytest.mark.parametrize("name", ["recipe.json", "model"])
+def test_a_pre_training_run_is_not_tuned_over(
+    pretrained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    """`--model RUN --out RUN` would put a classifier where the pre-trained model was."""
+    (tmp_path / "t.csv").write_text("text,label\n" + "river,yes\nstone,no\n" * 4)
+    (tmp_path / "run" / name).mkdir(parents=True)
+    command = ["finetune", "classify", "--model", str(pretrained), "--out", str(tmp_path / "run")]
+    command += ["--train", str(tmp_path / "t.csv"), "--dev", str(tmp_path / "t.csv")]
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert f"has a {name} but no finetune.json" in capfd.readouterr().err
+    assert not (tmp_path / "run" / "finetune.json").exists()
 
 
 def test_the_record_of_the_machine_stays_that_of_the_runs(
@@ -235,9 +232,7 @@ def test_a_hidden_file_beside_a_model_is_no_damage_and_a_flipped_bit_is(
     tune_on(pretrained, colours, out)
     assert "is finished; nothing to do" in capfd.readouterr().err
     whole = model_bytes(out)
-    content = bytearray(whole)
-    content[-9] ^= 8
-    (out / "model" / "model.safetensors").write_bytes(content)
+    flip_a_bit(out / "model" / "model.safetensors")
     tune_on(pretrained, colours, out)
     assert "nothing to do" not in capfd.readouterr().err
     assert model_bytes(out) == whole
