@@ -21,18 +21,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.quality_data import dataset, start_folder
 from benchmarks.record import ROOT, data_folder, made, summary, write_result
-from benchmarks.settings import SETTINGS, Setting, start_model
+from benchmarks.settings import SETTINGS, Setting
 from benchmarks.slices import make_slices
 from bertkit.files import read_json, write_json
 from bertkit.model.start import read_start
 from bertkit.predict.tasks import TaskPredictor
-from bertkit.tasks.dataset import Dataset
 from bertkit.tasks.finetune import finetune
 from bertkit.tasks.grid import Grid, read_results
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import load_dataset
 from bertkit.tasks.tune import RunSettings, Tuning
 from bertkit.training.devices import choose_precision
 from bertkit.training.journal import Console
@@ -45,32 +42,10 @@ METRICS = {
     "sst-2": ("accuracy",),
     "arc-easy": ("accuracy",),
     "conll-2003": ("f1",),
+    "conll-2003-documents": ("f1",),
     "squad-1.1": ("exact_match", "f1"),
     "squad-2.0": ("exact_match", "f1"),
 }
-ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
-
-
-def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
-    """The data of a task, as `bertkit finetune` reads it."""
-    glue = {"sst-2": slices}
-    lengths = Lengths()
-    if task == "arc-easy":
-        train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
-        return load_dataset("choose", Files(train=train, dev=dev), ARC, lengths, positions)
-    if task == "conll-2003":
-        files = Files(data=data / "conll2003")
-    elif task == "squad-1.1":
-        train = str(slices / "squad" / "train.json")
-        files = Files(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
-    elif task == "squad-2.0":
-        files = Files(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
-    else:
-        files = Files(data=glue.get(task, data / "glue"))
-    return load_dataset(task, files, Columns(), lengths, positions)
-
-
-ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 
 
 @dataclass(frozen=True)
@@ -88,7 +63,7 @@ def own_runs(
     task: str, setting: Setting, seeds: range, data: Path, work: Path, precision: str
 ) -> None:
     """Bertkit's runs; those that are done are skipped."""
-    start = read_start(start_model())
+    start = read_start(start_folder(setting, data, work, precision))
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
     grid = LaterSeeds(
         batch_size=(setting.batch,),
@@ -185,8 +160,10 @@ def score_saved(
 def row(own: list[float], theirs: list[float]) -> dict[str, Any]:
     """Medians and spreads, and the comparison, of values in percent.
 
-    One run of the Trainer has no deviation, and so no verdict.
+    One run of the Trainer has no deviation, and so no verdict; without any there is nothing of it.
     """
+    if not theirs:
+        return {"bertkit": summary(own), "bertkit_runs": len(own)}
     deviation = statistics.stdev(theirs) if len(theirs) > 1 else None
     lowest = None if deviation is None else statistics.median(theirs) - deviation
     return {
@@ -230,7 +207,7 @@ def main() -> None:
         scored = reference_scores(task, data, arguments.work, precision)
         theirs = with_runs(before.get("trainer", {}), scored, metrics)
         runs[task] = {"bertkit": own, "trainer": theirs}
-        if own["seeds"] and theirs["seeds"]:
+        if own["seeds"]:
             for metric in metrics:
                 rows[f"{task}, {metric}"] = row(own[metric], theirs[metric])
                 print(task, metric, rows[f"{task}, {metric}"])

@@ -1,9 +1,10 @@
 """The reference of the quality benchmark: transformers' Trainer, on the same data and settings.
 
-It reads the files by code of its own and shares nothing with bertkit but the slices. A run's result
-is `WORK/reference/TASK-SEED.json`; runs that exist are skipped, and several processes may work
-through the list together. SQuAD's tuned models are saved and scored by `benchmarks.quality` with
-the same windows and decoding as bertkit's own, so that only the training differs.
+It reads the files by code of its own and shares nothing with bertkit but the slices and, for SQuAD
+2.0, the model that both begin with. A run's result is `WORK/reference/TASK-SEED.json`; runs that
+exist are skipped, and several processes may work through the list together. SQuAD's tuned models
+are saved and scored by `benchmarks.quality` with the same windows and decoding as bertkit's own, so
+that only the training differs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks.quality_data import start_folder
 from benchmarks.record import data_folder, made
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
@@ -27,6 +29,8 @@ from bertkit.files import only_process, write_json
 from bertkit.training.devices import choose_precision
 
 Examples = list[dict[str, Any]]
+REFERENCES = [task for task in SETTINGS if task != "conll-2003-documents"]
+"""The Trainer's examples read sentences, so documents have no reference."""
 
 
 class Task(NamedTuple):
@@ -152,7 +156,7 @@ def conll(folder: Path, tokenizer: Any) -> Task:
     return Task(model, read(folder / "train.txt"), read(folder / "valid.txt"), collate, metrics)
 
 
-def squad(path: Path, tokenizer: Any) -> Task:
+def squad(path: Path, start: Path, tokenizer: Any) -> Task:
     """SQuAD training windows of 384 tokens; an answer outside of a window is [CLS]."""
     from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding
 
@@ -166,7 +170,7 @@ def squad(path: Path, tokenizer: Any) -> Task:
                     tokenizer, qa["question"], paragraph["context"],
                     (begin, begin + len(answer["text"])),
                 )  # fmt: skip
-    model = AutoModelForQuestionAnswering.from_pretrained(start_model())
+    model = AutoModelForQuestionAnswering.from_pretrained(start)
     return Task(model, found, [], DataCollatorWithPadding(tokenizer), lambda o, y: {})
 
 
@@ -193,7 +197,7 @@ def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, 
     return windows
 
 
-def build(task: str, data: Path, slices: Path, tokenizer: Any) -> Task:
+def build(task: str, data: Path, slices: Path, start: Path, tokenizer: Any) -> Task:
     """The task by name."""
     folders = {"cola": data / "glue/CoLA", "mrpc": data / "glue/MRPC", "rte": data / "glue/RTE",
                "sts-b": data / "glue/STS-B", "sst-2": slices / "SST-2"}  # fmt: skip
@@ -203,9 +207,8 @@ def build(task: str, data: Path, slices: Path, tokenizer: Any) -> Task:
         return arc(data / "arc-easy", tokenizer)
     if task == "conll-2003":
         return conll(data / "conll2003", tokenizer)
-    return squad(
-        slices / {"squad-1.1": "squad", "squad-2.0": "squad2"}[task] / "train.json", tokenizer
-    )
+    folder = slices / {"squad-1.1": "squad", "squad-2.0": "squad2"}[task]
+    return squad(folder / "train.json", start, tokenizer)
 
 
 def run(
@@ -218,8 +221,9 @@ def run(
     logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(start_model(), use_fast=True)
     tokenizer.model_max_length = 512
+    start = start_folder(setting, data, work, precision)
     set_seed(seed)
-    parts = build(task, data, work / "slices", tokenizer)
+    parts = build(task, data, work / "slices", start, tokenizer)
     arguments = TrainingArguments(
         output_dir=str(out.with_suffix("")), seed=seed, use_cpu=True, report_to=[],
         bf16=precision == "bf16",
@@ -227,7 +231,6 @@ def run(
         num_train_epochs=setting.epochs, weight_decay=0.01, warmup_steps=0.1, adam_epsilon=1e-6,
         max_grad_norm=1.0, lr_scheduler_type="linear", per_device_eval_batch_size=32,
         save_strategy="no", disable_tqdm=True, logging_strategy="no",
-        train_sampling_strategy=setting.sampling,
         remove_unused_columns=False,
     )  # fmt: skip
     trainer = Trainer(
@@ -253,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/quality"))
-    parser.add_argument("--tasks", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--tasks", nargs="+", default=REFERENCES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--precision", default="auto", help="fp32, bf16 or auto")
     arguments = parser.parse_args()
