@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from cyclopts import App, Group
+from cyclopts import App, ArgumentCollection, Group
 
 import bertkit
-from bertkit.config import FLAGS, parse, recipe_flags
+from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
 from bertkit.processes import is_alone, rank
 
@@ -88,6 +90,33 @@ def application(asked: str | None = None) -> App:
         help="Let the Tab key complete verbs and flags in this shell."
     )
     return app
+
+
+def check_numbers(arguments: ArgumentCollection) -> None:
+    """Refuse lists with commas, and fractions for whole-number flags: the library rounds them."""
+    for argument in arguments:
+        several = get_args(argument.hint)[:1]
+        kind = several or (argument.hint,)
+        for token in argument.tokens:
+            if several and kind[0] in (int, float) and "," in token.value:
+                apart = " ".join(token.value.replace(",", " ").split())
+                raise BertkitError(
+                    f"{argument.name} takes numbers with spaces between them: "
+                    f"{argument.name} {apart}"
+                )
+            if kind[0] is int and not re.fullmatch(r"[+-]?\d[\d_]*", token.value):
+                raise BertkitError(f"{argument.name} takes a whole number, not '{token.value}'")
+
+
+def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Fill in the fields of the recipe that the RECIPE argument names (a cyclopts config).
+
+    Flags given on the command line win over the file.
+    """
+    check_numbers(arguments)
+    for argument in arguments:
+        if argument.name == "--recipe" and argument.tokens:
+            fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)
 
 
 def check_verb(words: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import tomllib
 from collections.abc import Collection, Sequence
 from importlib import resources
@@ -95,26 +94,6 @@ def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
         if not fits(value, known[name]):
             kind = getattr(known[name], "__name__", str(known[name]))
             raise BertkitError(f"{path}: {name} must be of type {kind}, not {value!r}")
-
-
-def check_numbers(arguments: ArgumentCollection) -> None:
-    """Refuse fractions for whole-number flags, which the library would round."""
-    for argument in arguments:
-        kind = get_args(argument.hint)[:1] or (argument.hint,)
-        for token in argument.tokens:
-            if kind[0] is int and not re.fullmatch(r"[+-]?\d[\d_]*", token.value):
-                raise BertkitError(f"{argument.name} takes a whole number, not '{token.value}'")
-
-
-def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Fill in the fields of the recipe that the RECIPE argument names (a cyclopts config).
-
-    Flags given on the command line win over the file.
-    """
-    check_numbers(arguments)
-    for argument in arguments:
-        if argument.name == "--recipe" and argument.tokens:
-            fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)
 
 
 def fill_from(

@@ -323,6 +323,19 @@ def test_fractions_for_whole_numbers_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "apart"),
+    [("--epochs", "3,6", "3 6"), ("--learning-rate", "1e-4, 2e-4", "1e-4 2e-4")],
+)
+def test_numbers_with_commas_between_them_are_refused(
+    flag: str, value: str, apart: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("finetune", "rte", "--model", "m", "--out", "o", flag, value, status=2)
+    assert f"{flag} takes numbers with spaces between them: {flag} {apart}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_pieces_are_shown_as_they_are(
     store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,10 +26,15 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.families import OWN_FIELDS
 from bertkit.model.features import FeatureModel
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import from_google_name, google_name
 from bertkit.model.pooling import write_pooling
 from bertkit.model.saving import describe, foreign_tensors, save_model
-from bertkit.model.tensorflow import read_checkpoint, write_checkpoint, write_google_config
+from bertkit.model.tensorflow import (
+    from_google_name,
+    google_name,
+    read_checkpoint,
+    write_checkpoint,
+    write_google_config,
+)
 
 CHECKPOINT = "bert_model.ckpt"
 GOOGLE_HEADS = {

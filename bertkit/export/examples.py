@@ -62,8 +62,9 @@ def built_in(source: Source) -> list[Part]:
         return [
             Part(tuple(surround(one, two[n:], tokenizer) for n in range(3))) for one, two in pairs
         ]
-    sequences = [surround(one, two, tokenizer) for one, two in pairs]
-    if source.head not in ("words", "embedding"):
+    one_segment = source.config.type_vocab_size == 1
+    sequences = [] if one_segment else [surround(one, two, tokenizer) for one, two in pairs]
+    if source.head not in ("words", "embedding") and not one_segment:
         sequences.append(surround(whole[: room // 3], whole[room // 3 :], tokenizer))
     alone = [one[: room + 1] for one in texts] + [whole]
     return [Part((one,)) for one in [*sequences, *(surround(a, None, tokenizer) for a in alone)]]

@@ -151,7 +151,7 @@ class PaddedModel(nn.Module):
         if self.head == "tag":
             return (model.classifier(self.features(states)),)
         if self.head == "answer":
-            return model.qa_outputs(hidden).unbind(-1)
+            return self.ends_exchanged(model.qa_outputs(hidden), mask).unbind(-1)
         if self.head == "replaced":
             return (model.rtd(hidden.flatten(0, 1)).view(mask.shape),)
         return self.read_summary(hidden, mask)
@@ -176,6 +176,14 @@ class PaddedModel(nn.Module):
             return hidden[:, 0]
         last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
         return hidden.gather(1, last).squeeze(1)
+
+    def ends_exchanged(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """(batch, length, 2), left to right with [SEP] in the place of [CLS], as in `SpanModel`."""
+        if self.config.direction != "left_to_right":
+            return logits
+        last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, logits.shape[-1])
+        exchanged = logits.scatter(1, last, logits[:, :1])
+        return torch.cat([logits.gather(1, last), exchanged[:, 1:]], dim=1)
 
     def features(self, states: list[Tensor]) -> Tensor:
         """(batch, length, features) of chosen layers, where the encoder was frozen."""

@@ -19,8 +19,10 @@ from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
 from bertkit.model.directory import complete
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.model.names import tuned_tensors
 from bertkit.model.pooling import TextPooling
 from bertkit.model.start import Start, model_folder, read_start
+from bertkit.model.weights import some
 from bertkit.predict.embedding import read_embedder
 from bertkit.predict.load import is_tuned
 from bertkit.tasks.load import load_task_model
@@ -111,6 +113,12 @@ def read_source(
         kind, model = loaded.task.kind, loaded.model.float()
         return Source(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
     start = read_start(path)
+    if head == "auto" and (tuned := tuned_tensors(start.tensors)):
+        raise BertkitError(
+            f"{path} holds the head of a tuned model ({some(tuned)}), and nothing says of which "
+            "task; name the class in config.json (architectures), or export the encoder alone: "
+            "--head encoder"
+        )
     return pretrained_source(start) if head == "auto" else encoder_source(start)
 
 

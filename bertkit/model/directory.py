@@ -29,7 +29,7 @@ from bertkit.files import check_file_size, read_json
 from bertkit.model.encoder import Encoder, ModelConfig, weights_to_come
 from bertkit.model.families import OWN_FIELDS, read_family
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import optional, parameter_names
+from bertkit.model.names import optional, parameter_names, tuned_tensors
 from bertkit.model.weights import load_state, some, weight_files
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -114,8 +114,10 @@ def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def complete(loaded: Loaded[Model], source: Path) -> Model:
     """The model, if nothing of it was missing."""
     if loaded.new:
+        tuned = tuned_tensors(loaded.unused)
+        what = f" and holds the head of a tuned model ({some(tuned)})" if tuned else ""
         raise BertkitError(
-            f"{source} lacks {some(loaded.new)}; "
+            f"{source} lacks {some(loaded.new)}{what}; "
             "fine-tune it, or load it with load_model, which draws the missing ones at random"
         )
     return loaded.model
@@ -220,6 +222,11 @@ def load_config(directory: Path) -> ModelConfig:
     """
     if not directory.is_dir():
         raise BertkitError(f"no model directory {directory}; check the path")
+    if (directory / "bert_config.json").is_file() and not (directory / "config.json").is_file():
+        raise BertkitError(
+            f"{directory} is a checkpoint of Google's; make it a model directory first: "
+            f"bertkit export {directory} --to huggingface --out DIR"
+        )
     return read_config(directory / "config.json")
 
 

@@ -289,6 +289,12 @@ def check_length(packed: Packed, config: ModelConfig) -> None:
         )
 
 
+ONE_SEGMENT = (
+    "the model has one segment (type_vocab_size 1), and pairs, choices and questions with their "
+    "context need two; choose another model"
+)
+
+
 def check_batch(packed: Packed, config: ModelConfig) -> None:
     """Refuse ids that the embeddings do not have: on a GPU they would be garbage or a crash.
 
@@ -307,6 +313,8 @@ def check_batch(packed: Packed, config: ModelConfig) -> None:
         if len(wrong):
             place = int(wrong[0, 0])
             sequence = int((packed.cu_seqlens[1:] <= place).sum())
+            if name == "segment" and size == 1:
+                raise BertkitError(ONE_SEGMENT)
             raise BertkitError(
                 f"{name} {int(indices[place])} at token {place - int(packed.cu_seqlens[sequence])} "
                 f"of sequence {sequence} is outside the model's 0 to {size - 1}; "

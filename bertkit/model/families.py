@@ -109,7 +109,8 @@ def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:
         family = "bertkit"
     if family == "electra" and head == "words" and config.hidden_act != "gelu":
         family = "bertkit"  # its generator's head always has the GELU with erf
-    if causal and head in ("sequence", "choice", "pairs"):  # transformers pools the first token
+    # transformers reads the first token there, of spans for the odds that there is no answer
+    if causal and head in ("sequence", "choice", "pairs", "span"):
         family = "bertkit"
     head = "causal" if causal and head == "words" else head
     name = "bertkit" if family == "bertkit" else CLASSES[head][FAMILIES.index(family)]

@@ -1,4 +1,4 @@
-"""What the parameters are called here, in Hugging Face's files and in Google's checkpoints.
+"""What the parameters are called here and in Hugging Face's files; Google's: `tensorflow.py`.
 
 Ours follow `encoder.py` and `heads.py`. The one difference of substance: query, key and value are
 one matrix here and three there.
@@ -7,6 +7,7 @@ one matrix here and three there.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -42,17 +43,6 @@ HUGGING_FACE = {
 }
 """Our modules → Hugging Face's; each has a `weight` or a `bias` or both. N is a layer's number."""
 
-ENDS = (
-    ("LayerNorm/weight", "LayerNorm/gamma"),
-    ("LayerNorm/bias", "LayerNorm/beta"),
-    ("_embeddings/weight", "_embeddings"),
-    ("predictions/bias", "predictions/output_bias"),
-    ("seq_relationship/weight", "seq_relationship/output_weights"),
-    ("seq_relationship/bias", "seq_relationship/output_bias"),
-    ("/weight", "/kernel"),
-)
-"""How names end: Hugging Face's (with slashes) and Google's; the first that fits counts."""
-
 
 def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Hugging Face's name, or three of them, for each entry of `model.state_dict()`."""
@@ -75,27 +65,18 @@ def canonical_name(name: str) -> str:
     return f"bert.{name}" if re.match(r"(embeddings|encoder|pooler)\.", name) else name
 
 
+TUNED = re.compile(r"output_(weights|bias)$|cls[./]squad[./]|classifier\.|qa_outputs\.")
+"""Tensors of the heads of tuned models, Google's and others'."""
+
+
+def tuned_tensors(names: Iterable[str]) -> list[str]:
+    """Those of the head of a tuned model."""
+    return [name for name in names if TUNED.match(name)]
+
+
 def optional(name: str) -> bool:
     """Whether a file may lack a parameter (Hugging Face's name): heads, and the pooler.
 
     Models trained without next-sentence prediction have no pooler.
     """
     return name.startswith("bert.pooler.") or not name.startswith("bert.")
-
-
-def google_name(name: str) -> str:
-    """A Hugging Face name as a variable of Google's checkpoint."""
-    variable = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
-    for ours, google in ENDS:
-        if variable.endswith(ours):
-            return variable.removesuffix(ours) + google
-    return variable
-
-
-def from_google_name(variable: str) -> str:
-    """A variable of Google's checkpoint under its Hugging Face name."""
-    for ours, google in ENDS:
-        if variable.endswith(google):
-            variable = variable.removesuffix(google) + ours
-            break
-    return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")

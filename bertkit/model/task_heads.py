@@ -69,7 +69,11 @@ class TokenClassificationModel(nn.Module):
 
 
 class SpanModel(nn.Module):
-    """Encoder and a start and an end vector (paper section 4.2); no dropout on top."""
+    """Encoder and a start and an end vector (paper section 4.2); no dropout on top.
+
+    [CLS] stands for no answer, and in a network that reads left to right it has seen nothing: the
+    logits of the last token, [SEP], then stand in the place of [CLS], and the other way round.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -84,7 +88,13 @@ class SpanModel(nn.Module):
         hidden = self.encoder(packed)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
-        return in_fp32(self.qa_outputs, hidden)
+        logits = in_fp32(self.qa_outputs, hidden)
+        if self.config.direction != "left_to_right" or self.bilstm is not None:
+            return logits
+        order = torch.arange(len(logits), device=logits.device)
+        order[packed.first_tokens] = packed.last_tokens.to(order.dtype)
+        order[packed.last_tokens] = packed.first_tokens.to(order.dtype)
+        return logits[order]
 
 
 TaskModel = ClassificationModel | TokenClassificationModel | SpanModel

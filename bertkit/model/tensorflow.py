@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import struct
 from collections.abc import Mapping
 from glob import escape
@@ -28,7 +29,6 @@ from bertkit.model.directory import assemble, complete, read_config
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.families import OWN_FIELDS
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import from_google_name, google_name
 from bertkit.model.saving import foreign_tensors
 from bertkit.model.sstable import read_table, read_varint, varint, write_table
 
@@ -42,6 +42,17 @@ DTYPES: dict[int, np.dtype[Any]] = {
     19: np.dtype("<f2"),
 }
 """tensorflow/core/framework/types.proto, those that occur in a BERT."""
+
+ENDS = (
+    ("LayerNorm/weight", "LayerNorm/gamma"),
+    ("LayerNorm/bias", "LayerNorm/beta"),
+    ("_embeddings/weight", "_embeddings"),
+    ("predictions/bias", "predictions/output_bias"),
+    ("seq_relationship/weight", "seq_relationship/output_weights"),
+    ("seq_relationship/bias", "seq_relationship/output_bias"),
+    ("/weight", "/kernel"),
+)
+"""How names end: Hugging Face's (with slashes) and Google's; the first that fits counts."""
 
 MOST_INDEX_BYTES = 1 << 24
 """Of an index; each variable takes some hundred bytes."""
@@ -313,3 +324,21 @@ def field(place: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
         return varint(place << 3) + varint(value)
     return varint(place << 3 | 2) + varint(len(value)) + value
+
+
+def google_name(name: str) -> str:
+    """A Hugging Face name as a variable of Google's checkpoint."""
+    variable = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
+    for ours, google in ENDS:
+        if variable.endswith(ours):
+            return variable.removesuffix(ours) + google
+    return variable
+
+
+def from_google_name(variable: str) -> str:
+    """A variable of Google's checkpoint under its Hugging Face name."""
+    for ours, google in ENDS:
+        if variable.endswith(google):
+            variable = variable.removesuffix(google) + ours
+            break
+    return re.sub(r"/layer_(\d+)/", r"/layer/\1/", variable).replace("/", ".")

@@ -119,6 +119,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except BertkitError:
         raise
     except Exception as error:  # each format has its own kinds
+        if type(error).__name__ == "UnpicklingError":
+            raise BertkitError(
+                f"{path} holds Python objects, which bertkit does not run, or is damaged; save the "
+                "model's state_dict() as safetensors, or copy the file again"
+            ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BertkitError(f"{path} is damaged ({reason}); copy it again") from error
     if not isinstance(content, dict):

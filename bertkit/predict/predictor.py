@@ -15,6 +15,7 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, pack
 from bertkit.model.directory import check_vocabulary, load_pretraining_model
+from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.start import model_folder, read_details
 from bertkit.tokens.tokenizer import Tokenizer
@@ -111,6 +112,8 @@ class Predictor:
                 f"this model has learned {learned}, not whether a text follows another; use one "
                 "that was pre-trained with next-sentence prediction"
             )
+        if self.model.config.type_vocab_size == 1:
+            raise BertkitError(ONE_SEGMENT)
         first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
         if not first or not second:
             raise BertkitError("next-sentence needs two texts, and one of them has no token")

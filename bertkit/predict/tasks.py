@@ -8,7 +8,9 @@ Several folders make an ensemble: the mean of the models' outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +24,12 @@ from bertkit.predict.words import words_of
 from bertkit.tasks.answer import Answer, FoundAnswer
 from bertkit.tasks.choose import Choice
 from bertkit.tasks.classify import Label, LabelSet
-from bertkit.tasks.dataset import with_unknown
-from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
+from bertkit.tasks.dataset import describe_cut, with_unknown
+from bertkit.tasks.inputs import ChoiceInput, Input, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
 from bertkit.tasks.tag import Tag, Tags
-from bertkit.tasks.task import Items, check_segments, mean_outputs
+from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.training.devices import choose_device
 
 CHUNK = 2048
@@ -212,20 +214,65 @@ class TaskPredictor:
         outputs = many[0] if len(many) == 1 else mean_outputs(many)
         return self.task.decode(inputs, items, outputs)
 
-    def many(self, inputs: Sequence[Any]) -> list[Any]:
-        """Predictions for inputs of `bertkit.tasks.inputs`, in order."""
-        wrong = next((given for given in inputs if isinstance(given, str)), None)
-        if wrong is not None:
-            raise BertkitError(
-                f"many() takes the tuples of bertkit.tasks.inputs, not the text {wrong[:40]!r}"
-            )
-        divided = stretches(inputs, whole=self.reads_documents)
-        return [found for stretch in divided for found in self.run(stretch)[0]]
+    def many(self, inputs: Iterable[Any]) -> list[Any]:
+        """Predictions for inputs of `bertkit.tasks.inputs`, in order.
+
+        Warns where some of an input is not read: the end of a long question, say.
+
+        Raises:
+            BertkitError: an input is of another kind, or holds what is no text; see `items`.
+        """
+        if isinstance(inputs, str | bytes | Mapping):
+            raise not_an_input(inputs, 0, self.task.kind)
+        found: list[Any] = []
+        cut: Counter[str] = Counter()
+        for stretch in stretches(inputs, whole=self.reads_documents):
+            for number, given in enumerate(stretch, len(found)):
+                check_input(given, number, self.task.kind)
+            predictions, items = self.run(stretch)
+            found += predictions
+            cut.update(items.cut)
+        del cut[NOTHING_READ]  # a blank text is an input, too
+        if lost := describe_cut(cut):
+            warnings.warn(lost, stacklevel=2)
+        return found
 
 
 def unthresholded(task: Any) -> dict[str, Any]:
     """A task's settings but for what was chosen on its own dev data."""
     return {name: value for name, value in task.settings().items() if name != "threshold"}
+
+
+def not_an_input(given: object, number: int, kind: str) -> BertkitError:
+    """The error for what `many` cannot take."""
+    return BertkitError(
+        f"many() takes a list of {INPUTS[kind].__name__} of bertkit.tasks.inputs; "
+        f"number {number} is {given!r:.60}"
+    )
+
+
+def check_input(given: Any, number: int, kind: str) -> None:
+    """Stop unless it is an input of a kind, whose texts are texts.
+
+    Raises:
+        BertkitError: shows it, and its number.
+    """
+    if not isinstance(given, INPUTS[kind]):
+        raise not_an_input(given, number, kind)
+    texts: tuple[Any, ...]
+    if isinstance(given, TextInput):
+        texts = (given.text, given.pair or "")
+    elif isinstance(given, QuestionInput):
+        texts = (given.question, given.context)
+    elif isinstance(given, ChoiceInput):
+        texts = (given.text, *given.choices)
+        if not given.choices:
+            raise BertkitError(f"number {number} has no choice to choose from")
+    else:
+        texts = given.words
+    for text in texts:
+        if not isinstance(text, str):
+            raise BertkitError(f"{text!r:.40} in number {number} is not a text")
 
 
 def require_texts(*given: object) -> None:
@@ -243,9 +290,9 @@ def listed(given: Any, what: str) -> tuple[Any, ...]:
     """The items of a list.
 
     Raises:
-        BertkitError: it is one text, or nothing that has items.
+        BertkitError: it is one text, or has no items in an order.
     """
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
         raise BertkitError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
     return tuple(given)
 
@@ -315,6 +362,15 @@ class AnswerPredictor(TaskPredictor):
         return GivenAnswer(**given, no_answer_probability=found.no_answer_probability)
 
 
+INPUTS: dict[str, type[Input]] = {
+    "classify": TextInput,
+    "multi-label": TextInput,
+    "regress": TextInput,
+    "choose": ChoiceInput,
+    "tag": WordsInput,
+    "answer": QuestionInput,
+}
+"""Kind → what `many` takes."""
 PREDICTORS: dict[str, type[TaskPredictor]] = {
     "classify": TextPredictor,
     "multi-label": TextPredictor,

@@ -15,6 +15,8 @@ from itertools import accumulate
 
 from bertkit.tokens.normalize import CJK_BLOCKS
 
+JOINERS = (0x200C, 0x200D)
+
 
 def ranges(blocks: Iterable[range]) -> str:
     """Blocks of code points as the inside of a character class."""
@@ -34,13 +36,22 @@ def word_pattern() -> re.Pattern[str]:
         for code in block
         if unicodedata.category(chr(code)).startswith("M")
     )
+    # what nobody sees, such as soft hyphens and marks of direction: within words, and else nothing
+    unseen = "".join(
+        chr(code)
+        for block in (range(0x20000), range(0xE0000, 0xE0080))
+        for code in block
+        if unicodedata.category(chr(code)) == "Cf" and code not in JOINERS
+    )
     # with the joiners that stand within words of Persian and of Indian languages
-    letters = rf"(?:[^\W{ideograph}]|[{mark}\u200c\u200d])+"
-    symbol = r"(?:[\U0001f1e6-\U0001f1ff]{2}|[^\w\s])"  # a pair of regional letters is a flag
+    letter = rf"(?:[^\W{ideograph}]|[{mark}\u200c\u200d])"
+    letters = rf"{letter}+(?:[{unseen}]+{letter}+)*"
+    # a pair of regional letters is a flag
+    symbol = rf"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[^\w\s{unseen}])"
     return re.compile(
         rf"(?:[^\W\d_{ideograph}]\.){{2,}}|[{ideograph}][{mark}]*"
         rf"|{letters}(?:[.,'’&/-]{letters})*"
-        rf"|{symbol}(?:[{mark}\U0001f3fb-\U0001f3ff]|\u200d{symbol})*"
+        rf"|{symbol}(?:[{mark}\U0001f3fb-\U0001f3ff\U000e0020-\U000e007f]|\u200d{symbol})*"
     )
 
 

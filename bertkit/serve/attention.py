@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertkit.examples.packed import pack
 from bertkit.explain.network import attention_weights
-from bertkit.model.encoder import Encoder, Layer
+from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.model.start import Start
 from bertkit.serve.answers import Piece
 from bertkit.serve.batching import Prepared
@@ -86,6 +86,8 @@ class AttentionWork:
         Raises:
             RefusedError: it has more than `most` tokens.
         """
+        if asked.pair is not None and self.config.type_vocab_size == 1:
+            raise RefusedError(422, f"pair: {ONE_SEGMENT}", "pair")
         encoded = self.tokenizer.encode_pair(asked.text, asked.pair)
         if len(encoded.ids) > most:
             raise RefusedError(

@@ -1,8 +1,9 @@
 """Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
 
 A start vector and an end vector score every token; training maximises the probability of the right
-start and end among the tokens of the window, and [CLS] stands for "no answer here". Windows, the
-place of an answer in them and the way back are in `spans.py`.
+start and end among the tokens of the window, and [CLS] stands for "no answer here" (in a network
+that reads left to right, the last [SEP] does: see `SpanModel`). Windows, the place of an answer in
+them and the way back are in `spans.py`.
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ class Answer(TaskDefaults):
     threshold: float = 0.0
     """There is no answer where the null odds are above it."""
     longest: int = 384
-    stride: int = 128
+    stride: int = 0
+    """Context tokens from one window to the next; see `spans.make_windows`."""
     question_length: int = 64
     nbest: int = 20
     longest_answer: int = 30
+    """Tokens; longer spans are trained on, as in the published code, but never given."""
     kind = "answer"
     labels = ("start", "end")
     metric = "f1"
@@ -84,7 +87,7 @@ class Answer(TaskDefaults):
 
         Windows are made before the shuffle; one without the answer is trained to point at [CLS].
         """
-        items, windowed, cut, unaligned, empty = [], 0, 0, 0, 0
+        items, windowed, cut, unaligned, empty, long = [], 0, 0, 0, 0, 0
         for i, given in enumerate(inputs):
             made = make_windows(
                 given.question,
@@ -100,12 +103,15 @@ class Answer(TaskDefaults):
             empty += first.first == 2 or not len(first.offsets)  # [CLS] and [SEP] alone
             spans = first_aligned(given.answers or (), made.windows)
             unaligned += any(answer.start >= 0 for answer in given.answers or ()) and not any(spans)
+            found = [span for span in spans if span]
+            long += bool(found) and all(b - a >= self.longest_answer for a, b in found)
             for window, span in zip(made.windows, spans, strict=True):
                 target = Target(*(span or NO_ANSWER), window)
                 items.append(Item(i, [Part((Encoded(window.ids, window.first),), target)]))
         lost = {
             f"questions cut at {self.question_length} tokens": cut,
             "answers in no window whole": unaligned,
+            f"answers of more than {self.longest_answer} tokens, never given": long,
             "questions without tokens, or with a context without": empty,
         }
         return Items(items, len(inputs), windowed, lost)
@@ -234,7 +240,7 @@ class Answer(TaskDefaults):
         if texts == {""}:
             return "finds no answer to any question" if wanted else ""
         starts = {prediction.start for prediction in predictions}
-        same = len(starts) == 1 and not all(starts & places for places in wanted)
+        same = len(starts) == 1 < len(predictions) and not all(starts & places for places in wanted)
         return "answers with the same place in every context" if same else ""
 
     def row(self, given: QuestionInput, prediction: FoundAnswer) -> dict[str, Any]:
@@ -245,6 +251,11 @@ class Answer(TaskDefaults):
             "no_answer_probability": prediction.no_answer_probability,
             "null_odds": prediction.null_odds,
         }
+
+
+def usual_question_length(longest: int) -> int:
+    """The most tokens of a question in windows of some length: 64, or half of a short window."""
+    return min(Answer.question_length, max(8, longest // 2))
 
 
 def first_aligned(

@@ -107,7 +107,8 @@ def weighted_targets(
 
 def always_the_same(inputs: Sequence[TextInput], found: Sequence[Any]) -> str:
     """What is wrong where every input got one answer although their labels differ; "" else."""
-    if len(set(found)) > 1 or len({given.label for given in inputs}) < 2:
+    wanted = {frozenset(i.label) if isinstance(i.label, tuple) else i.label for i in inputs}
+    if len(set(found)) > 1 or len(wanted) < 2:
         return ""
     return f"answers {found[0]!r} to every input"
 
@@ -182,9 +183,11 @@ class Classify(TaskDefaults):
         return {name: CLASSIFICATION[name](gold, found, self.positive) for name in self.metrics}
 
     def baseline(self, inputs: Sequence[TextInput]) -> dict[str, float]:
-        """Always the commonest label."""
+        """Always the commonest label, or, where F1 decides, the one that it is of."""
         [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
-        return self.score(inputs, [Label(common, 1.0, {})] * len(inputs))
+        answers = dict.fromkeys((common, self.positive))
+        scores = [self.score(inputs, [Label(one, 1.0, {})] * len(inputs)) for one in answers]
+        return max(scores, key=lambda found: found[self.metric])
 
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[Label]) -> str:
         """One label for every input."""
@@ -251,14 +254,22 @@ class ClassifyMany(TaskDefaults):
         return multi_label(gold, [found.labels for found in predictions], self.labels)
 
     def baseline(self, inputs: Sequence[TextInput]) -> dict[str, float]:
-        """Always the labels that more than half of the inputs have."""
+        """Always the commonest labels, as many of them as make the best micro F1."""
         seen = Counter(label for given in inputs for label in given.label or ())  # type: ignore[union-attr]
-        common = tuple(label for label in self.labels if seen[label] * 2 > len(inputs))
+        ranked, right, total = seen.most_common(), 0, seen.total()
+        best, size = 0.0, 0
+        for number, (_, count) in enumerate(ranked, 1):
+            right += count
+            micro = 2 * right / (number * len(inputs) + total)
+            best, size = max((best, size), (micro, number), key=lambda pair: pair[0])
+        common = tuple(label for label, _ in ranked[:size])
         return self.score(inputs, [LabelSet(common, {})] * len(inputs))
 
     def degenerate(self, inputs: Sequence[TextInput], predictions: Sequence[LabelSet]) -> str:
         """One set of labels for every input."""
-        return always_the_same(inputs, [prediction.labels for prediction in predictions])
+        sets = (sorted(prediction.labels) for prediction in predictions)
+        found = [" and ".join(labels) or "no label" for labels in sets]
+        return always_the_same(inputs, found)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +26,15 @@ TAG = re.compile(r"(?![BIESLU]-$)\S+")
 UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
 """Also without a type, where all entities are of one."""
+
+
+NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
+"""Labels that some code gives to padding, to special tokens and to pieces but the first."""
+
+
+def entity_tags(labels: Iterable[str]) -> list[str]:
+    """The labels that words can have: without those of padding and the like."""
+    return [label for label in labels if label not in NO_TAGS]
 
 
 def are_entity_tags(tags: Collection[str]) -> bool:

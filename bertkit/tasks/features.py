@@ -19,12 +19,15 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import check_layers, encoder_features
 from bertkit.tasks.task import (
+    NOTHING_UNKNOWN,
     PREDICTION_TOKENS,
     Encoded,
     Part,
+    Unknown,
     make_batch,
     split_outputs,
     split_parts,
+    unknown_of_text,
 )
 from bertkit.tasks.windows import check_window_lengths
 from bertkit.tasks.words import context_windows
@@ -76,6 +79,8 @@ class TextFeatures(NamedTuple):
     offsets: list[tuple[int, int]]
     """Of each token: half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
     windows: int
+    unknown: Unknown = NOTHING_UNKNOWN
+    """What of the text the vocabulary lacks."""
 
 
 class WindowedText(NamedTuple):
@@ -85,6 +90,8 @@ class WindowedText(NamedTuple):
     offsets: list[tuple[int, int]]
     parts: list[Part]
     """The target of each is the numbers of the pieces that it answers, and its first piece."""
+    unknown: Unknown
+    """What the vocabulary lacks."""
 
 
 WHOLE = Extraction()
@@ -151,7 +158,8 @@ def windows_of(text: str, tokenizer: Tokenizer, longest: int, stride: int) -> Wi
         parts.append(Part((Encoded(whole, len(whole)),), (answered, first)))
     vocabulary = tokenizer.vocabulary
     pieces = [vocabulary[tokenizer.cls_id], *encoding.pieces, vocabulary[tokenizer.sep_id]]
-    return WindowedText(pieces, [(0, 0), *encoding.offsets, (0, 0)], parts)
+    unknown = unknown_of_text(parts, tokenizer.unk_id)
+    return WindowedText(pieces, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
 
 
 def features_of(
@@ -190,7 +198,8 @@ def compute(
             pieces, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
             vectors = pooled[None]
-        yield TextFeatures(vectors.astype(extraction.dtype), pieces, offsets, len(text.parts))
+        rows = vectors.astype(extraction.dtype)
+        yield TextFeatures(rows, pieces, offsets, len(text.parts), text.unknown)
 
 
 def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:

@@ -375,7 +375,7 @@ class Finetuning:
                 "scores": scores,
                 "inputs": len(inputs),
                 "scored": len(known),
-                "files": [path.name for path in written],
+                "files": [path.relative_to(folder).as_posix() for path in written],
                 "digest": digest_inputs([inputs]),
             }
         return predicted

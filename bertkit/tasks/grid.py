@@ -47,6 +47,8 @@ class Grid:
         """
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
+            if not isinstance(values, Sequence):
+                raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
             if not values or not all(0 < value < math.inf for value in values):
                 raise BertkitError(f"{name} must be a finite number above 0, got {values}")
         if self.seeds < 1:

@@ -53,7 +53,7 @@ class Head:
 
 def tuned_for(start: Start) -> Mapping[str, Any]:
     """What the start was tuned for, by whomever; {} for nothing."""
-    if not start.details:  # transformers' config.json says it
+    if "task" not in start.details:  # transformers' config.json says it
         with suppress(BertkitError):
             return task_details(model_folder(start.path))
     return start.details
@@ -74,13 +74,12 @@ def in_order_of(start: Start, data: Dataset) -> Task[Any, Any]:
 
 def same_task(start: Start, task: Task[Any, Any]) -> bool:
     """Whether the start was tuned, by whomever, for the same kind of task and labels."""
-    details, labels = tuned_for(start), task.labels
-    if not start.details and task.kind not in LABELLED:  # whose config.json has two labels anyway
-        labels = tuple(details.get("labels") or ())
+    details = tuned_for(start)
+    labels = tuple(details.get("labels") or ())  # of other kinds, names that transformers makes up
     return (
         details.get("task") == task.kind
         and not details.get("head")  # of a frozen model, which lies beside the encoder
-        and tuple(details.get("labels") or ()) == labels
+        and (task.kind not in LABELLED or labels == task.labels)
     )
 
 

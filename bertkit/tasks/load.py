@@ -6,6 +6,7 @@ class (BertForSequenceClassification, ...) and the labels.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,10 @@ from bertkit.model.features import load_feature_model
 from bertkit.model.saving import HEADS
 from bertkit.model.start import model_folder, read_details
 from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
-from bertkit.tasks.answer import Answer
+from bertkit.tasks.answer import Answer, usual_question_length
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.conll import are_entity_tags
+from bertkit.tasks.conll import are_entity_tags, entity_tags
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.tag import Tag
 from bertkit.tasks.task import Task
@@ -134,7 +135,7 @@ def task_details(folder: Path) -> dict[str, Any]:
         kind for kind, (head, problems) in HEADS.items()
         if head in heads_of(names[0]) and problems in ("", problem)
     ]  # fmt: skip
-    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
+    if config.get("is_decoder") and found and set(found) != {"tag"}:
         raise BertkitError(
             f"{folder} is left to right and was tuned on its first token, which sees no other; "
             "tune it again with bertkit finetune, which reads the last one"
@@ -151,10 +152,11 @@ def task_details(folder: Path) -> dict[str, Any]:
     longest = config.get("max_position_embeddings", 512)
     if kind == "answer":
         window = min(384, longest)
-        settings = {"longest": window, "question_length": min(64, max(8, window // 2))}
-        return {"task": kind, "labels": labels, "settings": settings}
-    entities = {"entities": are_entity_tags(labels)} if kind == "tag" else {}
-    return {"task": kind, "labels": labels, "settings": {"longest": longest, **entities}}
+        settings = {"longest": window, "question_length": usual_question_length(window)}
+        return {"task": kind, "labels": list(Answer.labels), "settings": settings}
+    entities = {"entities": are_entity_tags(entity_tags(labels))} if kind == "tag" else {}
+    names = labels if kind in LABELLED else []  # of others transformers writes LABEL_0, LABEL_1
+    return {"task": kind, "labels": names, "settings": {"longest": longest, **entities}}
 
 
 def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
@@ -186,6 +188,12 @@ def task_of(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
         raise BertkitError(
             f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
             "restore or remake the model"
+        )
+    if kind in LABELLED and len(set(names or ())) < len(names or ()):
+        [(twice, _)] = Counter(map(str, names or ())).most_common(1)
+        raise BertkitError(
+            f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
+            "config.json, or labels in bertkit.json)"
         )
     types = get_type_hints(TASKS[kind]) if kind in TASKS else {}
     for name, value in given.items():

@@ -14,7 +14,7 @@ from typing import Any
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.examples.generator import SPLIT, generator
-from bertkit.tasks.answer import Answer
+from bertkit.tasks.answer import Answer, usual_question_length
 from bertkit.tasks.choose import Choose
 from bertkit.tasks.classify import Classify, ClassifyMany
 from bertkit.tasks.dataset import Dataset, Split
@@ -39,7 +39,7 @@ OF_KIND = {
 }
 """Kind -> what it reads of `Columns` besides what all do."""
 OF_ALL = ("id", "format", "header")
-LENGTHS_OF = {"tag": ("context",), "answer": ("question_length",)}
+LENGTHS_OF = {"tag": ("context",), "answer": ("question_length", "answer_length")}
 """Kind -> what it reads of `Lengths` besides longest and stride."""
 SEEN_ONCE = "label seen once in training, kept"
 LONGEST_WINDOW = {"answer": 384}
@@ -62,6 +62,11 @@ class Files:
     dev_share: float = 0.1
     """Share of the training data that is set apart where there is no --dev."""
 
+    def __post_init__(self) -> None:
+        """From Python the files may be paths, too."""
+        for name in ("train", "dev", "test"):
+            object.__setattr__(self, name, str(getattr(self, name)))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
@@ -70,9 +75,14 @@ class Lengths:
     longest: int = 0
     """Tokens of a window; 0 for 384 in question answering and all the model can take elsewhere."""
     stride: int = 0
-    """Tokens from one window to the next; 0 for 128 in question answering, 3/4 of the room else."""
-    question_length: int = 64
-    """Of answer: longer questions are cut here, as in the published code, and counted."""
+    """Tokens from one window to the next; 0 for 3/4 of the room, and in question answering for 128
+    at most."""
+    question_length: int = 0
+    """Of answer: longer questions are cut here, and counted; 0 for 64 tokens, as in the published
+    code, or half of a window where that is less."""
+    answer_length: int = 30
+    """Of answer: the most tokens that an answer has, as in the published code; longer ones in the
+    data are counted."""
     context: str = "sentence"
     """Of tag: sentence, or document, where every word sees the sentences around its own, too."""
 
@@ -83,8 +93,10 @@ class Lengths:
             BertkitError: names the field.
         """
         check_window_lengths(self.longest, self.stride)
-        if self.question_length < 1:
-            raise BertkitError(f"--question-length must be above 0, got {self.question_length}")
+        if self.question_length < 0:
+            raise BertkitError(f"--question-length must be 0 or more, got {self.question_length}")
+        if self.answer_length < 1:
+            raise BertkitError(f"--answer-length must be above 0, got {self.answer_length}")
         check_context(self.context)
 
     def window(self, kind: str, positions: int) -> int:
@@ -158,7 +170,7 @@ def own_dataset(
         tests.append(("test", read_own(kind, files.test, columns, counts, scoring=True, test=True)))
         recorded["test"] = files.test
     task = task_for(kind, every, columns, lengths, positions, counts)
-    note_alone([dev, *tests], lengths, counts)
+    note_alone([dev, *tests], lengths.context, counts)
     return Dataset(
         *(kind, task, train, [dev], tests, counts, recorded, as_json(columns)),
         write=official_writer(kind),
@@ -219,6 +231,11 @@ def task_for(
     """The task of a kind, with the labels of the training data."""
     longest, stride = lengths.window(kind, positions), lengths.stride
     if kind == "regress":
+        if len({given.label for given in train}) == 1:
+            raise BertkitError(
+                f"the training data has only the number {train[0].label} in column "
+                f"'{columns.label}'; there is nothing to tell apart"
+            )
         return Regress(longest, stride)
     if kind == "choose":
         return Choose(longest, stride)
@@ -227,8 +244,9 @@ def task_for(
         return Answer(
             null=null,
             longest=longest,
-            stride=stride or 128,
-            question_length=room_for_question(lengths.question_length, longest),
+            stride=stride,
+            question_length=lengths.question_length or usual_question_length(longest),
+            longest_answer=lengths.answer_length,
         )
     if kind == "tag":
         labels, entities = tag_labels(train)
@@ -261,17 +279,12 @@ def all_alone(inputs: Sequence[WordsInput]) -> bool:
     return len({given.document for given in inputs}) == len(inputs)
 
 
-def note_alone(splits: Sequence[Split], lengths: Lengths, counts: TextCounts) -> None:
-    """Count what is read without the context that was asked for."""
+def note_alone(splits: Sequence[Split], context: str, counts: TextCounts) -> None:
+    """Count what is read without the context that is asked for, that of a document."""
     for _, inputs in splits:
-        if lengths.context == "document" and all_alone(inputs):
+        if context == "document" and all_alone(inputs):
             for given in inputs:
                 counts.note("sentence alone in its document, kept", given.place)
-
-
-def room_for_question(wanted: int, longest: int) -> int:
-    """The longest question: as wanted, but the default gives way to short windows."""
-    return min(wanted, max(8, longest // 2)) if wanted == Lengths.question_length else wanted
 
 
 def label_counts(inputs: Sequence[TextInput]) -> Counter[str]:

@@ -185,8 +185,8 @@ def read_word_rows(
         tags: the column of the tags.
         id: the column of the ID, each of which is kept to find one that stands twice; "" gives the
             number of the row, from 0.
-        document: a column that is equal in the rows of a document, which follow each other; "", or
-            null in a row, makes a sentence a document of its own.
+        document: a column that is equal in the rows of a document, which follow each other in one
+            file; "", or null in a row, makes a sentence a document of its own.
         labelled: False leaves the tags unread: all are None.
         keep_unlabelled: whether a row without tags is kept, with None, and not left out.
         format: of the file, "auto" for its extension.
@@ -201,14 +201,15 @@ def read_word_rows(
     found = TextCounts()
     seen: dict[str, str] = {}
     used = 0
-    before, documents = "", -1
+    before, documents = ("", ""), -1
     optional = tags if labelled and keep_unlabelled else ""
     for number, place, row in numbered_rows(
         path, found, format, header=header, columns=columns, optional=optional
     ):
         own = name_of(row[document]) if document else ""
-        documents += not own or own != before
-        before = own
+        here = (place.rpartition(":")[0], own)  # the names of another file are its own
+        documents += not own or here != before
+        before = here
         given = words_of(row[words], words, place, found)
         golds = tags_of(row.get(tags), tags, place, found) if labelled else None
         if golds is not None and len(golds) != len(given):

@@ -167,7 +167,7 @@ def separated_rows(
     source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
 ) -> Iterator[FileRow]:
     """The rows of CSV or TSV; a row with another number of fields than the header is left out."""
-    rows = split_rows(source, counts, columns if header is True else None)
+    rows = split_rows(source, counts, columns if header is True else None, ends=True)
     first = next(rows, None)
     if first is None:
         return

@@ -193,7 +193,7 @@ def set_dataset(name: str, files: Files, lengths: Lengths, positions: int) -> Da
     if name == "squad-2.0" and isinstance(task, Answer) and not task.null:
         raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
     dev = ("dev", scored["dev"])
-    note_alone([dev, *tests], lengths, counts)
+    note_alone([dev, *tests], lengths.context, counts)
     return Dataset(
         *(name, task, train, [dev], tests, counts, dict(paths)), write=official_writer(name)
     )

@@ -19,6 +19,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.inputs import Answer
 from bertkit.tokens.tokenizer import Tokenizer
 
+USUAL_STRIDE = 128
 REMEMBERED_CONTEXTS = 64  # the questions of a paragraph follow each other
 LENGTH_BONUS = 0.01  # for the max-context score, per token of a window
 
@@ -73,7 +74,7 @@ class Decoded(NamedTuple):
     """What the logits of a question's windows say."""
 
     text: str
-    """The best answer that is not empty; "" only where no span was allowed."""
+    """The best answer that is not empty; "" only where the context has no tokens."""
     start: int
     end: int
     """Half-open character span of `text` in the context."""
@@ -108,7 +109,7 @@ def make_windows(
     tokenizer: Tokenizer,
     *,
     max_length: int = 384,
-    stride: int = 128,
+    stride: int = 0,
     question_length: int = 64,
 ) -> Windows:
     """Cut a context into overlapping windows behind the question.
@@ -119,7 +120,8 @@ def make_windows(
         tokenizer: should give offsets that never decrease, as ours do.
         max_length: tokens of a window, [CLS] and both [SEP] with them.
         stride: context tokens from the start of a window to the start of the next. If a window has
-            room for fewer, they lie end to end.
+            room for fewer, they lie end to end. 0 for 128, or 3/4 of the room where that is less,
+            so that windows of any length overlap.
         question_length: see `question`.
 
     Raises:
@@ -132,7 +134,7 @@ def make_windows(
     tail = np.array([tokenizer.sep_id], dtype=np.int32)
     ids, offsets = encode_context(context, tokenizer)
     count, room = len(ids), max_length - len(head) - 1
-    step = min(stride, room)
+    step = min(stride, room) if stride else max(1, min(USUAL_STRIDE, room - room // 4))
     starts = range(0, max(count - room, 0) + step, step)
     windows = []
     for start, best in zip(starts, best_contexts(count, starts, room), strict=True):
@@ -148,14 +150,15 @@ def make_windows(
 
 def check_lengths(max_length: int, stride: int, question_length: int) -> None:
     """Refuse settings under which a long question would leave no token to the context."""
-    if stride < 1 or question_length < 1:
+    if stride < 0 or question_length < 1:
         raise BertkitError(
-            f"stride is {stride} and question_length {question_length}; both must be above 0"
+            f"stride is {stride} and question_length {question_length}; give 0 or more, and 1 or "
+            "more"
         )
     if max_length - question_length - 3 < 1:
         raise BertkitError(
             f"windows of {max_length} tokens have no room for the context behind a question of "
-            f"{question_length} and 3 special tokens; raise max_length or lower question_length"
+            f"{question_length} and 3 special tokens; raise --longest or lower --question-length"
         )
 
 
@@ -206,9 +209,10 @@ def decode(
 ) -> Decoded:
     """The best spans over all windows of one question.
 
-    A window offers its `nbest` best starts times its `nbest` best ends among the context's tokens.
-    A span must begin at a token with `best_context`, must not end before it begins, and has at
-    most `max_answer_length` tokens. Of spans with the same text the best counts.
+    A window offers its `nbest` best starts times its `nbest` best ends among the context's tokens;
+    where none of them fit together, all starts and ends. A span must begin at a token with
+    `best_context`, must not end before it begins, and has at most `max_answer_length` tokens. Of
+    spans with the same text the best counts.
 
     Args:
         windows: of `make_windows`.
@@ -224,13 +228,16 @@ def decode(
     """
     starts = [np.asarray(logits, dtype=np.float64) for logits in start_logits]
     ends = [np.asarray(logits, dtype=np.float64) for logits in end_logits]
-    offered = []
     for window, start, end in zip(windows, starts, ends, strict=True):
         assert len(start) == len(end) == len(window.ids)
         if not (np.isfinite(start).all() and np.isfinite(end).all()):
             raise BertkitError("the model gives logits that are not finite; its training diverged")
-        offered.append(candidates(window, start, end, nbest, max_answer_length))
-    spans = best_spans(np.concatenate(offered), context, nbest)
+
+    def offered(count: int | None) -> np.ndarray:
+        rows = zip(windows, starts, ends, strict=True)
+        return np.concatenate([candidates(*row, count, max_answer_length) for row in rows])
+
+    spans = best_spans(offered(nbest), context, nbest) or best_spans(offered(None), context, nbest)
     nulls = [(start[0] + end[0], start[0], end[0]) for start, end in zip(starts, ends, strict=True)]
     null_score, null_start, null_end = map(float, min(nulls))
     best = spans[0] if spans else Span("", 0.0, null_start, null_end, 0, 0)
@@ -251,9 +258,11 @@ def decode(
 
 
 def candidates(
-    window: Window, start: np.ndarray, end: np.ndarray, nbest: int, max_answer_length: int
+    window: Window, start: np.ndarray, end: np.ndarray, nbest: int | None, max_answer_length: int
 ) -> np.ndarray:
     """The spans that a window offers, (spans, 4): both logits, first and last character.
+
+    Of its `nbest` best starts and ends; of all for None.
 
     They stand in the order of the starts' ranks, then of the ends'; of equal logits the earlier
     token comes first. The caller's stable sort keeps this order among equal sums.

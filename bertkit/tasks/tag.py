@@ -25,6 +25,7 @@ from bertkit.objectives import Sum, Sums
 from bertkit.tasks.classify import softmax, unknown_label
 from bertkit.tasks.conll import (
     ENTITY_TAG,
+    NO_TAGS,
     are_entity_tags,
     conll_scheme,
     entities,
@@ -196,6 +197,8 @@ class Tag(TaskDefaults):
             for part, logits in zip(item.parts, rows, strict=True):
                 target: Target = part.target
                 chances = softmax(logits[target.rows])
+                if self.entities:  # a word is no padding, whatever a foreign model has labels for
+                    chances[:, [label in NO_TAGS for label in self.labels]] = -1.0
                 at = begins[target.inputs] + target.words
                 best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
         assert (best != NO_TAG).all(), "every word is answered in one window"

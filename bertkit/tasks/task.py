@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.examples.packed import Packed, from_arrays
-from bertkit.model.encoder import ModelConfig
+from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
 from bertkit.tokens.tokenizer import Tokenizer
@@ -79,6 +79,10 @@ class Unknown(NamedTuple):
     inputs: int = 0
     """Inputs without one known piece."""
 
+    def plus(self, other: Unknown) -> Unknown:
+        """Of both."""
+        return Unknown(*map(sum, zip(self, other, strict=True)))
+
 
 NOTHING_UNKNOWN = Unknown()
 
@@ -104,6 +108,19 @@ class Items:
         return sum(part.tokens for item in self.items for part in item.parts)
 
 
+def unknown_of_text(parts: Sequence[Part], unknown: int) -> Unknown:
+    """What the vocabulary lacks of one text, `[CLS] text [SEP]` in one or more windows.
+
+    Args:
+        parts: of the text.
+        unknown: the id of [UNK].
+    """
+    ids = [part.sequences[0].ids[1:-1] for part in parts]
+    pieces = sum(int(np.count_nonzero(one == unknown)) for one in ids)
+    total = sum(map(len, ids))
+    return Unknown(pieces, total, int(pieces == total))
+
+
 def check_segments(items: Items, config: ModelConfig) -> None:
     """Refuse sequences of two texts for a network that tells no second one.
 
@@ -114,10 +131,7 @@ def check_segments(items: Items, config: ModelConfig) -> None:
         return
     sequences = (one for item in items.items for part in item.parts for one in part.sequences)
     if any(one.first < len(one.ids) for one in sequences):
-        raise BertkitError(
-            "the model has one segment (type_vocab_size 1), and pairs, choices and questions with "
-            "their context need two; choose another model"
-        )
+        raise BertkitError(ONE_SEGMENT)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ class Tuning:
     precision: str = "auto"
     """fp32, bf16, or auto: bf16 where the device is made for it."""
     max_tokens: int = 16384
-    """Tokens at a time; larger batches are taken in parts, with the same result."""
+    """Tokens at a time; larger batches are taken in parts, with the same result but for rounding
+    and what dropout draws."""
 
     def __post_init__(self) -> None:
         """Check every value.

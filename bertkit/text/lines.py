@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,21 +59,30 @@ class TextCounts:
         }
 
 
-def text_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
+ENDED_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+
+
+def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[Row]:
     r"""Number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
     Decoding goes by blocks of whole lines; only a block with invalid bytes is decoded by lines.
+
+    Args:
+        source: the file.
+        counts: is told of invalid bytes.
+        ends: whether lines keep their ends, as they are in the file; one without gets "\n".
     """
     number = 1
     with open_binary(source.path) as stream:
-        for block in line_blocks(stream, source.path):
+        for block in line_blocks(stream, source.path, ends=ends):
             try:
-                lines = block.decode().split("\n")
+                text = block.decode()
             except UnicodeDecodeError:
-                lines = [
+                text = "\n".join(
                     decode_line(line, f"{source.path}:{place}", counts)
                     for place, line in enumerate(block.split(b"\n"), number)
-                ]
+                )
+            lines = ENDED_LINE.findall(f"{text}\n") if ends else text.split("\n")
             yield from enumerate(lines, number)
             number += len(lines)
 
@@ -93,8 +103,12 @@ def plain_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
         ) from error
 
 
-def line_blocks(stream: BinaryIO, path: str) -> Iterator[bytes]:
-    """Blocks of whole lines without the last line end; a block is as long as its longest line."""
+def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[bytes]:
+    """Blocks of whole lines without the last line end; a block is as long as its longest line.
+
+    Line ends become Unix ones but with `ends`.
+    """
+    unix = bytes if ends else unix_lines
     pending: list[bytes] = []  # joined once, so that a line of any length costs linear time
     block = stream.read(BLOCK_BYTES)
     check_encoding(block[:HEAD_BYTES], path)
@@ -102,12 +116,12 @@ def line_blocks(stream: BinaryIO, path: str) -> Iterator[bytes]:
     while block:
         lines, newline, rest = block.rpartition(b"\n")
         if newline:
-            yield unix_lines(b"".join([*pending, lines]))
+            yield unix(b"".join([*pending, lines]))
             pending.clear()
         pending.append(rest)
         block = stream.read(BLOCK_BYTES)
     if last := b"".join(pending):
-        yield unix_lines(last)
+        yield unix(last)
 
 
 def unix_lines(block: bytes) -> bytes:

@@ -23,7 +23,7 @@ QUOTED_TSV = "field of TSV quoted as in CSV (the format csv reads its quotes), k
 
 
 def split_rows(
-    source: Source, counts: TextCounts, columns: Sequence[str] | None
+    source: Source, counts: TextCounts, columns: Sequence[str] | None, *, ends: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
     """First line and fields of every row that is not blank.
 
@@ -32,12 +32,14 @@ def split_rows(
         counts: is told of invalid UTF-8, of TSV written with the quotes of CSV, as pandas does, and
             where commas do not divide a CSV.
         columns: what the header must name; None where the first line is no header.
+        ends: whether lines within a quoted field end as in the file, so that offsets are those of
+            the user's text; else all end as on Unix.
 
     Raises:
         BertkitError: a quote is never closed, or closed in the middle of a field.
     """
-    lines = text_lines(source, counts)
     if source.format == "tsv":
+        lines = text_lines(source, counts)
         for number, line in lines:
             if '""' in line and any(is_quoted(field) for field in line.split("\t")):
                 counts.note(QUOTED_TSV, f"{source.path}:{number}")
@@ -45,9 +47,9 @@ def split_rows(
                 yield number, line.split("\t")
         return
     csv.field_size_limit(LONGEST_FIELD)
-    divider, before, lines = divided(source, lines, counts, columns)
+    divider, before, lines = divided(source, text_lines(source, counts, ends=ends), counts, columns)
     # strict: an unclosed quote would otherwise swallow the rest of the file
-    texts = (f"{line}\n" for _, line in lines)
+    texts = (line if ends else f"{line}\n" for _, line in lines)
     reader = csv.reader(texts, delimiter=divider, strict=True)
     start = before + 1
     try:
@@ -85,11 +87,12 @@ def divided(
     if columns is None:
         return ",", 0, lines
     for number, line in lines:
-        if not line.strip(" \t"):
+        header = line.rstrip("\r\n")
+        if not header.strip(" \t"):
             continue
-        if number == 1 and (said := SEPARATOR.fullmatch(line)):
+        if number == 1 and (said := SEPARATOR.fullmatch(header)):
             return said[1], number, lines
-        divider = divider_of(line, columns)
+        divider = divider_of(header, columns)
         if divider != ",":
             counts.note(f"CSV divided by {DIVIDERS[divider]}, kept", source.path)
         return divider, number - 1, chain([(number, line)], lines)

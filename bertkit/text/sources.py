@@ -87,7 +87,10 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
         if not any(source.format != "unknown" for source in found):
             known = ", ".join(extension for extension in EXTENSIONS if extension)
             what = "has an unknown extension" if named else "holds no file with a known extension"
-            raise BertkitError(f"{path} {what} ({known}); rename it or give the format")
+            raise BertkitError(
+                f"{path} {what} ({known}); rename it, or name its format where "
+                "the command asks for one"
+            )
         sources.extend(found)
     return sources
 

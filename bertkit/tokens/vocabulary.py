@@ -5,7 +5,7 @@ They are read and checked here, and here is the pipeline that a tokenizer.json o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,10 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         settings |= {"compat": "hf", **found}
     if config_path.exists():
         settings |= {"compat": "hf", **read_config(config_path)}
+    added_path = directory / "added_tokens.json"
+    if added_path.exists():
+        added = read_json(added_path)
+        refuse_added(added if isinstance(added, dict) else [str(added)], added_path)
     if text_path.exists():
         listed = read_vocabulary(text_path)
         if vocabulary is not None and listed != vocabulary:
@@ -134,6 +138,20 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
             f"{directory} holds neither vocab.txt nor tokenizer.json; is it a model directory?"
         )
     return vocabulary, settings
+
+
+def refuse_added(tokens: Iterable[str], path: Path) -> None:
+    """Stop where a tokenizer has tokens of its own, which transformers takes out of the text whole.
+
+    Raises:
+        BertkitError: names the first.
+    """
+    for token in tokens:
+        if token not in SPECIAL_TOKENS:
+            raise BertkitError(
+                f"{path}: added token {token!r}; bertkit knows only"
+                f" {', '.join(SPECIAL_TOKENS)} (put it into vocab.txt as an ordinary piece)"
+            )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -164,6 +182,10 @@ def read_config(path: Path) -> dict[str, Any]:
             settings[name] = config[field]
     if "compat" in settings:
         check_compat(settings["compat"], str(path))
+    added = config.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
+        raise BertkitError(f"{path}: added_tokens_decoder is no object of tokens; restore it")
+    refuse_added((str(one.get("content")) for one in added.values()), path)
     return settings
 
 
@@ -212,12 +234,7 @@ def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
         for field, (value, wanted) in expected.items():
             if value != wanted:
                 raise BertkitError(f"{path}: {field} is {value!r}; bertkit reads only {wanted!r}")
-        for token in content.get("added_tokens", ()):
-            if token["content"] not in SPECIAL_TOKENS:
-                raise BertkitError(
-                    f"{path}: added token {token['content']!r}; bertkit knows only"
-                    f" {', '.join(SPECIAL_TOKENS)} (put it into vocab.txt as an ordinary piece)"
-                )
+        refuse_added((token["content"] for token in content.get("added_tokens", ())), path)
         vocabulary = sorted(model["vocab"], key=model["vocab"].get)
         if [model["vocab"][piece] for piece in vocabulary] != list(range(len(vocabulary))):
             raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")

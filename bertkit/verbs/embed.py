@@ -10,7 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.predict.embedding import Embedder, chunks, load_embedder, nearest_texts
+from bertkit.tasks.dataset import describe_lost
 from bertkit.tasks.features import TextFeatures
+from bertkit.tasks.task import unknown_of_text
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.features import check_out, read_lines, write_all
@@ -70,7 +72,7 @@ def embed(
         progress = write_all(out, found, format, details, console, counts)
         console.say(
             f"{out}: {progress.texts:,} vectors of {progress.width:,} numbers, "
-            f"{progress.windowed:,} texts in several windows, {found.lost:,} cut"
+            f"{describe_lost(progress.windowed, {'texts cut': found.lost}, progress.unknown)}"
         )
 
 
@@ -86,7 +88,8 @@ class Embedding:
             self.lost += sum(text.cut > 0 for text in encoded)
             vectors = self.embedder.vectors(encoded)
             for text, vector in zip(encoded, vectors, strict=True):
-                yield TextFeatures(vector[None], [], [], len(text.parts))
+                unknown = unknown_of_text(text.parts, self.embedder.tokenizer.unk_id)
+                yield TextFeatures(vector[None], [], [], len(text.parts), unknown)
 
 
 def similar(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from bertkit.tasks.dataset import (
 )
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.grid import shown_scores
-from bertkit.tasks.own import KINDS, Files
+from bertkit.tasks.own import KINDS, Files, note_alone
 from bertkit.tasks.own_files import Columns
 from bertkit.tasks.results import official_writer
 from bertkit.tasks.sets import OFFICIAL, kind_of, no_task, read_split, split_file
@@ -30,7 +30,7 @@ from bertkit.tasks.task import Items, Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.devices import environment
 from bertkit.training.journal import Console
-from bertkit.verbs.predict import is_swag, remembered
+from bertkit.verbs.predict import columns_of, is_swag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +96,13 @@ def evaluate(
         raise BertkitError(
             f"{model[0]} was tuned to {predictor.task.kind}, not to {kind}; choose another model"
         )
-    named = remembered(columns, predictor) if key in KINDS else columns
+    details = predictor.loaded[0].details
+    named = columns_of(columns, details) if key in KINDS else columns
     where = Files(**vars(files))
     inputs = read_split(task, split, where, named, counts)
+    note_alone([(split, inputs)], getattr(predictor.task, "context", ""), counts)
     if key == "choose":
-        check_not_swag(predictor, split_file(task, split, where), named)
+        check_not_swag(details, split_file(task, split, where), named)
     if out is not None:
         check_apart(out, key, split, split_file(task, split, where))
     labelled = any(is_labelled([given]) for given in inputs)
@@ -142,13 +144,13 @@ def evaluate(
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
 
 
-def check_not_swag(predictor: TaskPredictor, file: str, columns: Columns) -> None:
+def check_not_swag(details: Mapping[str, Any], file: str, columns: Columns) -> None:
     """Stop where a model of SWAG would be scored on SWAG's rows without their second sentences.
 
     Raises:
         BertkitError: names the command that reads them.
     """
-    if is_swag(predictor, file, columns):
+    if is_swag(details, file, columns):
         raise BertkitError(
             f"{file} has SWAG's columns, whose rows are more than a text and choices; "
             f"score it as bertkit evaluate swag --dev {file}"

@@ -13,11 +13,14 @@ from bertkit.errors import BertkitError
 from bertkit.export.examples import of_texts
 from bertkit.export.export import Check, export_model
 from bertkit.export.source import Source, read_source
+from bertkit.tasks.dataset import check_labelled
+from bertkit.tasks.own import Files
 from bertkit.tasks.own_files import Columns, read_own
+from bertkit.tasks.sets import OFFICIAL, read_split
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.features import read_lines
-from bertkit.verbs.predict import columns_of, read_inputs
+from bertkit.verbs.predict import columns_of, is_swag, known_inputs
 
 COLUMNS = Columns()
 TRIED = 200
@@ -59,10 +62,11 @@ def export(
     normalize
         Of embeddings: divide vectors by their length.
     inputs
-        A file of inputs to compare outputs on (the first 200); some built-in sentences where not
-        given.
+        A file of inputs as for predict, to compare outputs on (the first 200); some built-in
+        sentences where not given.
     dev
-        A labelled file: the change of the metric is measured on it.
+        A labelled file, or, of a model tuned on an official set, the set's folder (as --data in
+        finetune): the change of the metric is measured on it.
     max_error
         The largest difference of an output, for outputs up to 1, and a share of larger ones;
         0.0001 where not given, and for onnx-int8 none.
@@ -75,13 +79,12 @@ def export(
     source = read_source(model, head=head, pooling=pooling, normalize=normalize)
     counts = TextCounts()
     check = Check(max_error=max_error, bound=bound)
-    named = columns_of(columns, source.details)
     with Console() as console:
         if inputs:
-            parts = tried(source, inputs, named, counts)
+            parts = tried(source, inputs, columns, counts)
             check = replace(check, parts=parts, examples=inputs)
         if dev:
-            check = replace(check, labelled=labelled(source, dev, named, counts), dev=dev)
+            check = replace(check, labelled=labelled(source, dev, columns, counts), dev=dev)
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
         manifest = export_model(source, to, out, check)
@@ -92,22 +95,42 @@ def export(
 def tried(source: Source, file: str, columns: Columns, counts: TextCounts) -> list[Any]:
     """Sequences of the first inputs of a file."""
     if source.task is None:
-        return of_texts(source, islice(read_lines(file, columns.text, counts), TRIED))
-    given = list(islice(read_inputs(source.task.kind, file, columns, counts), TRIED))
-    return [
-        part for item in source.task.items(given, source.tokenizer).items for part in item.parts
-    ]
+        text = columns_of(columns, source.details).text
+        return of_texts(source, islice(read_lines(file, text, counts), TRIED))
+    _, inputs = known_inputs(source.task.kind, source.details, file, columns, counts)
+    items = source.task.items(list(islice(inputs, TRIED)), source.tokenizer)
+    return [part for item in items.items for part in item.parts]
 
 
 def labelled(source: Source, file: str, columns: Columns, counts: TextCounts) -> list[Any]:
-    """The labelled inputs of a file.
+    """The labelled inputs of a file, or of the dev split in the folder of the model's set.
 
     Raises:
-        BertkitError: the model has no task, or the file is absent or damaged, or lacks a column.
+        BertkitError: the model has no task, or none of an official set and a folder is given; or
+            the file is absent or damaged, or lacks a column.
     """
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
-    return list(read_own(source.task.kind, file, columns, counts, scoring=True))
+    inputs = dev_inputs(source, source.task.kind, file, columns, counts)
+    check_labelled("dev", inputs)
+    return inputs
+
+
+def dev_inputs(
+    source: Source, kind: str, file: str, columns: Columns, counts: TextCounts
+) -> list[Any]:
+    """The inputs of a file or of the dev split in a folder; some may lack their label."""
+    data = str(source.details.get("data"))
+    if Path(file).is_dir():
+        if data not in OFFICIAL:
+            raise BertkitError(
+                f"{file} is a folder, and the model was tuned on no official set; give a file"
+            )
+        return list(read_split(data, "dev", Files(data=Path(file)), columns, counts))
+    named = columns_of(columns, source.details)
+    if is_swag(source.details, file, named):
+        return list(read_split(data, "dev", Files(dev=file), columns, counts))
+    return list(read_own(kind, file, named, counts, scoring=True))
 
 
 def described(out: Path, manifest: Mapping[str, Any]) -> list[str]:

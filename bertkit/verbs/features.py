@@ -14,9 +14,11 @@ from bertkit.files import keep_apart
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import is_weighted, load_feature_model
 from bertkit.model.start import Start, model_folder, read_start
+from bertkit.tasks.dataset import describe_lost
 from bertkit.tasks.feature_files import feature_format, write_features
 from bertkit.tasks.features import Extraction, TextFeatures, extract
 from bertkit.tasks.rows import read_rows, require_all
+from bertkit.tasks.task import NOTHING_UNKNOWN
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import find_sources
@@ -80,7 +82,7 @@ def features(
         progress = write_all(out, found, format, details, console, counts)
         console.say(
             f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
-            f"numbers, {progress.windowed:,} texts in several windows, 0 cut"
+            f"numbers, {describe_lost(progress.windowed, {}, progress.unknown)}"
         )
 
 
@@ -104,6 +106,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.texts = self.rows = self.width = self.windowed = 0
+        self.unknown = NOTHING_UNKNOWN
 
     def follow(self, found: Iterable[TextFeatures]) -> Iterator[TextFeatures]:
         """The same features."""
@@ -112,6 +115,7 @@ class Progress:
             self.rows += len(text.vectors)
             self.width = text.vectors.shape[1]
             self.windowed += text.windows > 1
+            self.unknown = self.unknown.plus(text.unknown)
             yield text
             self.console.update({"done": self.texts, "vectors": self.rows})
 

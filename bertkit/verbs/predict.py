@@ -26,18 +26,23 @@ from bertkit.predict.words import words_of
 from bertkit.tasks.dataset import describe_lost
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.inputs import QuestionInput, TextInput, WordsInput
+from bertkit.tasks.own import all_alone
 from bertkit.tasks.own_files import Columns, last_place, read_unlabelled
 from bertkit.tasks.rows import has_columns
 from bertkit.tasks.sets import glue_columns
 from bertkit.tasks.swag import COLUMNS as SWAG_COLUMNS
 from bertkit.tasks.swag import read_swag
-from bertkit.tasks.task import Items, Unknown
+from bertkit.tasks.task import NOTHING_UNKNOWN, Items
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import extension, find_sources
 from bertkit.training.journal import Console
 from bertkit.verbs.embed import embed, similar
 
 COLUMNS = Columns()
+ALONE = (
+    "every sentence is alone in its document, and the model was tuned with the context of "
+    "documents; begin them by -DOCSTART- lines or name their column (--document)"
+)
 NAMING = {field.name for field in fields(Columns)} - {"format", "id"}
 
 
@@ -86,20 +91,24 @@ def predict(
     predictor = TaskPredictor.load(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
-    named, inputs = known_inputs(predictor, file, columns, counts)
+    details = predictor.loaded[0].details
+    named, inputs = known_inputs(predictor.task.kind, details, file, columns, counts)
     with Console() as console:
         with new_lines(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
             progress = Progress(console, *extent(file, named, inputs), visible=visible)
-            lost = Lost()
+            lost, alone = Lost(), predictor.reads_documents
             for stretch in stretches(inputs, whole=predictor.reads_documents):
                 progress.begin(stretch)
+                alone = alone and all_alone(stretch)
                 lines, items = predicted(predictor, stretch, progress)
                 write(lines)
                 lost.add(items)
             progress.finish()
         for line in describe_skipped(counts.skipped, counts.examples):
             console.say(line)
+        if alone:
+            console.say(f"{file}: {ALONE}")
         console.say(f"{progress.inputs:,} inputs, {lost.described()}")
 
 
@@ -109,13 +118,13 @@ class Lost:
     def __init__(self) -> None:
         self.windowed = 0
         self.cut: Counter[str] = Counter()
-        self.unknown = Unknown()
+        self.unknown = NOTHING_UNKNOWN
 
     def add(self, items: Items) -> None:
         """One more stretch."""
         self.windowed += items.windowed
         self.cut.update(items.cut)
-        self.unknown = Unknown(*map(sum, zip(self.unknown, items.unknown, strict=True)))
+        self.unknown = self.unknown.plus(items.unknown)
 
     def described(self) -> str:
         """In words."""
@@ -151,11 +160,6 @@ def with_text(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def remembered(columns: Columns, predictor: TaskPredictor) -> Columns:
-    """The columns as given; what was not, as the predictor's first model was tuned with."""
-    return columns_of(columns, predictor.loaded[0].details)
-
-
 def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
     """The columns as given; what was not, as `bertkit.json` says that the model was tuned with."""
     known = details.get("columns")
@@ -168,28 +172,35 @@ def columns_of(columns: Columns, details: Mapping[str, Any]) -> Columns:
 
 
 def known_inputs(
-    predictor: TaskPredictor, file: str, columns: Columns, counts: TextCounts
+    kind: str, details: Mapping[str, Any], file: str, columns: Columns, counts: TextCounts
 ) -> tuple[Columns, Iterator[Any]]:
     """The inputs of a file, as they are read, and its columns, which models of some sets know.
+
+    Args:
+        kind: of the model's task.
+        details: of its `bertkit.json`.
+        file: any that `read_inputs` takes, or an official file of the model's set.
+        columns: as given.
+        counts: of what is skipped.
 
     Raises:
         BertkitError: see `read_inputs`; or the file's columns are neither those of the model's set
             nor the usual ones.
     """
-    named, kind = remembered(columns, predictor), predictor.task.kind
+    named = columns_of(columns, details)
     if not is_plain(kind, file, named):
-        if is_swag(predictor, file, named):
+        if is_swag(details, file, named):
             refuse_swag_flags(file, columns)
             return named, iter(read_swag(file, counts, labelled=False, format=named.format))
-        data = str(predictor.loaded[0].details.get("data"))
+        data = str(details.get("data"))
         if data in GLUE and columns.given.isdisjoint({"text", "pair"}):
             named = glue_columns(data, file, named)
     return named, read_inputs(kind, file, named, counts)
 
 
-def is_swag(predictor: TaskPredictor, file: str, columns: Columns) -> bool:
-    """Whether a model of SWAG is given a file with SWAG's columns."""
-    if predictor.loaded[0].details.get("data") != "swag":
+def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
+    """Whether a model of SWAG, by its `bertkit.json`, is given a file with SWAG's columns."""
+    if details.get("data") != "swag":
         return False
     return has_columns(file, SWAG_COLUMNS, columns.format)
 

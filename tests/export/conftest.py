@@ -54,6 +54,10 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         save_model(folder / name, task.build(plain), tokenizer, details)
     pretraining = {"task": "pretraining"}
     save_model(folder / "pretraining", PretrainingModel(plain), tokenizer, pretraining)
+    spans = sizes(tokenizer, direction="left_to_right")
+    task = TASKS["answer"]
+    details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+    save_model(folder / "answer-left-to-right", task.build(spans), tokenizer, details)
     albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
     save_model(folder / "albert", PretrainingModel(albert), tokenizer, pretraining)
     for direction in ("left_to_right", "right_to_left"):

@@ -18,12 +18,16 @@ from bertkit.export.export import Check, compare, export_model
 from bertkit.export.padded import OUTPUTS
 from bertkit.export.source import Source, read_source
 from bertkit.files import temporary_name
+from bertkit.model.saving import save_model
 from bertkit.model.tensorflow import read_checkpoint
 from bertkit.predict.embedding import load_embedder
 from bertkit.predict.load import load
+from bertkit.tasks.choose import Choose
+from bertkit.tasks.classify import Classify
 from bertkit.tasks.inputs import TextInput
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.verbs.export import export
+from tests.export.conftest import sizes
 
 EVERY = {
     "classify": "classify",
@@ -33,6 +37,7 @@ EVERY = {
     "tag": "tag",
     "frozen": "tag",
     "answer": "answer",
+    "answer-left-to-right": "answer",
     "pretraining": "pretraining",
     "albert": "pretraining",
     "left_to_right": "words",
@@ -90,7 +95,7 @@ def test_directories_of_every_head_or_a_refusal(
     name: str, to: str, models: Path, tmp_path: Path
 ) -> None:
     refused = {
-        "huggingface": {"frozen", "right_to_left"},
+        "huggingface": {"frozen", "right_to_left", "answer-left-to-right"},
         "tensorflow": {*EVERY}
         - {"classify", "multi-label", "regress", "answer", "pretraining", "encoder"},
     }
@@ -153,7 +158,7 @@ def test_a_tuned_google_checkpoint_has_the_names_of_its_scripts(
         head = source.model.classifier if name == "classify" else source.model.qa_outputs
         np.testing.assert_array_equal(found[variable], head.weight.detach())
         assert found["bert/encoder/layer_0/output/dense/kernel"].shape == (64, 32)
-        again = read_source(tmp_path / name)  # an encoder: no task is named in a checkpoint
+        again = read_source(tmp_path / name, head="encoder")  # no task is named in a checkpoint
         first, second = source.encoder.state_dict(), again.encoder.state_dict()
         assert again.pooler is (name == "classify")
         assert all(torch.equal(first[k], second[k]) for k in first if "pooler" not in k)
@@ -326,6 +331,47 @@ def test_the_verb_compares_on_given_inputs_and_measures_the_metric(
     lines = str(tmp_path / "lines.txt")
     export(models / "pretraining", to="huggingface", out=out, inputs=lines)
     assert json.loads((out / "export.json").read_text())["check"]["sequences"] == 2
+
+
+MRPC_ROW = "1\t1\t2\triver stone\tbridge lantern\n"
+SWAG_ROWS = """\
+video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label
+v1,1,A river,A river,rises,gold,a,b,c,d,2
+v2,2,A stone,A stone,falls,gold,a,b,c,d,0
+"""
+
+
+def test_official_files_of_the_set_that_a_model_was_tuned_on(
+    models: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """As for predict and evaluate; a folder means the dev split of the set."""
+    (tmp_path / "GLUE" / "MRPC").mkdir(parents=True)
+    file = tmp_path / "GLUE" / "MRPC" / "dev.tsv"
+    file.write_text("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + 2 * MRPC_ROW)
+    labels = ("not_equivalent", "equivalent")
+    tuned(tmp_path / "pairs", tokenizer, Classify(labels, longest=40), "mrpc")
+    glue = str(tmp_path / "GLUE")
+    out = tmp_path / "out"
+    export(tmp_path / "pairs", to="huggingface", out=out, inputs=str(file), dev=glue)
+    manifest = json.loads((out / "export.json").read_text())
+    assert manifest["check"]["sequences"] == manifest["metric"]["inputs"] == 2
+    assert manifest["check"]["tokens"] == 2 * 7  # both texts of a pair
+    with pytest.raises(BertkitError, match="tuned on no official set; give a file"):
+        export(models / "classify", to="huggingface", out=out, dev=glue)
+
+    (tmp_path / "val.csv").write_text(SWAG_ROWS)
+    tuned(tmp_path / "endings", tokenizer, Choose(longest=40), "swag")
+    swag = str(tmp_path / "val.csv")
+    export(tmp_path / "endings", to="huggingface", out=out, inputs=swag, dev=swag)
+    manifest = json.loads((out / "export.json").read_text())
+    assert manifest["metric"]["inputs"] == 2
+    assert manifest["metric"]["name"] == "accuracy"
+
+
+def tuned(folder: Path, tokenizer: Tokenizer, task: Any, data: str) -> None:
+    """A model directory that says on which official set it was tuned."""
+    details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+    save_model(folder, task.build(sizes(tokenizer)), tokenizer, {**details, "data": data})
 
 
 def test_choices_are_run_in_groups_of_one_number(models: Path) -> None:

@@ -302,7 +302,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(saved: Path, tmp_path: Path) 
     (saved / "model.safetensors").unlink()
     for save in (torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))):
         save({"weight": Bomb(tmp_path / "ran"), "long": bytes(10**5)}, saved / "pytorch_model.bin")
-        with pytest.raises(BertkitError, match=r"pytorch_model.bin is damaged"):
+        with pytest.raises(BertkitError, match=r"\.bin (is damaged|holds Python objects)"):
             load_encoder(saved)
     torch.save([1, "long" * 10**5], saved / "pytorch_model.bin")
     with pytest.raises(BertkitError, match="holds no named tensors"):

@@ -100,7 +100,6 @@ KNOWN = [
     ("left_to_right", "encoder", "BertModel"),
     ("left_to_right", "words", "BertLMHeadModel"),
     ("left_to_right", "tag", "BertForTokenClassification"),
-    ("left_to_right", "answer", "BertForQuestionAnswering"),
 ]
 OWN = [
     ("right_to_left", "encoder"),
@@ -110,6 +109,7 @@ OWN = [
     ("right_to_left", "classify"),
     ("left_to_right", "pairs"),
     ("left_to_right", "classify"),
+    ("left_to_right", "answer"),
     ("factorised", "pairs"),
     ("factorised", "classify"),
     ("albert", "replaced"),

@@ -19,9 +19,11 @@ from bertkit.model import crc32c as crc32c_module
 from bertkit.model.crc32c import crc32c, masked_crc32c
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import from_google_name, google_name, parameter_names
+from bertkit.model.names import parameter_names
 from bertkit.model.sstable import read_table, read_varint, varint, write_table
 from bertkit.model.tensorflow import (
+    from_google_name,
+    google_name,
     load_google_checkpoint,
     read_checkpoint,
     save_google_checkpoint,

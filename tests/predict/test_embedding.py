@@ -199,9 +199,9 @@ def test_a_file_of_vectors(
     rows, index = read_npy(out)
     np.testing.assert_allclose(rows, load(directory, normalize=True).many(TEXTS), atol=1e-6)
     assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
-    assert "5 vectors of 32 numbers, 1 texts in several windows, 0 cut" in capsys.readouterr().err
+    assert "5 vectors of 32 numbers, 1 in several windows, 0 cut" in capsys.readouterr().err
     embed(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
-    assert "0 texts in several windows, 1 cut" in capsys.readouterr().err
+    assert "0 in several windows, texts cut: 1" in capsys.readouterr().err
 
 
 def test_the_nearest_text_is_itself(

@@ -6,6 +6,8 @@ import pytest
 
 from bertkit.predict.words import words_of
 
+SCOTLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"
+
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -23,6 +25,8 @@ from bertkit.predict.words import words_of
         ("한국어 문장", "한국어|문장"),
         ("I \u2764\ufe0f it!", "I|\u2764\ufe0f|it|!"),
         ("👩\u200d💻👍🏽🇩🇪🇫🇷", "👩\u200d💻|👍🏽|🇩🇪|🇫🇷"),
+        ("so\u00adlid \u200fשלום\u200f\u200b \u200e(\ufeffa)", "so\u00adlid|שלום|(|a|)"),
+        (f"{SCOTLAND} x", f"{SCOTLAND}|x"),
     ],
 )
 def test_marks_stay_with_their_letters(text: str, words: str) -> None:

@@ -61,8 +61,27 @@ def test_a_wanted_length_of_questions_is_kept() -> None:
 
     assert made(Lengths(longest=40)).question_length == 20  # the default gives way
     assert made(Lengths(longest=128, question_length=100)).question_length == 100
+    assert made(Lengths(longest=100, question_length=64)).question_length == 64
+    assert made(Lengths(answer_length=50)).longest_answer == 50
     with pytest.raises(BertkitError, match="question-length"):
-        Lengths(question_length=0)
+        Lengths(question_length=-1)
+    with pytest.raises(BertkitError, match="answer-length"):
+        Lengths(answer_length=0)
+
+
+def test_answers_that_can_never_be_given_are_counted(tokenizer: Tokenizer) -> None:
+    context = "river stone bridge lantern"
+    given = [question(0, Gold(context, 0), context=context)]
+    counted = "answers of more than {} tokens, never given"
+    assert Answer(longest_answer=4).items(given, tokenizer).cut[counted.format(4)] == 0
+    assert Answer(longest_answer=3).items(given, tokenizer).cut[counted.format(3)] == 1
+
+
+def test_one_question_is_no_degenerate_run() -> None:
+    given = [question(0, Gold("b", 2))]
+    found = FoundAnswer("a", 0, 1, 1.0, 0.0, -1.0, ())
+    assert Answer().degenerate(given, [found]) == ""
+    assert "the same place" in Answer().degenerate(given * 2, [found] * 2)
 
 
 def test_answers_are_found_with_the_published_numbers() -> None:
@@ -70,5 +89,5 @@ def test_answers_are_found_with_the_published_numbers() -> None:
     own = task_for("answer", [question(0, Gold("x", 0))], Columns(), Lengths(), 512, TextCounts())
     for task in (Answer(), own):
         assert isinstance(task, Answer)
-        assert (task.longest, task.stride, task.question_length) == (384, 128, 64)
+        assert (task.longest, task.stride, task.question_length) == (384, 0, 64)
         assert (task.nbest, task.longest_answer) == (20, 30)

@@ -10,12 +10,15 @@ import torch
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.tasks.answer import Answer, FoundAnswer
-from bertkit.tasks.classify import Classify, Label, unknown_label
+from bertkit.tasks.classify import Classify, ClassifyMany, Label, LabelSet, unknown_label
 from bertkit.tasks.dataset import labelled_part
 from bertkit.tasks.features import Extraction, extract
 from bertkit.tasks.glue import GLUE
 from bertkit.tasks.inputs import Answer as Gold
 from bertkit.tasks.inputs import QuestionInput, TextInput
+from bertkit.tasks.own import Lengths, task_for
+from bertkit.tasks.own_files import Columns
+from bertkit.text.lines import TextCounts
 from bertkit.tokens.tokenizer import Tokenizer
 from bertkit.verbs.evaluate import evaluate, official_scores
 
@@ -101,3 +104,37 @@ def test_cls_of_a_model_from_left_to_right_is_refused(tokenizer: Tokenizer) -> N
     with pytest.raises(BertkitError, match="choose --pooling mean"):
         list(extract(encoder, tokenizer, ["river"], Extraction(pooling="cls")))
     assert len(list(extract(encoder, tokenizer, ["river"], Extraction(pooling="mean")))) == 1
+
+
+def many(*labels: str) -> list[TextInput]:
+    return [TextInput(str(i), "a", None, tuple(label), "f:1") for i, label in enumerate(labels)]
+
+
+def test_the_best_answer_without_looking() -> None:
+    """What a model must beat to have learnt anything."""
+    task = ClassifyMany(("a", "b", "c"))
+    rare = many(*(45 * ["a"] + 30 * ["b"] + 25 * ["c"]))
+    assert task.baseline(rare)["micro_f1"] == pytest.approx(0.5), "all three, always"
+    common = many(*(60 * ["a"] + 30 * ["b"] + 10 * ["c"]))
+    assert task.baseline(common)["micro_f1"] == pytest.approx(0.6), "a, always"
+    assert task.baseline(many("", ""))["micro_f1"] == 0.0
+    pairs = Classify(("not_duplicate", "duplicate"), metrics=("f1", "accuracy"))
+    asked = [
+        TextInput(str(i), "a", "b", "duplicate" if i < 37 else "not_duplicate", "f:1")
+        for i in range(100)
+    ]
+    assert pairs.baseline(asked) == pytest.approx({"f1": 2 * 0.37 / 1.37, "accuracy": 0.37})
+
+
+def test_one_set_of_labels_is_one_in_any_order() -> None:
+    task = ClassifyMany(("a", "b"))
+    same = [LabelSet(("a", "b"), {}), LabelSet(("b", "a"), {})]
+    assert task.degenerate(many("a", "b"), same) == "answers 'a and b' to every input"
+    assert task.degenerate(many("ab", "ba"), same) == "", "as the gold labels are"
+    assert task.degenerate(many("a", "b"), [same[0], LabelSet(("a",), {})]) == ""
+
+
+def test_numbers_that_are_all_the_same_are_refused() -> None:
+    inputs = [TextInput(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
+    with pytest.raises(BertkitError, match=r"only the number 3\.0 in column 'label'"):
+        task_for("regress", inputs, Columns(), Lengths(), 40, TextCounts())

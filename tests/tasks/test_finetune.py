@@ -256,6 +256,27 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
     assert found.answer == ("" if found.start is None else long[found.start : found.end])
 
 
+def test_predictions_of_an_earlier_best_run_do_not_stay(
+    pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`results/` is of the model beside it, the official files of each split, too."""
+    data, out = write("questions.json", squad_file(impossible=True)), tmp_path / "run"
+    command = ("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data,
+               "--longest", "40", "--batch-size", "8", "--precision", "fp32",
+               "--out", out)  # fmt: skip
+    run(*command, "--learning-rate", "1e-6", "--epochs", "1", "--test", data)
+    official = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
+    assert sorted(path.name for path in (out / "results" / "test").iterdir()) == official
+    capsys.readouterr()
+    run(*command, "--learning-rate", "5e-3", "--epochs", "60")
+    assert "test predictions of b8-lr1e-06-e1-s1, the best run before, are deleted" in (
+        capsys.readouterr().err.replace("\n", " ")
+    )
+    assert not (out / "results" / "test.jsonl").exists()
+    assert not list((out / "results").glob("test/*"))
+    assert sorted(path.name for path in (out / "results" / "dev").iterdir()) == official
+
+
 def test_what_the_review_found(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
@@ -297,7 +318,7 @@ def test_what_the_review_found(
         *(capsys, "finetune", "answer", "--model", pretrained, "--train", unknown),
         *("--dev", unknown, "--out", tmp_path / "x"),
     )
-    with pytest.raises(BertkitError, match="tuples"):
+    with pytest.raises(BertkitError, match="a list of TextInput"):
         load(tmp_path / "one").many(["river"])
     with pytest.raises(BertkitError, match="at least one"):
         load([])

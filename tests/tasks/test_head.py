@@ -26,8 +26,10 @@ from bertkit.tasks.answer import Answer
 from bertkit.tasks.classify import Classify
 from bertkit.tasks.grid import Grid
 from bertkit.tasks.head import Head, same_task
+from bertkit.tasks.inputs import QuestionInput
 from bertkit.tasks.load import load_task_model
 from bertkit.tasks.own_files import Columns
+from bertkit.tasks.task import make_batch
 from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 CPU = torch.device("cpu")
@@ -122,7 +124,7 @@ def test_left_to_right_tuned_saved_and_loaded(
     else:
         assert "head" not in details
         own = {"classify": "bertkit", "tag": "BertForTokenClassification",
-               "answer": "BertForQuestionAnswering"}  # fmt: skip
+               "answer": "bertkit"}  # fmt: skip
         assert config["architectures"] == [own[kind]]
     # what was predicted in training is what the directory predicts
     loaded = load_task_model(out, CPU)
@@ -137,6 +139,34 @@ def test_left_to_right_tuned_saved_and_loaded(
         found = [max(row, key=row.__getitem__) for row in again]
         assert found == ["wet", "dry"]
         assert scores["accuracy"] == 1.0
+
+
+def test_no_answer_is_read_where_everything_has_been_seen(begin: Any, tokenizer: Tokenizer) -> None:
+    """[CLS] of a network from left to right is the same before every question; the last [SEP] not.
+
+    The two stand in each other's place, so targets and null odds are where they always are.
+    """
+    task = Answer(null=True, longest=40, question_length=8)
+    asked = [
+        QuestionInput(str(i), "river", f"{place} stone", None, "f")
+        for i, place in enumerate(PLACES)
+    ]
+    items = task.items(asked, tokenizer)
+    batch = make_batch([part for item in items.items for part in item.parts]).packed
+    for direction, other in (("left_to_right", False), ("bidirectional", True)):
+        loaded = read_start(begin(direction, direction=direction)).build(
+            task.build, keep_head=False
+        )
+        model = loaded.model.eval()
+        logits = model(batch)
+        plain = model.qa_outputs(model.encoder(batch))
+        first, last = batch.first_tokens, batch.last_tokens
+        assert torch.equal(logits[first], plain[first] if other else plain[last])
+        assert torch.equal(logits[last], plain[last] if other else plain[first])
+        inside = torch.ones(len(logits), dtype=torch.bool)
+        inside[first] = inside[last] = False
+        assert torch.equal(logits[inside], plain[inside])
+        assert len(logits[first].unique(dim=0)) == len(PLACES)
 
 
 @pytest.mark.parametrize(

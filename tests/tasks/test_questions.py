@@ -233,6 +233,15 @@ def test_documents_are_rows_that_follow_each_other(write: Write) -> None:
     assert [i.document for i in words(path)[0]] == [0, 1, 2, 3, 4, 5, 6, 7, 9]
 
 
+def test_documents_of_two_files_are_two(write: Write) -> None:
+    """Both may call theirs the first."""
+    row = {"tokens": ["x"], "ner_tags": ["O"], "doc": "1"}
+    for name in ("a.jsonl", "b.jsonl"):
+        path = write(name, lines(row, row))
+    inputs, _ = words(path.parent, document="doc")
+    assert [given.document for given in inputs] == [0, 0, 1, 1]
+
+
 def test_rows_without_tags(write: Write) -> None:
     rows = [{"tokens": ["a", "b"], "ner_tags": value} for value in (["O", "O"], None, "")]
     path = write("a.jsonl", lines(*rows))

@@ -39,6 +39,20 @@ def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:
     ]
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+def test_lines_within_a_field_end_as_in_the_file(tmp_path: Path, end: str) -> None:
+    """Offsets are of the user's text: Python's csv and pandas read the same."""
+    path = tmp_path / "a.csv"
+    field = "One.\r\nTwo.\n\nThree.\rFour"
+    rows = ["text,label", f'"{field}",x', "next,y"]
+    path.write_bytes((end.join(rows) + end).encode())
+    assert [row["text"] for _, row in read_rows(path, TextCounts())] == [field, "next"]
+    with path.open(newline="") as file:
+        assert [row["text"] for row in csv.DictReader(file)] == [field, "next"]
+    path.write_bytes((end.join(["a;b", f'"{field}";x']) + end).encode())
+    assert [row["a"] for _, row in read_rows(path, TextCounts())] == [field]
+
+
 def test_tsv_has_no_quotes(write: Write) -> None:
     path = write("a.tsv", '\ufefftext\tlabel\n"He said\tx\nit\'s "fine"\ty\n')
     assert [row for _, row in read_rows(path, TextCounts())] == [

@@ -1,0 +1,62 @@
+"""What `many` takes from Python, and what it refuses or warns of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit import load
+from bertkit.errors import BertkitError
+from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
+
+WORDS = WordsInput("0", ("river",), None, 0, "f")
+QUESTION = QuestionInput("0", "who", "a river", None, "f")
+
+
+def texts() -> Iterator[TextInput]:
+    """Three inputs, as a reader gives them."""
+    for number in range(3):
+        yield TextInput(str(number), "river stone " * number, None, None, "f")
+
+
+def test_inputs_may_come_one_after_the_other(models: Path) -> None:
+    predict = load(models / "classify", device="cpu", precision="fp32")
+    assert len(predict.many(texts())) == 3
+    assert predict.many(texts()) == predict.many(list(texts()))
+    assert predict.many([]) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("classify", [("a", "b")], r"a list of TextInput of .* number 0 is \('a', 'b'\)"),
+        ("classify", [*texts(), {"text": "x"}], "number 3 is {'text': 'x'}"),
+        ("classify", ["river"], "number 0 is 'river'"),
+        ("classify", "river", "a list of TextInput .* is 'river'"),
+        ("classify", [None], "number 0 is None"),
+        ("classify", [QUESTION], "number 0 is QuestionInput"),
+        ("answer", [WORDS], "a list of QuestionInput"),
+        ("classify", [TextInput("0", None, None, None, "f")], "None in number 0 is not a text"),  # type: ignore[arg-type]
+        ("tag", [WORDS, WORDS._replace(words=("a", 3))], "3 in number 1 is not a text"),
+        ("choose", [ChoiceInput("0", "a", (), None, "f")], "number 0 has no choice"),
+    ],
+)
+def test_what_is_no_input_is_shown(models: Path, kind: str, given: Any, message: str) -> None:
+    with pytest.raises(BertkitError, match=message):
+        load(models / kind, device="cpu", precision="fp32").many(given)
+
+
+@pytest.mark.parametrize("choices", [{"a": "the", "b": "night"}, {"the", "night"}, b"the", "the"])
+def test_choices_have_an_order(models: Path, choices: Any) -> None:
+    """The keys of a dict would be read, and not its texts."""
+    with pytest.raises(BertkitError, match="choices must be a list of texts"):
+        load(models / "choose", device="cpu", precision="fp32")("river", choices)
+
+
+def test_what_is_not_read_is_warned_of(models: Path) -> None:
+    predict = load(models / "answer", device="cpu", precision="fp32")
+    with pytest.warns(UserWarning, match="questions cut at 16 tokens: 1"):
+        predict("river " * 20, "stone bridge")
