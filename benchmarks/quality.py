@@ -6,7 +6,8 @@ standard deviation of the reference or better.
 
 The results file keeps the scores of every run by seed and how each was made, and seeds that only a
 work folder has are added: a run takes up to an hour, and they need not be made on one machine or on
-one day. After a change that should show in the scores, or of settings, begin with --fresh TASK.
+one day. After a change that should show in the scores, or of settings, begin with --fresh TASK, or
+--fresh TASK:trainer where it is of the reference alone.
 """
 
 from __future__ import annotations
@@ -188,7 +189,11 @@ def main() -> None:
     parser.add_argument("--table-only", action="store_true")
     parser.add_argument("--precision", default="auto", help="of bertkit's runs: fp32, bf16, auto")
     parser.add_argument(
-        "--fresh", nargs="+", default=[], metavar="TASK", help="forget these in the results file"
+        "--fresh",
+        nargs="+",
+        default=[],
+        metavar="TASK[:SIDE]",
+        help="forget these in the results file; SIDE is bertkit or trainer",
     )
     arguments = parser.parse_args()
     precision = choose_precision(arguments.precision, torch.device("cpu"))
@@ -202,7 +207,11 @@ def main() -> None:
     known = read_json(stored)["runs"] if stored.is_file() else {}
     rows, runs = {}, {}
     for task, metrics in METRICS.items():
-        before = {} if task in arguments.fresh else known.get(task, {})
+        before = {
+            side: made_before
+            for side, made_before in known.get(task, {}).items()
+            if not {task, f"{task}:{side}"} & {*arguments.fresh}
+        }
         own = with_runs(before.get("bertkit", {}), own_scores(task, arguments.work), metrics)
         scored = reference_scores(task, data, arguments.work, precision)
         theirs = with_runs(before.get("trainer", {}), scored, metrics)
