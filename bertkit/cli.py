@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 from cyclopts import App, ArgumentCollection, Group
 
@@ -95,8 +95,8 @@ def application(asked: str | None = None) -> App:
 def check_numbers(arguments: ArgumentCollection) -> None:
     """Refuse lists with commas, and fractions for whole-number flags: the library rounds them."""
     for argument in arguments:
-        several = get_args(argument.hint)[:1]
-        kind = several or (argument.hint,)
+        several = get_origin(argument.hint) in (tuple, list)
+        kind = get_args(argument.hint)[:1] or (argument.hint,)
         for token in argument.tokens:
             if several and kind[0] in (int, float) and "," in token.value:
                 apart = " ".join(token.value.replace(",", " ").split())

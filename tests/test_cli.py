@@ -323,6 +323,11 @@ def test_fractions_for_whole_numbers_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_one_number_with_a_comma_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    run("finetune", "rte", "--model", "m", "--out", "o", "--dropout", "0,1", status=2)
+    assert 'unable to convert "0,1"' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "apart"),
     [("--epochs", "3,6", "3 6"), ("--learning-rate", "1e-4, 2e-4", "1e-4 2e-4")],

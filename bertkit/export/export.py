@@ -39,7 +39,7 @@ from bertkit.export.graph import (
 from bertkit.export.padded import INPUTS
 from bertkit.export.source import Source
 from bertkit.files import new_folder, sha256_file, write_json
-from bertkit.tasks.task import Part
+from bertkit.tasks.task import Part, check_segments
 from bertkit.tokens.tokenizer import Tokenizer
 
 MANIFEST = "export.json"
@@ -240,6 +240,7 @@ def score(source: Source, run: Runner, check: Check, to: str) -> dict[str, Any]:
     if not inputs:
         raise BertkitError(f"{check.dev} holds no labelled inputs; give some")
     items = task.items(inputs, source.tokenizer)
+    check_segments(items, source.config)
     parts = [part for item in items.items for part in item.parts]
 
     def scores(found: Sequence[Arrays]) -> Mapping[str, float]:

@@ -115,9 +115,8 @@ def read_source(
     start = read_start(path)
     if head == "auto" and (tuned := tuned_tensors(start.tensors)):
         raise BertkitError(
-            f"{path} holds the head of a tuned model ({some(tuned)}), and nothing says of which "
-            "task; name the class in config.json (architectures), or export the encoder alone: "
-            "--head encoder"
+            f"{path} holds the head of a tuned model ({some(tuned)}) that bertkit does not know by "
+            "its config.json (architectures); export the encoder alone: --head encoder"
         )
     return pretrained_source(start) if head == "auto" else encoder_source(start)
 

@@ -222,7 +222,7 @@ def load_config(directory: Path) -> ModelConfig:
     """
     if not directory.is_dir():
         raise BertkitError(f"no model directory {directory}; check the path")
-    if (directory / "bert_config.json").is_file() and not (directory / "config.json").is_file():
+    if not (directory / "config.json").is_file() and any(directory.glob("*.ckpt*.index")):
         raise BertkitError(
             f"{directory} is a checkpoint of Google's; make it a model directory first: "
             f"bertkit export {directory} --to huggingface --out DIR"

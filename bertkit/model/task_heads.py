@@ -72,7 +72,8 @@ class SpanModel(nn.Module):
     """Encoder and a start and an end vector (paper section 4.2); no dropout on top.
 
     [CLS] stands for no answer, and in a network that reads left to right it has seen nothing: the
-    logits of the last token, [SEP], then stand in the place of [CLS], and the other way round.
+    logits of the last token, [SEP], then stand in the place of [CLS], and the other way round. A
+    BiLSTM has seen all at [CLS], too.
     """
 
     def __init__(self, config: ModelConfig) -> None:

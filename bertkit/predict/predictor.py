@@ -112,8 +112,6 @@ class Predictor:
                 f"this model has learned {learned}, not whether a text follows another; use one "
                 "that was pre-trained with next-sentence prediction"
             )
-        if self.model.config.type_vocab_size == 1:
-            raise BertkitError(ONE_SEGMENT)
         first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
         if not first or not second:
             raise BertkitError("next-sentence needs two texts, and one of them has no token")
@@ -134,7 +132,13 @@ class Predictor:
         return [(self._surround(window), place + 1) for window, place in found]
 
     def joint(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Ids and segments of a pair; of a long one the tokens on both sides of the joint."""
+        """Ids and segments of a pair; of a long one the tokens on both sides of the joint.
+
+        Raises:
+            BertkitError: the model tells no second text.
+        """
+        if self.model.config.type_vocab_size == 1:
+            raise BertkitError(ONE_SEGMENT)
         room = self.longest - 3
         if len(first) + len(second) > room:
             size = min(len(second), max(room // 2, room - len(first)))

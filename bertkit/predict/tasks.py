@@ -28,6 +28,7 @@ from bertkit.tasks.dataset import describe_cut, with_unknown
 from bertkit.tasks.inputs import ChoiceInput, Input, QuestionInput, TextInput, WordsInput
 from bertkit.tasks.load import LoadedTask, load_task_model
 from bertkit.tasks.regress import Value
+from bertkit.tasks.spans import usual_step
 from bertkit.tasks.tag import Tag, Tags
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.training.devices import choose_device
@@ -240,7 +241,10 @@ class TaskPredictor:
 
 def unthresholded(task: Any) -> dict[str, Any]:
     """A task's settings but for what was chosen on its own dev data."""
-    return {name: value for name, value in task.settings().items() if name != "threshold"}
+    found = {name: value for name, value in task.settings().items() if name != "threshold"}
+    if isinstance(task, Answer):  # 0 means 128 in windows with room for it
+        found["stride"] = task.stride or usual_step(task.longest - task.question_length - 3)
+    return found
 
 
 def not_an_input(given: object, number: int, kind: str) -> BertkitError:

@@ -15,7 +15,12 @@ from itertools import accumulate
 
 from bertkit.tokens.normalize import CJK_BLOCKS
 
-JOINERS = (0x200C, 0x200D)
+JOINERS = "\u200c\u200d"
+SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+"""Signs that enclose or precede numbers and words; Unicode counts them with what is not seen."""
+SEEN = JOINERS + SIGNS
+ZERO_WIDTH_SPACE = "\u200b"
+"""Divides words where nothing visible does, as in Khmer."""
 
 
 def ranges(blocks: Iterable[range]) -> str:
@@ -41,11 +46,12 @@ def word_pattern() -> re.Pattern[str]:
         chr(code)
         for block in (range(0x20000), range(0xE0000, 0xE0080))
         for code in block
-        if unicodedata.category(chr(code)) == "Cf" and code not in JOINERS
+        if unicodedata.category(chr(code)) == "Cf" and chr(code) not in SEEN
     )
+    within = unseen.replace(ZERO_WIDTH_SPACE, "")
     # with the joiners that stand within words of Persian and of Indian languages
     letter = rf"(?:[^\W{ideograph}]|[{mark}\u200c\u200d])"
-    letters = rf"{letter}+(?:[{unseen}]+{letter}+)*"
+    letters = rf"{letter}+(?:[{within}]+{letter}+)*"
     # a pair of regional letters is a flag
     symbol = rf"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[^\w\s{unseen}])"
     return re.compile(

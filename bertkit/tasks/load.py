@@ -77,6 +77,7 @@ def load_task_model(
     task = task_of(details, folder)
     if null_threshold is not None:
         task = with_null_threshold(task, details, null_threshold)
+    check_no_answer(task, details, folder)
     model: Any
     if details.get("head") and details.get("frozen") is False:
         with torch.device("meta"):
@@ -92,6 +93,22 @@ def load_task_model(
         model = complete(loaded, folder)
     check_vocabulary(model.config, tokenizer.size)
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
+
+
+def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Path) -> None:
+    """Refuse odds of no answer from the first token of a network that reads left to right.
+
+    Raises:
+        BertkitError: transformers, or bertkit before it read them at the last token, tuned it.
+    """
+    if not (isinstance(task, Answer) and task.null) or details.get("head"):
+        return
+    own = read_json(folder / "config.json").get("model_type") == "bertkit"
+    if not own and load_config(folder).direction == "left_to_right":
+        raise BertkitError(
+            f"{folder} is left to right and was tuned to say at its first token, which sees no "
+            "other, that there is no answer; tune it again with bertkit finetune"
+        )
 
 
 def with_null_threshold(
@@ -135,7 +152,7 @@ def task_details(folder: Path) -> dict[str, Any]:
         kind for kind, (head, problems) in HEADS.items()
         if head in heads_of(names[0]) and problems in ("", problem)
     ]  # fmt: skip
-    if config.get("is_decoder") and found and set(found) != {"tag"}:
+    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
         raise BertkitError(
             f"{folder} is left to right and was tuned on its first token, which sees no other; "
             "tune it again with bertkit finetune, which reads the last one"

@@ -65,7 +65,7 @@ class Files:
     def __post_init__(self) -> None:
         """From Python the files may be paths, too."""
         for name in ("train", "dev", "test"):
-            object.__setattr__(self, name, str(getattr(self, name)))
+            object.__setattr__(self, name, str(getattr(self, name) or ""))
 
 
 @dataclass(frozen=True, kw_only=True)

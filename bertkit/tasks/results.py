@@ -57,13 +57,12 @@ def write_answers(
     """predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
     assert isinstance(task, Answer)
     pairs = list(zip(inputs, predictions, strict=True))
-    write_predictions(
+    return write_predictions(
         folder / split,
         {given.id: task.text_of(found) for given, found in pairs},
         {given.id: found.null_odds for given, found in pairs} if task.null else None,
         {given.id: found.nbest for given, found in pairs},
     )
-    return sorted((folder / split).glob("*.json"))
 
 
 def write_choices(

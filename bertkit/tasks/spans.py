@@ -134,7 +134,7 @@ def make_windows(
     tail = np.array([tokenizer.sep_id], dtype=np.int32)
     ids, offsets = encode_context(context, tokenizer)
     count, room = len(ids), max_length - len(head) - 1
-    step = min(stride, room) if stride else max(1, min(USUAL_STRIDE, room - room // 4))
+    step = min(stride, room) if stride else usual_step(room)
     starts = range(0, max(count - room, 0) + step, step)
     windows = []
     for start, best in zip(starts, best_contexts(count, starts, room), strict=True):
@@ -146,6 +146,11 @@ def make_windows(
         window_ids = np.concatenate([head, ids[start:end], tail])
         windows.append(Window(window_ids, len(head), offsets[start:end], best, reach))
     return Windows(tuple(windows), len(question_ids) - len(kept))
+
+
+def usual_step(room: int) -> int:
+    """Context tokens from one window to the next where none are asked for, so that all overlap."""
+    return max(1, min(USUAL_STRIDE, room - max(1, room // 4)))
 
 
 def check_lengths(max_length: int, stride: int, question_length: int) -> None:
@@ -233,11 +238,12 @@ def decode(
         if not (np.isfinite(start).all() and np.isfinite(end).all()):
             raise BertkitError("the model gives logits that are not finite; its training diverged")
 
-    def offered(count: int | None) -> np.ndarray:
+    def offered(every: bool) -> list[Span]:
         rows = zip(windows, starts, ends, strict=True)
-        return np.concatenate([candidates(*row, count, max_answer_length) for row in rows])
+        found = [candidates(*row, nbest, max_answer_length, every=every) for row in rows]
+        return best_spans(np.concatenate(found), context, nbest)
 
-    spans = best_spans(offered(nbest), context, nbest) or best_spans(offered(None), context, nbest)
+    spans = offered(every=False) or offered(every=True)
     nulls = [(start[0] + end[0], start[0], end[0]) for start, end in zip(starts, ends, strict=True)]
     null_score, null_start, null_end = map(float, min(nulls))
     best = spans[0] if spans else Span("", 0.0, null_start, null_end, 0, 0)
@@ -258,22 +264,32 @@ def decode(
 
 
 def candidates(
-    window: Window, start: np.ndarray, end: np.ndarray, nbest: int | None, max_answer_length: int
+    window: Window,
+    start: np.ndarray,
+    end: np.ndarray,
+    nbest: int,
+    max_answer_length: int,
+    *,
+    every: bool,
 ) -> np.ndarray:
     """The spans that a window offers, (spans, 4): both logits, first and last character.
 
-    Of its `nbest` best starts and ends; of all for None.
+    Of its `nbest` best starts and ends; or the `nbest` best of every start and end.
 
     They stand in the order of the starts' ranks, then of the ends'; of equal logits the earlier
     token comes first. The caller's stable sort keeps this order among equal sums.
     """
     part = slice(window.first, window.first + len(window.offsets))
-    first = np.argsort(-start[part], kind="stable")[:nbest]
-    last = np.argsort(-end[part], kind="stable")[:nbest]
+    taken = None if every else nbest
+    first = np.argsort(-start[part], kind="stable")[:taken]
+    last = np.argsort(-end[part], kind="stable")[:taken]
     first = first[window.best_context[first]]
     length = last[None, :] - first[:, None]
     rows, columns = np.nonzero((length >= 0) & (length < max_answer_length))
     first, last = first[rows], last[columns]
+    if every:
+        best = np.argsort(-(start[part][first] + end[part][last]), kind="stable")[:nbest]
+        first, last = first[best], last[best]
     return np.stack(
         [start[part][first], end[part][last], window.offsets[first, 0], window.offsets[last, 1]],
         axis=1,

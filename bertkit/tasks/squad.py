@@ -214,6 +214,10 @@ def locate(
         return None
     if start is not None and start >= 0 and context.startswith(text, start):
         return Answer(text, start)
+    moved = in_windows_ends(start or 0, context)
+    if start is not None and moved != start and context.startswith(text, moved):
+        counts.note("answer_start counted with Unix line ends, kept", place)
+        return Answer(text, moved)
     pattern = re.compile(r"\s+".join(map(re.escape, words)))
     target = start or 0
     found = min(
@@ -230,24 +234,33 @@ def locate(
     return Answer(found.group(), found.start())
 
 
+def in_windows_ends(start: int, context: str) -> int:
+    r"""The place in a context of a character that was counted where "\r\n" was one character."""
+    ends = enumerate(re.finditer("\r\n", context))
+    return start + sum(end.start() - number < start for number, end in ends)
+
+
 def write_predictions(
     folder: Path,
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float] | None,
     nbest: Mapping[str, Sequence[Span]],
-) -> None:
+) -> list[Path]:
     """Write predictions.json, nbest_predictions.json and, unless None, null_odds.json.
 
     predictions.json and null_odds.json are what the official programs read. The best spans are
     objects with the fields of `Span`.
 
+    Returns:
+        The files.
+
     Raises:
         BertkitError: the folder cannot be written.
     """
-    write_json(folder / "predictions.json", dict(predictions))
-    write_json(
-        folder / "nbest_predictions.json",
-        {question_id: [span._asdict() for span in spans] for question_id, spans in nbest.items()},
-    )
+    spans = {question_id: [span._asdict() for span in own] for question_id, own in nbest.items()}
+    contents: dict[str, Any] = {"nbest_predictions": spans, "predictions": dict(predictions)}
     if null_odds is not None:
-        write_json(folder / "null_odds.json", dict(null_odds))
+        contents["null_odds"] = dict(null_odds)
+    for name, content in contents.items():
+        write_json(folder / f"{name}.json", content)
+    return [folder / f"{name}.json" for name in sorted(contents)]

@@ -59,7 +59,7 @@ class TextCounts:
         }
 
 
-ENDED_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)")
+ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 
 def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[Row]:
@@ -75,14 +75,16 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
     number = 1
     with open_binary(source.path) as stream:
         for block in line_blocks(stream, source.path, ends=ends):
+            cut = ENDED_LINE.findall(block + b"\n") if ends and b"\r" in block else None
             try:
-                text = block.decode()
+                lines = block.decode().split("\n") if cut is None else [*map(bytes.decode, cut)]
             except UnicodeDecodeError:
-                text = "\n".join(
+                lines = [
                     decode_line(line, f"{source.path}:{place}", counts)
-                    for place, line in enumerate(block.split(b"\n"), number)
-                )
-            lines = ENDED_LINE.findall(f"{text}\n") if ends else text.split("\n")
+                    for place, line in enumerate(cut or block.split(b"\n"), number)
+                ]
+            if ends and cut is None:
+                lines = [f"{line}\n" for line in lines]
             yield from enumerate(lines, number)
             number += len(lines)
 

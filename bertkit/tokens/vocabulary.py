@@ -150,7 +150,8 @@ def refuse_added(tokens: Iterable[str], path: Path) -> None:
         if token not in SPECIAL_TOKENS:
             raise BertkitError(
                 f"{path}: added token {token!r}; bertkit knows only"
-                f" {', '.join(SPECIAL_TOKENS)} (put it into vocab.txt as an ordinary piece)"
+                f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary piece of vocab.txt, and take it"
+                " out here)"
             )
 
 

@@ -17,6 +17,7 @@ from bertkit.tasks.dataset import check_labelled
 from bertkit.tasks.own import Files
 from bertkit.tasks.own_files import Columns, read_own
 from bertkit.tasks.sets import OFFICIAL, read_split
+from bertkit.tasks.task import check_segments
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 from bertkit.verbs.features import read_lines
@@ -99,6 +100,7 @@ def tried(source: Source, file: str, columns: Columns, counts: TextCounts) -> li
         return of_texts(source, islice(read_lines(file, text, counts), TRIED))
     _, inputs = known_inputs(source.task.kind, source.details, file, columns, counts)
     items = source.task.items(list(islice(inputs, TRIED)), source.tokenizer)
+    check_segments(items, source.config)
     return [part for item in items.items for part in item.parts]
 
 
@@ -106,8 +108,7 @@ def labelled(source: Source, file: str, columns: Columns, counts: TextCounts) ->
     """The labelled inputs of a file, or of the dev split in the folder of the model's set.
 
     Raises:
-        BertkitError: the model has no task, or none of an official set and a folder is given; or
-            the file is absent or damaged, or lacks a column.
+        BertkitError: the model has no task, or the file is absent or damaged, or lacks a column.
     """
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
@@ -121,11 +122,7 @@ def dev_inputs(
 ) -> list[Any]:
     """The inputs of a file or of the dev split in a folder; some may lack their label."""
     data = str(source.details.get("data"))
-    if Path(file).is_dir():
-        if data not in OFFICIAL:
-            raise BertkitError(
-                f"{file} is a folder, and the model was tuned on no official set; give a file"
-            )
+    if data in OFFICIAL and Path(file).is_dir():
         return list(read_split(data, "dev", Files(data=Path(file)), columns, counts))
     named = columns_of(columns, source.details)
     if is_swag(source.details, file, named):

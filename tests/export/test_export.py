@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -356,8 +357,12 @@ def test_official_files_of_the_set_that_a_model_was_tuned_on(
     manifest = json.loads((out / "export.json").read_text())
     assert manifest["check"]["sequences"] == manifest["metric"]["inputs"] == 2
     assert manifest["check"]["tokens"] == 2 * 7  # both texts of a pair
-    with pytest.raises(BertkitError, match="tuned on no official set; give a file"):
-        export(models / "classify", to="huggingface", out=out, dev=glue)
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("a.csv", "b.csv"):
+        (own / name).write_text("text,label\nriver stone,dry\n")
+    export(models / "classify", to="huggingface", out=out, dev=str(own))
+    assert json.loads((out / "export.json").read_text())["metric"]["inputs"] == 2
 
     (tmp_path / "val.csv").write_text(SWAG_ROWS)
     tuned(tmp_path / "endings", tokenizer, Choose(longest=40), "swag")
@@ -366,6 +371,9 @@ def test_official_files_of_the_set_that_a_model_was_tuned_on(
     manifest = json.loads((out / "export.json").read_text())
     assert manifest["metric"]["inputs"] == 2
     assert manifest["metric"]["name"] == "accuracy"
+    (tmp_path / "test.csv").write_text(re.sub(r",(label|\d)\n", "\n", SWAG_ROWS))
+    with pytest.raises(BertkitError, match=r"test\.csv:2: the dev data has no label here"):
+        export(tmp_path / "endings", to="huggingface", out=out, dev=str(tmp_path / "test.csv"))
 
 
 def tuned(folder: Path, tokenizer: Tokenizer, task: Any, data: str) -> None:

@@ -23,6 +23,7 @@ from bertkit.tasks.classify import Classify
 from bertkit.tasks.head import same_task
 from bertkit.tasks.inputs import WordsInput
 from bertkit.tasks.load import load_task_model
+from bertkit.tasks.own_files import Columns
 from bertkit.tasks.regress import Regress
 from bertkit.tasks.tag import Tag
 from bertkit.tokens.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
     folder = theirs(tmp_path / "theirs", Classify(("a", "b")), pretrained, architectures=None)
     out = tmp_path / "out"
     with pytest.raises(
-        BertkitError, match=r"the head of a tuned model \(classifier\..* --head enc"
+        BertkitError, match=r"the head of a tuned model \(classifier\..* --head encoder"
     ):
         export(folder, to="huggingface", out=out)
     with pytest.raises(BertkitError, match=r"lacks cls.* and holds the head of a tuned model"):
@@ -109,6 +110,27 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
     export(named, to="tensorflow", out=tmp_path / "google")
     with pytest.raises(BertkitError, match="the head of a tuned model"):
         export(tmp_path / "google", to="huggingface", out=out)
+
+
+def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
+    pretrained: Path, tmp_path: Path
+) -> None:
+    """As bertkit once tuned networks from left to right, and as transformers does."""
+    config = replace(load_config(pretrained), direction="left_to_right")
+    tokenizer = Tokenizer.load(pretrained)
+    task = Answer(null=True, longest=30, question_length=8)
+    details = {"task": "answer", "settings": task.settings()}
+    save_model(tmp_path / "own", task.build(config), tokenizer, details)
+    assert load(tmp_path / "own", device="cpu")("river", "stone").no_answer_probability > 0
+    old = {"model_type": "bert", "is_decoder": True, "architectures": ["BertForQuestionAnswering"]}
+    saved = read_json(tmp_path / "own" / "config.json")
+    write_json(tmp_path / "own" / "config.json", saved | old)
+    with pytest.raises(BertkitError, match=r"left to right .* tune it again"):
+        load(tmp_path / "own", device="cpu")
+    (tmp_path / "own" / "bertkit.json").unlink()
+    assert load(tmp_path / "own", device="cpu")("river", "stone").answer == "stone", "always one"
+    with pytest.raises(BertkitError, match=r"left to right .* tune it again"):
+        load(tmp_path / "own", device="cpu", null_threshold=0)
 
 
 def test_a_google_checkpoint_is_called_so(pretrained: Path, tmp_path: Path) -> None:
@@ -154,6 +176,11 @@ def test_a_network_of_one_segment(pretrained: Path, tmp_path: Path) -> None:
                {"task": "classify", "labels": ["a", "b"]})  # fmt: skip
     export(tmp_path / "one", to="huggingface", out=tmp_path / "out")
     assert read_json(tmp_path / "out" / "export.json")["check"]["sequences"] > 3
+    (tmp_path / "pairs.csv").write_text("text,pair,label\nriver,stone,a\n")
+    for file in ({"inputs": str(tmp_path / "pairs.csv")}, {"dev": str(tmp_path / "pairs.csv")}):
+        with pytest.raises(BertkitError, match="one segment"):
+            export(tmp_path / "one", to="huggingface", out=tmp_path / "out",
+                   columns=Columns(pair="pair"), **file)  # fmt: skip
     save_model(tmp_path / "pairs", PretrainingModel(config), tokenizer, {"task": "pretraining"})
     with pytest.raises(BertkitError, match="one segment"):
         load(tmp_path / "pairs", device="cpu").next_sentence("river stone", "bridge")

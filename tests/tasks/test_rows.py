@@ -53,6 +53,16 @@ def test_lines_within_a_field_end_as_in_the_file(tmp_path: Path, end: str) -> No
     assert [row["a"] for _, row in read_rows(path, TextCounts())] == [field]
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r"])
+def test_invalid_bytes_are_counted_by_lines(tmp_path: Path, end: str) -> None:
+    path, counts = tmp_path / "a.csv", TextCounts()
+    path.write_bytes(end.join(["text,label", "a,x", "b\udcff,y", "c\udcff,z"]).encode(
+        errors="surrogateescape"))  # fmt: skip
+    assert [row["text"] for _, row in read_rows(path, counts)] == ["a", "b\ufffd", "c\ufffd"]
+    [(reason, number)] = counts.skipped.items()
+    assert (number, counts.examples[reason]) == (2, f"{path}:3")
+
+
 def test_tsv_has_no_quotes(write: Write) -> None:
     path = write("a.tsv", '\ufefftext\tlabel\n"He said\tx\nit\'s "fine"\ty\n')
     assert [row for _, row in read_rows(path, TextCounts())] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -365,6 +366,11 @@ def test_windows_overlap_however_short_they_are() -> None:
     starts = [int(window.offsets[0, 0]) // 2 for window in made]
     assert starts == [0, 9, 18, 27, 36][: len(starts)], "3/4 of 12 tokens"
     assert len(starts) == 5
+    for room in range(2, 13):
+        made = make_windows("x", context, UNCASED, max_length=room + 4, question_length=1).windows
+        assert all(
+            one.offsets[-1, 1] > other.offsets[0, 0] for one, other in itertools.pairwise(made)
+        ), room
     usual = make_windows("x", context * 20, UNCASED).windows
     assert int(usual[1].offsets[0, 0]) == int(usual[0].offsets[128, 0])
 

@@ -17,7 +17,7 @@ from bertkit.errors import BertkitError
 from bertkit.tasks.answer import Answer as AnswerTask
 from bertkit.tasks.inputs import Answer, QuestionInput
 from bertkit.tasks.spans import Span
-from bertkit.tasks.squad import SQUAD_FILES, make_question, read_squad, write_predictions
+from bertkit.tasks.squad import SQUAD_FILES, locate, make_question, read_squad, write_predictions
 from bertkit.tasks.squad_metric import (
     best_threshold,
     exact_match,
@@ -54,6 +54,19 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write_file
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_starts_may_be_counted_before_line_ends_were_changed(end: str) -> None:
+    """As where git or an editor wrote a file anew: the nearest occurrence may be another one."""
+    unix = "".join(f"{letter} Bo.\n" for letter in "ABCDEFG")
+    counts = TextCounts()
+    for start in (2, 8, unix.rindex("Bo")):
+        answer = locate("Bo", start, unix.replace("\n", end), "f:1", counts)
+        assert answer is not None
+        assert answer.start == start + (start // 6) * (len(end) - 1)
+    kept = "answer_start counted with Unix line ends, kept"
+    assert counts.skipped == ({kept: 2} if end == "\r\n" else {})
 
 
 def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path]) -> None:
