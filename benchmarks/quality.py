@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.quality_data import dataset, start_folder
+from benchmarks.quality_data import dataset, grid_values, start_folder
 from benchmarks.record import ROOT, data_folder, made, summary, write_result
 from benchmarks.settings import SETTINGS, Setting
 from benchmarks.slices import make_slices
@@ -66,13 +66,7 @@ def own_runs(
     """Bertkit's runs; those that are done are skipped."""
     start = read_start(start_folder(setting, data, work, precision))
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
-    grid = LaterSeeds(
-        batch_size=(setting.batch,),
-        learning_rate=(setting.learning_rate,),
-        epochs=(setting.epochs,),
-        seeds=seeds[-1],
-        first=seeds[0],
-    )
+    grid = LaterSeeds(**grid_values(setting), seeds=seeds[-1], first=seeds[0])
     before = own_scores(task, work)
     with Console(interval=60) as console:
         finetune(
@@ -102,13 +96,7 @@ class Scored(NamedTuple):
 
 def own_scores(task: str, work: Path) -> dict[int, Scored]:
     """Bertkit's runs by seed."""
-    setting = SETTINGS[task]
-    grid = Grid(
-        batch_size=(setting.batch,),
-        learning_rate=(setting.learning_rate,),
-        epochs=(setting.epochs,),
-        seeds=20,
-    )
+    grid = Grid(**grid_values(SETTINGS[task]), seeds=20)
     results = read_results(work / "bertkit" / task, grid.runs())
     path = work / "bertkit" / f"{task}.json"
     known = read_json(path) if path.is_file() else {}

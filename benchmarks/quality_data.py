@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.settings import SETTINGS, Setting, start_model
 from bertkit.model.start import read_start
@@ -39,16 +40,23 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
     return load_dataset(task, files, Columns(), lengths, positions)
 
 
+def grid_values(setting: Setting) -> dict[str, Any]:
+    """The fields of a `Grid` that a setting fixes."""
+    return {
+        "batch_size": (setting.batch,),
+        "learning_rate": (setting.learning_rate,),
+        "epochs": (setting.epochs,),
+    }
+
+
 def start_folder(setting: Setting, data: Path, work: Path, precision: str) -> Path:
     """The model directory that both sides begin with; one tuned on another task is made here."""
     if not setting.start:
         return start_model()
-    first = SETTINGS[setting.start]
-    start = read_start(start_model())
     out = work / "starts" / setting.start
-    grid = Grid(
-        batch_size=(first.batch,), learning_rate=(first.learning_rate,), epochs=(first.epochs,)
-    )
+    if (out / "results.json").is_file():  # it is done
+        return out / "model"
+    start, grid = read_start(start_model()), Grid(**grid_values(SETTINGS[setting.start]))
     found = dataset(setting.start, data, work / "slices", start.config.max_position_embeddings)
     finetune(found, start, out, grid=grid, tuning=Tuning(precision=precision))
     return out / "model"

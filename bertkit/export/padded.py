@@ -174,14 +174,13 @@ class PaddedModel(nn.Module):
         """(batch, width) of [CLS]; of a model that reads left to right, of the last token."""
         if self.config.direction != "left_to_right":
             return hidden[:, 0]
-        last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-        return hidden.gather(1, last).squeeze(1)
+        return hidden.gather(1, last_place(mask, hidden.shape[-1])).squeeze(1)
 
     def ends_exchanged(self, logits: Tensor, mask: Tensor) -> Tensor:
         """(batch, length, 2), left to right with [SEP] in the place of [CLS], as in `SpanModel`."""
         if self.config.direction != "left_to_right":
             return logits
-        last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, logits.shape[-1])
+        last = last_place(mask, logits.shape[-1])
         exchanged = logits.scatter(1, last, logits[:, :1])
         return torch.cat([logits.gather(1, last), exchanged[:, 1:]], dim=1)
 
@@ -207,6 +206,11 @@ class PaddedModel(nn.Module):
         if self.pooling.normalize:
             vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
         return vectors
+
+
+def last_place(mask: Tensor, width: int) -> Tensor:
+    """(batch, 1, width): where the last token of each row is, to gather its numbers by."""
+    return (mask.sum(1) - 1)[:, None, None].expand(-1, 1, width)
 
 
 def hidden_keys(mask: Tensor, direction: str) -> Tensor:

@@ -113,12 +113,14 @@ def read_source(
         kind, model = loaded.task.kind, loaded.model.float()
         return Source(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
     start = read_start(path)
-    if head == "auto" and (tuned := tuned_tensors(start.tensors)):
+    if head != "auto":
+        return encoder_source(start)
+    if tuned := tuned_tensors(start.tensors):
         raise BertkitError(
             f"{path} holds the head of a tuned model ({some(tuned)}) that bertkit does not know by "
             "its config.json (architectures); export the encoder alone: --head encoder"
         )
-    return pretrained_source(start) if head == "auto" else encoder_source(start)
+    return pretrained_source(start)
 
 
 def encoder_source(start: Start) -> Source:

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from bertkit.tokens.normalize import CJK_BLOCKS
 
@@ -35,22 +35,14 @@ def word_pattern() -> re.Pattern[str]:
     It is made when it is first asked for: only taggers need it, and Unicode has many marks.
     """
     ideograph = ranges(CJK_BLOCKS)
-    mark = "".join(
-        chr(code)
-        for block in (range(0x20000), range(0xE0100, 0xE01F0))  # the others hold no marks
-        for code in block
-        if unicodedata.category(chr(code)).startswith("M")
-    )
+    codes = map(chr, chain(range(0x20000), range(0xE0000, 0xE01F0)))  # the others hold neither
+    kinds = [(sign, unicodedata.category(sign)) for sign in codes]
+    mark = "".join(sign for sign, kind in kinds if kind.startswith("M"))
     # what nobody sees, such as soft hyphens and marks of direction: within words, and else nothing
-    unseen = "".join(
-        chr(code)
-        for block in (range(0x20000), range(0xE0000, 0xE0080))
-        for code in block
-        if unicodedata.category(chr(code)) == "Cf" and chr(code) not in SEEN
-    )
+    unseen = "".join(sign for sign, kind in kinds if kind == "Cf" and sign not in SEEN)
     within = unseen.replace(ZERO_WIDTH_SPACE, "")
     # with the joiners that stand within words of Persian and of Indian languages
-    letter = rf"(?:[^\W{ideograph}]|[{mark}\u200c\u200d])"
+    letter = rf"(?:[^\W{ideograph}]|[{mark}{JOINERS}])"
     letters = rf"{letter}+(?:[{within}]+{letter}+)*"
     # a pair of regional letters is a flag
     symbol = rf"(?:[\U0001f1e6-\U0001f1ff]{{2}}|[^\w\s{unseen}])"

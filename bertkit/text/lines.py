@@ -12,6 +12,7 @@ from bertkit.errors import BertkitError
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 BLOCK_BYTES = 1 << 20
+ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 NUL_SHARE = 0.01
 UNDECODABLE_SHARE = 0.10
 UNDECODABLE = 20
@@ -59,9 +60,6 @@ class TextCounts:
         }
 
 
-ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
-
-
 def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[Row]:
     r"""Number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
@@ -75,7 +73,7 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
     number = 1
     with open_binary(source.path) as stream:
         for block in line_blocks(stream, source.path, ends=ends):
-            cut = ENDED_LINE.findall(block + b"\n") if ends and b"\r" in block else None
+            cut = ENDED_LINE.findall(block + b"\n") if ends else None
             try:
                 lines = block.decode().split("\n") if cut is None else [*map(bytes.decode, cut)]
             except UnicodeDecodeError:
@@ -83,8 +81,6 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
                     decode_line(line, f"{source.path}:{place}", counts)
                     for place, line in enumerate(cut or block.split(b"\n"), number)
                 ]
-            if ends and cut is None:
-                lines = [f"{line}\n" for line in lines]
             yield from enumerate(lines, number)
             number += len(lines)
 

@@ -112,22 +112,15 @@ def labelled(source: Source, file: str, columns: Columns, counts: TextCounts) ->
     """
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
-    inputs = dev_inputs(source, source.task.kind, file, columns, counts)
-    check_labelled("dev", inputs)
-    return inputs
-
-
-def dev_inputs(
-    source: Source, kind: str, file: str, columns: Columns, counts: TextCounts
-) -> list[Any]:
-    """The inputs of a file or of the dev split in a folder; some may lack their label."""
-    data = str(source.details.get("data"))
+    data, named = str(source.details.get("data")), columns_of(columns, source.details)
     if data in OFFICIAL and Path(file).is_dir():
-        return list(read_split(data, "dev", Files(data=Path(file)), columns, counts))
-    named = columns_of(columns, source.details)
-    if is_swag(source.details, file, named):
-        return list(read_split(data, "dev", Files(dev=file), columns, counts))
-    return list(read_own(kind, file, named, counts, scoring=True))
+        inputs = read_split(data, "dev", Files(data=Path(file)), columns, counts)
+    elif is_swag(source.details, file, named):
+        inputs = read_split(data, "dev", Files(dev=file), columns, counts)
+    else:
+        inputs = read_own(source.task.kind, file, named, counts, scoring=True)
+    check_labelled("dev", inputs)
+    return list(inputs)
 
 
 def described(out: Path, manifest: Mapping[str, Any]) -> list[str]:
