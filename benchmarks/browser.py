@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvicorn
-
 from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.run import address_of, open_socket
-from bertkit.serve.served import load_models
-from bertkit.serve.serving import Serving
+from bertkit.serve.models import load_models
+from bertkit.serve.server import address_of, make_server, open_socket
+from bertkit.serve.service import Service
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -42,8 +40,8 @@ def served(models: Sequence[str], limits: Limits | None = None, token: str = "")
     """
     limits, metrics = limits or Limits(), Metrics()
     loaded = load_models(models, limits, metrics, precision="fp32", device="cpu")
-    app = make_app(Serving(loaded, limits, metrics), token=token)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    serving = Service(loaded, limits, metrics)
+    server = make_server(make_app(serving, token=token), serving)
     listening = open_socket("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()

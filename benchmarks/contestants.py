@@ -16,10 +16,10 @@ from benchmarks.exports import export, fused_operators
 from benchmarks.peers import Contestant, OnnxPeer, TransformersPeer, build_head, tune
 from benchmarks.record import precisions
 from benchmarks.workloads import Workload
-from bertkit.model.directory import load_model
+from bertkit.checkpoints.huggingface import load_model
 from bertkit.model.inference import possible_modes
 from bertkit.predict.engine import Engine
-from bertkit.tasks.task import Encoded, Item, Items, Part
+from bertkit.tasks.task import Encoded, Item, ItemPart, Items
 
 REFERENCE = "transformers fp32, sorted"
 AS_GIVEN = "transformers fp32, padded as given"
@@ -43,7 +43,7 @@ class Bertkit:
     def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
         """See `Contestant`."""
         items = Items(
-            [Item(i, [Part((sequence,))]) for i, sequence in enumerate(sequences)],
+            [Item(i, [ItemPart((sequence,))]) for i, sequence in enumerate(sequences)],
             *(len(sequences), 0, {}),
         )
         outputs = self.engine.run(items)

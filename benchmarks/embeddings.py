@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks.contestants import fast_modes
 from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
-from bertkit.export.graph import silence
-from bertkit.predict.embedding import Embedder, load_embedder
-from bertkit.tasks.glue import read_glue
+from bertkit.datasets.glue import read_glue
+from bertkit.export.onnx import silence
+from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.text.lines import TextCounts
 
 REFERENCE = "sentence-transformers fp32"
@@ -129,7 +129,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
     details = {
         "repeats": settings.repeats,
         "mean_tokens": round(statistics.mean(lengths), 1),
-        "longest": max(lengths),
+        "max_length": max(lengths),
         "batch_of_sentence_transformers": batch,
         "batches_tried": list(settings.batches),
         "sentence_transformers": installed("sentence-transformers"),

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from bertkit.export.graph import silence as silence  # noqa: PLC0414 - others take it from here
+from bertkit.checkpoints.huggingface import load_config
+from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic
-from bertkit.model.directory import load_config
 
 GRAPHS = ("plain", "fused")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

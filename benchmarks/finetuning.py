@@ -20,10 +20,10 @@ import torch
 from benchmarks.record import data_folder, precisions, summary, write_result
 from benchmarks.reference import glue
 from benchmarks.settings import start_model
-from bertkit.model.start import read_start
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.glue import GLUE, read_glue
-from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.datasets.glue import GLUE, read_glue
+from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.tasks.classification import Classification
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Journal
 
@@ -32,8 +32,8 @@ BATCH = 32
 
 def own(precision: str, data: Path, examples: int) -> tuple[Callable[[], None], int]:
     """Bertkit's epoch, and the tokens in it."""
-    start = read_start(start_model())
-    task = Classify(GLUE["mrpc"].labels)
+    start = read_pretrained(start_model())
+    task = Classification(GLUE["mrpc"].labels)
     inputs = read_glue("mrpc", data / "glue", "train", TextCounts())[:examples]
     items = task.items(inputs, start.tokenizer)
     run = RunSettings(batch_size=BATCH, learning_rate=1e-4, epochs=1, seed=1)
@@ -41,8 +41,8 @@ def own(precision: str, data: Path, examples: int) -> tuple[Callable[[], None], 
     def epoch() -> None:
         with tempfile.TemporaryDirectory() as folder:
             journal = Journal(Path(folder), tensorboard=False)
-            tune(
-                *(start, task, items, run, Tuning()),
+            train_task(
+                *(start, task, items, run, TrainingSettings()),
                 device=torch.device("cpu"),
                 precision=precision,
                 keep_head=False,

@@ -38,7 +38,7 @@ from benchmarks.gpu_cases import (
 from benchmarks.gpu_stream import stream_case
 from benchmarks.record import circumstances, summary, write_result
 from bertkit.files import write_json
-from bertkit.training.devices import environment, matmul_peak, synchronize
+from bertkit.training.device import environment, matmul_peak, synchronize
 
 CASES = (
     "training base 128",
@@ -67,8 +67,8 @@ def run_case(case: str, repeats: int, device: torch.device) -> Iterator[dict[str
         `rows` by contestant and `failed` with their errors: first without those that are compiled,
         in case compiling takes too long, then all side by side.
     """
-    kind, size, longest = case.split()
-    config, length = SIZES[size], int(longest)
+    kind, size, max_length = case.split()
+    config, length = SIZES[size], int(max_length)
     sequences = 8 if kind == "short" else AREA[size] // length
     if kind == "stream":
         rows, failed = stream_case(

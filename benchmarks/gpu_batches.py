@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from bertkit.examples.packed import from_arrays
-from bertkit.examples.rounding import round_batch
-from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.encoder import ModelConfig
-from bertkit.training.devices import training_flops
+from bertkit.pretraining_data.batch import from_arrays
+from bertkit.pretraining_data.buckets import round_batch
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.training.device import training_flops
 
 AREA = {"base": 32768, "large": 32768, "tiny": 512}
 """Sequences times longest length: 256 x 128 or 64 x 512."""
@@ -33,12 +33,12 @@ class Both(NamedTuple):
 
 
 def make_batch(
-    config: ModelConfig, sequences: int, longest: int, generator: np.random.Generator
+    config: ModelConfig, sequences: int, max_length: int, generator: np.random.Generator
 ) -> PretrainingBatch:
     """Random examples, longest first, one of them of the longest length; 15 % are targets."""
-    drawn = np.exp(generator.normal(np.log(MEDIAN * longest), SIGMA, sequences))
-    lengths = -np.sort(-np.clip(np.round(drawn), 8, longest).astype(np.int64))
-    lengths[0] = longest
+    drawn = np.exp(generator.normal(np.log(MEDIAN * max_length), SIGMA, sequences))
+    lengths = -np.sort(-np.clip(np.round(drawn), 8, max_length).astype(np.int64))
+    lengths[0] = max_length
     ids = generator.integers(5, config.vocab_size, int(lengths.sum()))
     starts = np.cumsum(lengths) - lengths
     targets = np.concatenate(
@@ -56,12 +56,12 @@ def make_batch(
     )
 
 
-def make_batches(config: ModelConfig, sequences: int, longest: int, count: int) -> list[Both]:
+def make_batches(config: ModelConfig, sequences: int, max_length: int, count: int) -> list[Both]:
     """Batches that have one shape when they are rounded up, so that code is compiled once."""
     generator = np.random.default_rng(0)
     kept: list[PretrainingBatch] = []
     while len(kept) < count:
-        batch = make_batch(config, sequences, longest, generator)
+        batch = make_batch(config, sequences, max_length, generator)
         if not kept or rounded_sizes(batch, config) == rounded_sizes(kept[0], config):
             kept.append(batch)
     return [Both(batch, padded(batch)) for batch in kept]

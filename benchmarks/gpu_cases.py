@@ -15,15 +15,15 @@ import torch
 
 from benchmarks.gpu_batches import Both
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, from_arrays
-from bertkit.examples.rounding import round_packed, shape_above
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.training.compiled import compile_layers
-from bertkit.training.devices import autocast
-from bertkit.training.loop import LoopSettings, train_steps
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.pretraining_data.buckets import round_packed, shape_above
+from bertkit.training.compile import compile_layers
+from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
+from bertkit.training.step import LoopSettings, train_steps
 
 Update = Callable[[Both], None]
 

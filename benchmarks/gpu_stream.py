@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.record import summary
 from bertkit.corpus.store import TokenStore
-from bertkit.corpus.writing import DocumentArrays, write_manifest, write_shard
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import BatchBuilder, Step, stream_steps
-from bertkit.examples.table import ExampleTable
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.devices import synchronize
+from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
+from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.pairs import PairOptions
+from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.device import synchronize
 
 STEPS = 15
 """Updates of a source for each repeat: more than the loaders make in advance."""
@@ -52,8 +52,8 @@ def stream_case(
     with tempfile.TemporaryDirectory() as folder:
         store = random_store(Path(folder) / "store", vocabulary, 200 * sequences * length)
 
-        def steps(loaders: int) -> Iterator[Step]:
-            table = ExampleTable(store, PairOptions(max_length=length), seed=0)
+        def steps(loaders: int) -> Iterator[StreamStep]:
+            table = ExampleSampler(store, PairOptions(max_length=length), seed=0)
             builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
             count = STEPS * repeats
             return stream_steps(table, builder, batch_size=sequences, steps=count, workers=loaders)
@@ -84,7 +84,7 @@ def stream_rates(records: Iterator[Any], stretch: int, device: torch.device) -> 
     """Tokens/s of each stretch of steps but the first, in which loaders start."""
     rates, tokens, started = [], 0, time.perf_counter()
     for number, record in enumerate(records, 1):
-        made = isinstance(record, Step)
+        made = isinstance(record, StreamStep)
         tokens += len(record.micro_batches[0].packed.ids) if made else record.tokens
         if number % stretch == 0:
             synchronize(device)

@@ -27,12 +27,12 @@ import torch
 from benchmarks.pretraining import own_update
 from benchmarks.record import summary, write_result
 from benchmarks.workloads import forward_flops
-from bertkit.examples.masking import count_targets
-from bertkit.examples.packed import from_arrays
-from bertkit.examples.stream import PretrainingBatch
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.training.devices import autocast
+from bertkit.pretraining_data.batch import from_arrays
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.pretraining_data.masking import count_targets
+from bertkit.training.device import autocast
 
 CPU = torch.device("cpu")
 VOCABULARY = 30522

@@ -33,8 +33,8 @@ from benchmarks.peers import BATCHES, write_model
 from benchmarks.record import data_folder, summary, write_result
 from benchmarks.settings import start_model
 from benchmarks.workloads import SIZES, Workload, forward_flops, read_workload
-from bertkit.model.start import Start, read_start
-from bertkit.training.devices import matmul_peak
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.training.device import matmul_peak
 
 CPU = torch.device("cpu")
 TEXTS = 50
@@ -96,7 +96,9 @@ def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[flo
     return found
 
 
-def measure(workload: Workload, field: Field, start: Start, settings: Settings) -> dict[str, Row]:
+def measure(
+    workload: Workload, field: Field, start: PretrainedWeights, settings: Settings
+) -> dict[str, Row]:
     """Rows of one workload, by contestant."""
     sequences = workload.sequences
     contestants, first_calls = prepare(field, sequences)
@@ -147,7 +149,7 @@ def rates(workload: Workload, name: str, seconds: Mapping[str, list[float]]) -> 
 
 
 def shares(
-    workload: Workload, start: Start, seconds: Sequence[float], peaks: Sequence[float]
+    workload: Workload, start: PretrainedWeights, seconds: Sequence[float], peaks: Sequence[float]
 ) -> Row:
     """Work per second over that of matrix products of the same round."""
     rows = len(workload.sequences) if workload.head == "classify" else None
@@ -193,7 +195,9 @@ def measure_latency(
     }
 
 
-def run(data: Path, folder: Path, start: Start, settings: Settings) -> tuple[dict[str, Any], Row]:
+def run(
+    data: Path, folder: Path, start: PretrainedWeights, settings: Settings
+) -> tuple[dict[str, Any], Row]:
     """All tables by name, the workloads' and "latency"; and the details that belong to them.
 
     Args:
@@ -236,7 +240,7 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = {name: SIZES[name] for name in arguments.workloads}
     settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats, sizes=sizes)
-    data, start = data_folder(arguments.data), read_start(start_model())
+    data, start = data_folder(arguments.data), read_pretrained(start_model())
     with tempfile.TemporaryDirectory() as temporary:
         tables, details = run(data, arguments.work or Path(temporary), start, settings)
     for name, table in tables.items():

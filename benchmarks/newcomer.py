@@ -1,4 +1,4 @@
-"""A newcomer in an empty folder follows README and the how-tos, word by word.
+"""A newcomer in an empty folder follows README, overview and how-tos, word by word.
 
     python -m benchmarks.newcomer                          a new environment, a wheel, every page
     python -m benchmarks.newcomer --python .venv/bin/python --demo FOLDER --pages docs/start.md
@@ -29,6 +29,7 @@ PAGES = (
     "docs/howto-classify.md",
     "docs/howto-entities.md",
     "docs/howto-answers.md",
+    "docs/index.md",
     "README.md",
 )
 

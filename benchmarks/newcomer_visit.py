@@ -25,15 +25,18 @@ START = "docs/start.md"
 """The page that makes the environment and the demo that the others use."""
 SKIPPED = {
     "README.md": {
-        "make demo": "docs/start.md runs the same demo",
-        "make test": "CI runs the tests",
         "python3 -m venv": "docs/start.md makes the environment",
-        ".venv/bin/pip install torch": "an option for another index",
+        ". .venv/": "docs/start.md makes the environment",
+        "pip install torch": "an option for another index",
+        "pip install -c": "docs/start.md installs bertkit",
+        "bertkit demo": "docs/start.md runs the same demo",
+    },
+    "docs/index.md": {
         "bertkit launch": "asks for eight processes and BERT-base",
         "bertkit submit": "wants the predictions for all of GLUE",
         "bertkit reproduce all": "takes hours",
         "bertkit reproduce table-2": "takes a large GPU",
-    }
+    },
 }
 """Page → beginning of a command → why it is not run."""
 INSTALLING = ("python3 -m venv", ". .venv/", "pip install")

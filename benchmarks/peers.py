@@ -24,12 +24,12 @@ import numpy as np
 import torch
 
 from benchmarks.exports import logits_of, open_session, their_model
-from bertkit.export.examples import padded_arrays
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.save import save_model
+from bertkit.export.verify import padded_arrays
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start
 from bertkit.model.task_heads import ClassificationModel, SpanModel
-from bertkit.tasks.task import Encoded, Part
+from bertkit.tasks.task import Encoded, ItemPart
 
 CLASSES = 32
 """Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
@@ -52,7 +52,7 @@ def build_head(head: str, config: ModelConfig) -> ClassificationModel | SpanMode
     return ClassificationModel(config, CLASSES) if head == "classify" else SpanModel(config)
 
 
-def write_model(folder: Path, start: Start, head: str) -> Path:
+def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
     """A model directory in `folder`: the start's encoder and a head drawn from seed 0."""
     path = folder / head
     if not (path / "model.safetensors").is_file():
@@ -64,7 +64,7 @@ def write_model(folder: Path, start: Start, head: str) -> Path:
 
 def padded(sequences: Sequence[Encoded]) -> Arrays:
     """A batch as padded models take it, each array (sequences, longest) int64."""
-    return padded_arrays([Part((sequence,)) for sequence in sequences], head="classify")
+    return padded_arrays([ItemPart((sequence,)) for sequence in sequences], head="classify")
 
 
 def longest_first(sequences: Sequence[Encoded]) -> list[int]:

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 
 from benchmarks.record import data_folder, summary, write_result
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.calibration import GIB, resident_bytes, this_machine
-from bertkit.training.devices import choose_precision
-from bertkit.training.expected import planned_lengths, store_corpus
+from bertkit.planning.corpus import planned_lengths, store_corpus
+from bertkit.planning.estimate import make_plan
+from bertkit.planning.measure import GIB, resident_bytes, this_machine
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import choose_precision
 from bertkit.training.journal import read_journal
-from bertkit.training.planning import make_plan
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
+from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 
 CPU = torch.device("cpu")
 TEXT_BYTES = 24_000_000
@@ -48,7 +48,7 @@ def recipe_of(layers: int, width: int, batch: int, updates: int) -> PretrainReci
             lengths=(128,), steps=(updates,), batch_sizes=(batch,), max_predictions=(20,)
         ),
         training=Training(warmup_steps=updates // 10),
-        watching=replace(Watching(), log_every=WARM, held_out_sequences=128),
+        logging=replace(Logging(), log_every=WARM, held_out_sequences=128),
     )
 
 

@@ -15,7 +15,7 @@ from benchmarks.contestants import fast_modes
 from benchmarks.quality import METRICS, dataset
 from benchmarks.record import data_folder, write_result
 from benchmarks.slices import make_slices
-from bertkit.predict.tasks import TaskPredictor
+from bertkit.predict.predictors import TaskPredictor
 
 POSITIONS = 512
 

@@ -156,8 +156,8 @@ def work(name: str, corpus: str, vocabulary: str, out: str, processes: str) -> N
 
 def prepare_local(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
     """The default path."""
-    from bertkit.corpus.prepare import prepare
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.corpus.build import prepare
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
     store = prepare([corpus], Tokenizer.load(vocabulary), out, processes=processes)
     text = store.manifest["text"]
@@ -166,10 +166,10 @@ def prepare_local(corpus: str, vocabulary: str, out: Path, processes: int) -> di
 
 def prepare_datatrove(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
     """A task for each part."""
+    from bertkit.corpus.build import PrepareOptions
     from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
-    from bertkit.corpus.prepare import PrepareOptions
     from bertkit.corpus.store import TokenStore
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
     tokenizer, cluster = Tokenizer.load(vocabulary), ClusterOptions(executor="datatrove")
     options = PrepareOptions()
@@ -181,7 +181,7 @@ def prepare_datatrove(corpus: str, vocabulary: str, out: Path, processes: int) -
 
 def clean_near(corpus: str, vocabulary: str, out: Path, processes: int) -> dict[str, Any]:
     """Exact and nearly equal documents; of each repetition most are nearly equal to the first."""
-    from bertkit.corpus.cleaning import CleanOptions, clean
+    from bertkit.corpus.clean import CleanOptions, clean
 
     cleaned = clean([corpus], out, CleanOptions(near=True, quality=True), processes=processes)
     return {

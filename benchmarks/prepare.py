@@ -31,8 +31,8 @@ PARTS = ("wiki_AA.txt.xz", "wiki_AB.txt.xz")
 
 def prepare_once(arguments: list[str]) -> None:
     """The child: prepare, then print what it took as one JSON line."""
-    from bertkit.corpus.prepare import PrepareOptions, prepare
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.corpus.build import PrepareOptions, prepare
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
     processes, out, vocabulary, *texts = arguments
     with watched() as taken:
@@ -99,7 +99,7 @@ def measure(processes: int, vocabulary: Path, texts: list[Path], repeats: int) -
 def bare_rate(vocabulary: Path, text: Path, repeats: int) -> list[float]:
     """MB/s of the bare tokenizer on sentences, one thread."""
     from benchmarks.tokenization import bare_pipeline, read_sentences
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
     sentences = read_sentences(text, 20)
     megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6

@@ -21,20 +21,20 @@ import torch
 
 from benchmarks.gpu_batches import padded
 from benchmarks.record import data_folder, precisions, summary, write_result
-from bertkit.corpus.prepare import prepare
+from bertkit.checkpoints.save import save_model
+from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import BatchBuilder, PretrainingBatch, stream_steps
-from bertkit.examples.table import ExampleTable
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.objectives import pretraining_objective
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import autocast, matmul_peak, training_flops
-from bertkit.training.loop import LoopSettings, train_steps
+from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, stream_steps
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.pairs import PairOptions
+from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast, matmul_peak, training_flops
 from bertkit.training.optimizer import build_optimizer
+from bertkit.training.step import LoopSettings, train_steps
 
 CPU = torch.device("cpu")
 BATCH = 32
@@ -93,7 +93,7 @@ def measure(store: TokenStore, width: int, repeats: int) -> dict[str, dict[str, 
         own, theirs = both_models(config, store.tokenizer)
         contestants[f"transformers {precision}"] = their_update(theirs, precision)
         contestants[f"bertkit {precision}"] = own_update(own, precision)
-    table = ExampleTable(store, PairOptions(max_length=128), seed=0)
+    table = ExampleSampler(store, PairOptions(max_length=128), seed=0)
     builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
     steps = stream_steps(table, builder, batch_size=BATCH, steps=repeats + 1)
     batches = [step.micro_batches[0] for step in steps]

@@ -26,13 +26,13 @@ from benchmarks.quality_data import dataset, grid_values, start_folder
 from benchmarks.record import ROOT, data_folder, made, summary, write_result
 from benchmarks.settings import SETTINGS, Setting
 from benchmarks.slices import make_slices
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json
-from bertkit.model.start import read_start
-from bertkit.predict.tasks import TaskPredictor
-from bertkit.tasks.finetune import finetune
-from bertkit.tasks.grid import Grid, read_results
-from bertkit.tasks.tune import RunSettings, Tuning
-from bertkit.training.devices import choose_precision
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import Grid, read_results
+from bertkit.finetuning.run import RunSettings, TrainingSettings
+from bertkit.predict.predictors import TaskPredictor
+from bertkit.training.device import choose_precision
 from bertkit.training.journal import Console
 
 METRICS = {
@@ -41,6 +41,8 @@ METRICS = {
     "rte": ("accuracy",),
     "sts-b": ("pearson", "spearman"),
     "sst-2": ("accuracy",),
+    "mnli-10k": ("accuracy",),
+    "qqp-10k": ("accuracy",),
     "arc-easy": ("accuracy",),
     "conll-2003": ("f1",),
     "conll-2003-documents": ("f1",),
@@ -64,7 +66,7 @@ def own_runs(
     task: str, setting: Setting, seeds: range, data: Path, work: Path, precision: str
 ) -> None:
     """Bertkit's runs; those that are done are skipped."""
-    start = read_start(start_folder(setting, data, work, precision))
+    start = read_pretrained(start_folder(setting, data, work, precision))
     found = dataset(task, data, work / "slices", start.config.max_position_embeddings)
     grid = LaterSeeds(**grid_values(setting), seeds=seeds[-1], first=seeds[0])
     before = own_scores(task, work)
@@ -74,7 +76,7 @@ def own_runs(
             start,
             work / "bertkit" / task,
             grid=grid,
-            tuning=Tuning(precision=precision),
+            tuning=TrainingSettings(precision=precision),
             console=console,
         )
     known = {str(seed): run.made for seed, run in before.items()}

@@ -6,37 +6,48 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.settings import SETTINGS, Setting, start_model
-from bertkit.model.start import read_start
-from bertkit.tasks.dataset import Dataset
-from bertkit.tasks.finetune import finetune
-from bertkit.tasks.grid import Grid
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import load_dataset
-from bertkit.tasks.tune import Tuning
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.datasets.user_files import Columns
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import Grid
+from bertkit.finetuning.run import TrainingSettings
+from bertkit.tasks.benchmarks import load_dataset
+from bertkit.tasks.data import TaskData
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 
 ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
+SAMPLES = {
+    "mnli-10k": ("MNLI-10k", Columns(text="premise", pair="hypothesis")),
+    "qqp-10k": ("QQP-10k", Columns(text="question1", pair="question2")),
+}
+"""Samples of GLUE's large sets as JSON lines: folder and columns."""
 
 
-def dataset(task: str, data: Path, slices: Path, positions: int) -> Dataset:
+def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
     """The data of a task, as `bertkit finetune` reads it."""
     glue = {"sst-2": slices}
-    lengths = Lengths()
+    lengths = WindowLengths()
     if task == "arc-easy":
         train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
-        return load_dataset("choose", Files(train=train, dev=dev), ARC, lengths, positions)
+        return load_dataset("choose", DataFiles(train=train, dev=dev), ARC, lengths, positions)
+    if task in SAMPLES:
+        folder, columns = SAMPLES[task]
+        train, dev = (str(data / "glue" / folder / f"{split}.jsonl") for split in ("train", "dev"))
+        return load_dataset(
+            "classify", DataFiles(train=train, dev=dev), columns, lengths, positions
+        )
     if task in ("conll-2003", "conll-2003-documents"):
         context = "document" if task == "conll-2003-documents" else "sentence"
-        task, lengths = "conll-2003", Lengths(context=context)
-        files = Files(data=data / "conll2003")
+        task, lengths = "conll-2003", WindowLengths(context=context)
+        files = DataFiles(data=data / "conll2003")
     elif task == "squad-1.1":
         train = str(slices / "squad" / "train.json")
-        files = Files(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
+        files = DataFiles(train=train, dev=str(data / "squad" / "dev-v1.1.json"))
     elif task == "squad-2.0":
-        files = Files(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
+        files = DataFiles(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
     else:
-        files = Files(data=glue.get(task, data / "glue"))
+        files = DataFiles(data=glue.get(task, data / "glue"))
     return load_dataset(task, files, Columns(), lengths, positions)
 
 
@@ -56,7 +67,7 @@ def start_folder(setting: Setting, data: Path, work: Path, precision: str) -> Pa
     out = work / "starts" / setting.start
     if (out / "results.json").is_file():  # it is done
         return out / "model"
-    start, grid = read_start(start_model()), Grid(**grid_values(SETTINGS[setting.start]))
+    start, grid = read_pretrained(start_model()), Grid(**grid_values(SETTINGS[setting.start]))
     found = dataset(setting.start, data, work / "slices", start.config.max_position_embeddings)
-    finetune(found, start, out, grid=grid, tuning=Tuning(precision=precision))
+    finetune(found, start, out, grid=grid, tuning=TrainingSettings(precision=precision))
     return out / "model"

@@ -29,8 +29,8 @@ import numpy as np
 from benchmarks.record import summary, write_result
 from bertkit.corpus.shards import ARRAYS, ShardInfo
 from bertkit.corpus.store import TokenStore
-from bertkit.corpus.writing import DocumentArrays, write_manifest, write_shard
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 VOCABULARY = 30_522
 BATCH = 256
@@ -125,16 +125,16 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     """The child: one row, in seconds, megabytes and rates of one thread."""
     import torch
 
-    from bertkit.examples.masking import MaskingOptions
-    from bertkit.examples.pairs import PairOptions
-    from bertkit.examples.stream import BatchBuilder
-    from bertkit.examples.table import START, ExampleTable
+    from bertkit.pretraining_data.loader import BatchBuilder
+    from bertkit.pretraining_data.masking import MaskingOptions
+    from bertkit.pretraining_data.pairs import PairOptions
+    from bertkit.pretraining_data.sampler import START, ExampleSampler
 
     torch.set_num_threads(1)
     before = own_megabytes()
     started = time.perf_counter()
     store, opening = timed(lambda: (found := TokenStore(folder), found.content_hash)[0])
-    table = ExampleTable(store, PairOptions(max_length=LENGTH), seed)
+    table = ExampleSampler(store, PairOptions(max_length=LENGTH), seed)
     _, verifying = timed(lambda: [store.arrays(shard) for shard in table.shards_of(0, 0)])
     rows, planning = timed(lambda: table.rows_of(0, 0))
     builder = BatchBuilder(store, MaskingOptions(), 20, seed)
@@ -193,14 +193,14 @@ def longest_wait(table: Any) -> float:
     A pause stands for a step: 64,000 sequences a second are what several large GPUs use up.
     """
     half = len(table.rows_of(0, 0)) // 2
-    place, longest = (0, 0, half), 0.0
+    place, max_length = (0, 0, half), 0.0
     for _ in range(half // BATCH + 4):
         started = time.perf_counter()
         _, place = table.take(place, BATCH)
-        longest = max(longest, time.perf_counter() - started)
+        max_length = max(max_length, time.perf_counter() - started)
         time.sleep(BATCH / SEQUENCES_PER_SECOND)
     table.close()
-    return longest
+    return max_length
 
 
 def own_megabytes() -> float:

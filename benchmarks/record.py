@@ -54,7 +54,7 @@ def data_folder(given: Path | None) -> Path:
 def circumstances() -> dict[str, Any]:
     """The date, the commit, the versions and the machine that a number belongs to."""
     used = threads()  # before torch is imported for the processor's name
-    from bertkit.training.devices import cpu_model
+    from bertkit.training.device import cpu_model
 
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -25,8 +25,8 @@ from benchmarks.record import data_folder, made
 from benchmarks.settings import SETTINGS, Setting, start_model
 from benchmarks.slices import make_slices
 from bertkit.errors import HeldError
-from bertkit.files import only_process, write_json
-from bertkit.training.devices import choose_precision
+from bertkit.files import exclusive_lock, write_json
+from bertkit.training.device import choose_precision
 
 Examples = list[dict[str, Any]]
 REFERENCES = [task for task in SETTINGS if task != "conll-2003-documents"]
@@ -48,8 +48,13 @@ def tsv(path: Path) -> list[list[str]]:
     return [line.split("\t") for line in path.read_text(encoding="utf-8-sig").splitlines()]
 
 
+def jsonl(path: Path) -> list[Any]:
+    """The rows of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
 def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
-    """One of five GLUE tasks."""
+    """One of seven GLUE tasks; the samples of MNLI and QQP are JSON lines."""
     from sklearn.metrics import f1_score, matthews_corrcoef
     from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
@@ -59,11 +64,15 @@ def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
         "rte": (1, lambda r: (r[1], r[2], int(r[3] == "not_entailment"))),
         "sst-2": (1, lambda r: (r[0], None, int(r[1]))),
         "sts-b": (1, lambda r: (r[-3], r[-2], float(r[-1]))),
+        "mnli-10k": (0, lambda r: (r["premise"], r["hypothesis"], r["label"])),
+        "qqp-10k": (0, lambda r: (r["question1"], r["question2"], r["label"])),
     }
     skip, columns = layout[kind]
+    read_rows, ending = (jsonl, "jsonl") if kind.endswith("-10k") else (tsv, "tsv")
+    classes = {"sts-b": 1, "mnli-10k": 3}.get(kind, 2)
 
     def read(split: str) -> Examples:
-        rows = [columns(row) for row in tsv(folder / f"{split}.tsv")[skip:]]
+        rows = [columns(row) for row in read_rows(folder / f"{split}.{ending}")[skip:]]
         return [
             {**tokenizer(a, b, truncation=True, max_length=512), "labels": y} for a, b, y in rows
         ]
@@ -76,12 +85,11 @@ def glue(kind: str, folder: Path, tokenizer: Any) -> Task:
             return {"pearson": float(pearsonr(found, labels)[0]),
                     "spearman": float(spearmanr(found, labels)[0])}  # fmt: skip
         found = outputs.argmax(-1)
-        return {"accuracy": float((found == labels).mean()), "f1": float(f1_score(labels, found)),
-                "matthews": float(matthews_corrcoef(labels, found))}  # fmt: skip
+        scores = {"accuracy": float((found == labels).mean()),
+                  "matthews": float(matthews_corrcoef(labels, found))}  # fmt: skip
+        return scores if classes > 2 else {**scores, "f1": float(f1_score(labels, found))}
 
-    model = AutoModelForSequenceClassification.from_pretrained(
-        start_model(), num_labels=1 if kind == "sts-b" else 2
-    )
+    model = AutoModelForSequenceClassification.from_pretrained(start_model(), num_labels=classes)
     return Task(model, read("train"), read("dev"), DataCollatorWithPadding(tokenizer), metrics)
 
 
@@ -200,7 +208,8 @@ def squad_windows(tokenizer: Any, question: str, context: str, span: tuple[int, 
 def build(task: str, data: Path, slices: Path, start: Path, tokenizer: Any) -> Task:
     """The task by name."""
     folders = {"cola": data / "glue/CoLA", "mrpc": data / "glue/MRPC", "rte": data / "glue/RTE",
-               "sts-b": data / "glue/STS-B", "sst-2": slices / "SST-2"}  # fmt: skip
+               "sts-b": data / "glue/STS-B", "sst-2": slices / "SST-2",
+               "mnli-10k": data / "glue/MNLI-10k", "qqp-10k": data / "glue/QQP-10k"}  # fmt: skip
     if task in folders:
         return glue(task, folders[task], tokenizer)
     if task == "arc-easy":
@@ -271,7 +280,7 @@ def main() -> None:
             if out.is_file():
                 continue
             try:
-                with only_process(out.with_suffix("")):
+                with exclusive_lock(out.with_suffix("")):
                     run(task, SETTINGS[task], seed, data, arguments.work, out, precision)
             except HeldError:
                 print(task, seed, "is made by another process", flush=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.record import ROOT, circumstances, write_result
 from bertkit.files import read_json
-from bertkit.reproduce.outcome import claims_of
+from bertkit.reproduce.outcome import judge_claims
 from bertkit.reproduce.paper import paper_tables
 
 Outcome = dict[str, Any]
@@ -71,7 +71,7 @@ def added(before: Outcome, found: Outcome) -> tuple[Outcome, list[str]]:
             cells.append(cell)
             if cell["n"]:
                 names.append(f"{paper.name}, {cell['row']}, {cell['column']}")
-        claims = claims_of(paper, cells, networks)
+        claims = judge_claims(paper, cells, networks)
         tables.append({**table, "cells": cells, "claims": claims})
     return {**found, "tables": tables, "networks": networks}, names
 

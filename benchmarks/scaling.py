@@ -29,15 +29,15 @@ import torch
 from benchmarks.plan import recipe_of, wikipedia_store
 from benchmarks.record import data_folder, summary, write_result
 from bertkit.corpus.store import TokenStore
-from bertkit.examples.stream import stream_steps
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
-from bertkit.training.batches import training_examples
-from bertkit.training.devices import choose_precision, training_flops
+from bertkit.pretraining_data.loader import stream_steps
+from bertkit.training.data import training_examples
+from bertkit.training.device import choose_precision, training_flops
 from bertkit.training.journal import read_journal
-from bertkit.training.loop import LoopSettings, train_steps
 from bertkit.training.optimizer import build_optimizer
+from bertkit.training.step import LoopSettings, train_steps
 
 BATCH = 64
 WAYS = {
@@ -66,8 +66,8 @@ def run_once(store: Path, folder: Path, updates: int, way: str) -> dict[str, flo
         "--model.num-attention-heads", "4", "--phases.lengths", "128",
         "--phases.steps", str(updates), "--phases.batch-sizes", str(BATCH),
         "--phases.max-predictions", "20", "--training.warmup-steps", "5",
-        "--training.accumulate", "2", "--watching.log-every", "10",
-        "--watching.held-out-sequences", "64", "--watching.checkpoint-every", str(updates // 2),
+        "--training.accumulate", "2", "--logging.log-every", "10",
+        "--logging.held-out-sequences", "64", "--logging.checkpoint-every", str(updates // 2),
     ]  # fmt: skip
     several = way.startswith("2")
     start = [sys.executable, "-m", "bertkit", *(["launch", "--nproc-per-node", "2"] * several)]

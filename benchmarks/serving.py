@@ -34,11 +34,11 @@ from benchmarks.record import data_folder, precisions, summary, write_result
 from benchmarks.serving_mixed import stress
 from benchmarks.settings import start_model
 from benchmarks.tokenization import read_sentences
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start, read_start
-from bertkit.tasks.classify import Classify
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.tasks.classification import Classification
 
-TASK = Classify(("no", "yes"))
+TASK = Classification(("no", "yes"))
 SECONDS_TO_START = 120
 LONGEST = 480
 """Tokens of a text, so that nobody cuts one."""
@@ -91,10 +91,10 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
     return found
 
 
-def write_models(folder: Path, start: Start) -> None:
+def write_models(folder: Path, start: PretrainedWeights) -> None:
     """The classifier as a model directory, and its graph for onnxruntime."""
     torch.manual_seed(0)
-    details = {"task": TASK.kind, "labels": list(TASK.labels), "settings": TASK.settings()}
+    details = {"task": TASK.task_type, "labels": list(TASK.labels), "settings": TASK.settings()}
     save_model(
         folder / "model", start.build(TASK.build, keep_head=False).model, start.tokenizer, details
     )
@@ -145,7 +145,7 @@ def wait_for(contestant: Contestant, process: subprocess.Popen[bytes], log: Path
             return
 
 
-def read_texts(data: Path, start: Start, count: int) -> dict[str, list[str]]:
+def read_texts(data: Path, start: PretrainedWeights, count: int) -> dict[str, list[str]]:
     """Workload -> texts: sentences; and sentences with every fourth text a longer passage."""
     sentences = read_sentences(data / "wikipedia" / "wiki_AA.txt.xz", 2.0)
     lengths = [len(ids) + 2 for ids in start.tokenizer.encode_batch(sentences)]
@@ -245,7 +245,7 @@ def shown(contestants: Mapping[str, Row]) -> Row:
 
 def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row]:
     """Rows of the loads, that of the many requests, and what belongs to the loads."""
-    start = read_start(start_model())
+    start = read_pretrained(start_model())
     write_models(folder, start)
     texts = read_texts(data, start, settings.texts)
     with ExitStack() as stack:

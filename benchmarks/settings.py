@@ -26,6 +26,8 @@ SETTINGS = {
     "conll-2003": Setting(32, 1e-4, 2),
     "conll-2003-documents": Setting(2, 1e-4, 2),
     "sst-2": Setting(32, 1e-4, 1),
+    "mnli-10k": Setting(32, 1e-4, 2),
+    "qqp-10k": Setting(32, 1e-4, 2),
     "squad-1.1": Setting(16, 1e-4, 1),
     "squad-2.0": Setting(16, 1e-4, 1, "squad-1.1"),
 }

@@ -14,12 +14,12 @@ from typing import Any
 
 from benchmarks.record import data_folder, write_result
 from benchmarks.settings import start_model
+from bertkit.datasets.user_files import Columns
 from bertkit.files import write_json, write_text
-from bertkit.tasks.finetune import finetune
-from bertkit.tasks.grid import Grid, shown_scores
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.tune import Tuning
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import Grid, shown_scores
+from bertkit.finetuning.run import TrainingSettings
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 
 LINES = 200
 GLUE = {"cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "rte": "RTE"}
@@ -41,25 +41,25 @@ def squad_head(source: Path, target: Path, paragraphs: int) -> None:
     write_json(target, {**content, "data": [article]})
 
 
-def slices(data: Path, out: Path) -> dict[str, Files]:
+def slices(data: Path, out: Path) -> dict[str, DataFiles]:
     """Small files in the official formats."""
-    found: dict[str, Files] = {}
+    found: dict[str, DataFiles] = {}
     for task, folder in GLUE.items():
         for split in ("train", "dev", "test"):
             source = data / "glue" / folder / f"{split}.tsv"
             head(source, out / "glue" / folder / source.name)
-        found[task] = Files(data=out / "glue")
+        found[task] = DataFiles(data=out / "glue")
     for task, name in (("squad-1.1", "dev-v1.1.json"), ("squad-2.0", "dev-v2.0.json")):
         squad_head(data / "squad" / name, out / name, 8)
-        found[task] = Files(train=str(out / name), dev=str(out / name))
+        found[task] = DataFiles(train=str(out / name), dev=str(out / name))
     sample = str(data / "swag" / "sample.csv")
-    found["swag"] = Files(train=sample, dev=sample)
+    found["swag"] = DataFiles(train=sample, dev=sample)
     for name in ("train", "valid", "test"):
         head(data / "conll2003" / f"{name}.txt", out / "conll" / f"{name}.txt", 5 * LINES)
-    found["conll-2003"] = Files(data=out / "conll")
+    found["conll-2003"] = DataFiles(data=out / "conll")
     for name in ("train2251", "dev570"):
         head(data / "arc-easy" / f"arc_easy_{name}.csv", out / f"{name}.csv")
-    found["choose"] = Files(train=str(out / "train2251.csv"), dev=str(out / "dev570.csv"))
+    found["choose"] = DataFiles(train=str(out / "train2251.csv"), dev=str(out / "dev570.csv"))
     return found
 
 
@@ -78,9 +78,9 @@ def main() -> None:
                 out,
                 files=files,
                 columns=ARC if task == "choose" else Columns(),
-                lengths=Lengths(context="document" if task == "conll-2003" else "sentence"),
+                lengths=WindowLengths(context="document" if task == "conll-2003" else "sentence"),
                 grid=Grid(epochs=(EPOCHS.get(task, 1),), learning_rate=(1e-4,), batch_size=(16,)),
-                tuning=Tuning(precision="fp32"),
+                tuning=TrainingSettings(precision="fp32"),
             )
             written = json.loads((out / "results.json").read_text())
             inputs = json.loads((out / "finetune.json").read_text())["inputs"]

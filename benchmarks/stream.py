@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from benchmarks.record import data_folder, summary, write_result
-from bertkit.corpus.prepare import prepare
+from bertkit.corpus.build import prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions, measure_pairs
-from bertkit.examples.stream import BatchBuilder, stream_steps
-from bertkit.examples.table import ExampleTable
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.pairs import PairOptions, measure_pairs
+from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 def measure(
@@ -30,7 +30,7 @@ def measure(
     predictions = 20 if length == 128 else 77
     examples_rates, token_rates, planning = [], [], []
     for repeat in range(repeats):
-        table = ExampleTable(store, PairOptions(max_length=length), seed=repeat)
+        table = ExampleSampler(store, PairOptions(max_length=length), seed=repeat)
         started = time.perf_counter()
         rows = table.rows_of(0, 0)
         planning.append(len(rows) / (time.perf_counter() - started))

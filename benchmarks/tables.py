@@ -1,10 +1,11 @@
-"""Results files to the tables of README and docs: no number is written there by hand (law 5).
+"""Results files to the numbers, tables and charts of the documents (law 5: none made by hand).
 
-A document holds pairs of markers, `<!-- results:NAME -->` and `<!-- /results -->`. What stands
-between them is generated from results/NAME.json.
+A document holds pairs of markers. Between `<!-- results:NAME -->` and `<!-- /results -->` stands a
+table of results/NAME.json, between `<!-- value:NAME/ROW/COLUMN -->` and `<!-- / -->` one number of
+it, of which a median stands for its runs. `benchmarks/charts.py` draws the charts.
 
-    python -m benchmarks.tables            rewrite the tables
-    python -m benchmarks.tables --check    fail where a table and its results file differ
+    python -m benchmarks.tables            rewrite them
+    python -m benchmarks.tables --check    fail where one differs from its results file
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.reproduce.render import as_markdown
+from benchmarks import charts
+from bertkit.reproduce.report import as_markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+VALUE = re.compile(r"(<!-- value:([\w-]+)/([^/]+)/(\w+) -->).*?(<!-- / -->)", re.DOTALL)
 MISSING = "Not measured yet."
 LONGEST_TABLE = 14
 SPREAD = ("median", "lowest", "highest")
@@ -35,8 +38,18 @@ def documents() -> list[Path]:
 
 
 def filled(text: str, results: Path) -> str:
-    """A document with every section made anew from the results files in a folder."""
+    """A document with every table and number made anew from the results files in a folder."""
+    text = VALUE.sub(
+        lambda found: f"{found[1]}{single(results, *found.group(2, 3, 4))}{found[5]}", text
+    )
     return SECTION.sub(lambda found: f"{found[1]}{render(results, found[2])}\n{found[3]}", text)
+
+
+def single(results: Path, name: str, row: str, column: str) -> str:
+    """One number of a results file."""
+    result = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+    content = result["rows"][row][column]
+    return value(column, content["median"] if is_spread(content) else content)
 
 
 def render(results: Path, name: str) -> str:
@@ -198,26 +211,28 @@ def machine(details: Row) -> Iterator[str]:
 
 
 def stale(paths: Sequence[Path], results: Path) -> list[Path]:
-    """The documents whose tables are not those of the results files."""
+    """The documents whose tables and numbers are not those of the results files."""
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     return [path for path, text in texts.items() if filled(text, results) != text]
 
 
 def main() -> None:
-    """Rewrite the tables, or check them."""
+    """Rewrite tables, numbers and charts, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing, fail on differences")
     arguments = parser.parse_args()
-    results = ROOT / "results"
-    differing = stale(documents(), results)
-    names = ", ".join(str(path.relative_to(ROOT)) for path in differing)
+    results, images = ROOT / "results", ROOT / "docs" / "images"
+    texts, drawings = stale(documents(), results), charts.stale(results, images)
+    names = ", ".join(str(path.relative_to(ROOT)) for path in [*texts, *drawings])
     if arguments.check:
-        if differing:
+        if names:
             sys.exit(f"error: {names}: not what results/ says; run python -m benchmarks.tables")
         return
-    for path in differing:
+    for path in texts:
         path.write_text(filled(path.read_text(encoding="utf-8"), results), encoding="utf-8")
-    print(f"rewritten: {names}" if differing else "every table is up to date")
+    if drawings:
+        charts.write(results, images)
+    print(f"rewritten: {names}" if names else "everything is up to date")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # before tokenizers is imported
 
 from benchmarks.record import data_folder, summary, write_result
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 SENTENCE_END = re.compile(r"(?<=[.!?]) ")
 

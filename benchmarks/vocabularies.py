@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import data_folder, write_result
-from bertkit.tokens.counting import count_words
-from bertkit.tokens.learn import CRITERIA, learn_from_counts, measure_vocabulary
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.count import count_words
+from bertkit.tokenizer.train import CRITERIA, learn_from_counts, measure_vocabulary
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 LENGTH, BATCH, PREDICTIONS, WARMUP_SHARE = 64, 64, 10, 0.1
 
@@ -112,7 +112,7 @@ def piece_lengths(tokenizer: Tokenizer) -> list[int]:
 
 def train(tokenizer: Tokenizer, text: Path, work: Path, updates: int) -> dict[str, Any]:
     """Pre-train the small model with a vocabulary, and score it; a finished run is not repeated."""
-    from bertkit.corpus.prepare import PrepareOptions, prepare
+    from bertkit.corpus.build import PrepareOptions, prepare
     from bertkit.training.journal import read_journal
     from bertkit.training.pretrain import pretrain
     from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
@@ -155,18 +155,18 @@ def score(
     import torch
     import torch.nn.functional as F
 
+    from bertkit.checkpoints.huggingface import load_pretraining_model
     from bertkit.corpus.store import TokenStore
-    from bertkit.examples.masking import MaskingOptions
-    from bertkit.model.directory import load_pretraining_model
-    from bertkit.training.batches import HELD_OUT_BATCH, examples
+    from bertkit.pretraining_data.masking import MaskingOptions
+    from bertkit.training.data import HELD_OUT_BATCH, phase_examples
 
     network, sizes = load_pretraining_model(model), torch.tensor(lengths)
     held_out, masking = (
         TokenStore(store.folder, "held_out"),
         MaskingOptions(whole_words=whole_words),
     )
-    table, builder = examples(recipe, held_out, 0, masking, seed=0)
-    rows = table.first(recipe.watching.held_out_sequences)
+    table, builder = phase_examples(recipe, held_out, 0, masking, seed=0)
+    rows = table.first(recipe.logging.held_out_sequences)
     nats, characters, pieces = 0.0, 0, 0
     with torch.inference_mode():
         for first in range(0, len(rows), HELD_OUT_BATCH):

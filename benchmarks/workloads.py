@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.tokenization import read_sentences
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.glue import GLUE, read_glue
-from bertkit.tasks.squad import read_squad
+from bertkit.datasets.glue import GLUE, read_glue
+from bertkit.datasets.squad import read_squad
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items
 from bertkit.tasks.windows import surround
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import TransformerSize, training_flops
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import TransformerSize, training_flops
 
 MEAN_SHORT = 31
 DEVIATION_SHORT = 0.5
@@ -60,7 +60,7 @@ class Workload:
             "sequences": len(self.sequences),
             "tokens": self.tokens,
             "mean_tokens": round(self.tokens / len(self.sequences), 1),
-            "longest": max(self.lengths),
+            "max_length": max(self.lengths),
         }
 
 
@@ -121,14 +121,14 @@ def mrpc_pairs(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
         for split in ("dev", "train")
         for given in read_glue("mrpc", data / "glue", split, counts)
     ]
-    return flat(Classify(GLUE["mrpc"].labels).items(inputs[:count], tokenizer))[:count]
+    return flat(Classification(GLUE["mrpc"].labels).items(inputs[:count], tokenizer))[:count]
 
 
 def squad_windows(data: Path, tokenizer: Tokenizer, count: int) -> list[Encoded]:
     """The windows of dev questions chosen evenly from all articles."""
     inputs = read_squad(data / "squad" / "dev-v1.1.json", TextCounts(), scoring=True)
     chosen = [inputs[number * len(inputs) // count] for number in range(count)]
-    return flat(Answer().items(chosen, tokenizer))[:count]
+    return flat(QuestionAnswering().items(chosen, tokenizer))[:count]
 
 
 def flat(items: Items) -> list[Encoded]:

@@ -8,66 +8,68 @@ that `import bertkit` is instant.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # typing would take longer to import than all else
 if TYPE_CHECKING:
-    from bertkit.corpus.prepare import prepare
+    from typing import Any
+
+    from bertkit.corpus.build import prepare
     from bertkit.corpus.store import TokenStore
+    from bertkit.datasets.user_files import Columns
     from bertkit.errors import BertkitError
-    from bertkit.examples.packed import Packed, pack
+    from bertkit.finetuning.finetune import finetune
+    from bertkit.finetuning.grid import Grid
+    from bertkit.finetuning.run import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
-    from bertkit.predict.embedding import load_embedder
+    from bertkit.predict.embeddings import load_embedder
     from bertkit.predict.load import load
-    from bertkit.tasks.finetune import finetune
-    from bertkit.tasks.grid import Grid
-    from bertkit.tasks.own import Files, Lengths
-    from bertkit.tasks.own_files import Columns
-    from bertkit.tasks.tune import Tuning
-    from bertkit.tokens.learn import learn_vocabulary
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.pretraining_data.batch import Packed, pack
+    from bertkit.tasks.user_data import DataFiles, WindowLengths
+    from bertkit.tokenizer.train import learn_vocabulary
+    from bertkit.tokenizer.wordpiece import Tokenizer
     from bertkit.training.pretrain import pretrain
     from bertkit.training.recipe import PretrainRecipe
 
 _HOMES = {
     "BertkitError": "bertkit.errors",
-    "Columns": "bertkit.tasks.own_files",
+    "Columns": "bertkit.datasets.user_files",
     "Encoder": "bertkit.model.encoder",
-    "Files": "bertkit.tasks.own",
-    "Grid": "bertkit.tasks.grid",
-    "Lengths": "bertkit.tasks.own",
+    "DataFiles": "bertkit.tasks.user_data",
+    "Grid": "bertkit.finetuning.grid",
+    "WindowLengths": "bertkit.tasks.user_data",
     "ModelConfig": "bertkit.model.encoder",
-    "Packed": "bertkit.examples.packed",
+    "Packed": "bertkit.pretraining_data.batch",
     "PretrainRecipe": "bertkit.training.recipe",
     "PretrainingModel": "bertkit.model.heads",
     "TokenStore": "bertkit.corpus.store",
-    "Tokenizer": "bertkit.tokens.tokenizer",
-    "Tuning": "bertkit.tasks.tune",
-    "finetune": "bertkit.tasks.finetune",
-    "learn_vocabulary": "bertkit.tokens.learn",
+    "Tokenizer": "bertkit.tokenizer.wordpiece",
+    "TrainingSettings": "bertkit.finetuning.run",
+    "finetune": "bertkit.finetuning.finetune",
+    "learn_vocabulary": "bertkit.tokenizer.train",
     "load": "bertkit.predict.load",
-    "load_embedder": "bertkit.predict.embedding",
-    "pack": "bertkit.examples.packed",
-    "prepare": "bertkit.corpus.prepare",
+    "load_embedder": "bertkit.predict.embeddings",
+    "pack": "bertkit.pretraining_data.batch",
+    "prepare": "bertkit.corpus.build",
     "pretrain": "bertkit.training.pretrain",
 }
 
 __all__ = [
     "BertkitError",
     "Columns",
+    "DataFiles",
     "Encoder",
-    "Files",
     "Grid",
-    "Lengths",
     "ModelConfig",
     "Packed",
     "PretrainRecipe",
     "PretrainingModel",
     "TokenStore",
     "Tokenizer",
-    "Tuning",
+    "TrainingSettings",
+    "WindowLengths",
     "finetune",
     "learn_vocabulary",
     "load",

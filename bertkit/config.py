@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 from collections.abc import Collection, Sequence
 from importlib import resources
@@ -23,6 +24,11 @@ from bertkit.files import read_json, write_json
 Recipe = TypeVar("Recipe")
 LONGEST_DIFFERENCE = 120
 """Characters of one difference in an error."""
+SIGNS = (
+    *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
+    *("finetune.json", "reproduce.json", "export.json"),
+)
+"""What lies in a model, a tokenizer, a store, a run, a fine-tuning, a reproduction or an export."""
 FLATTEN = Parameter(name="*")
 """Marks a dataclass parameter whose fields become flags of the command."""
 FLAGS = Parameter(consume_multiple=True, negative_iterable=())
@@ -59,7 +65,7 @@ def recipe_fields(path: Path) -> dict[str, Any]:
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BertkitError(f"{path} is not valid TOML: {error}") from None
     fields: dict[str, Any] = {}
     for table, values in tables.items():
@@ -68,12 +74,19 @@ def recipe_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a TOML value is of a field's type; an integer will do for a float."""
+def matches_type(value: Any, kind: Any) -> bool:
+    """Whether a TOML or JSON value is of a field's type.
+
+    An integer will do for a float, NaN will not.
+    """
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(fits(item, get_args(kind)[0]) for item in value)
+        return isinstance(value, list) and all(
+            matches_type(item, get_args(kind)[0]) for item in value
+        )
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, float):
+            return not math.isnan(value)
+        return type(value) is int
     return type(value) is kind
 
 
@@ -91,7 +104,7 @@ def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
     for name, value in recipe_fields(path).items():
         if name not in known:
             raise BertkitError(f"{path}: there is no field '{name}'{nearest(name, known)}")
-        if not fits(value, known[name]):
+        if not matches_type(value, known[name]):
             kind = getattr(known[name], "__name__", str(known[name]))
             raise BertkitError(f"{path}: {name} must be of type {kind}, not {value!r}")
 
@@ -160,16 +173,46 @@ def differences(
         before: JSON values.
         after: JSON values.
         prefix: of the names.
-        ignored: fields that may differ.
+        ignored: dotted names of fields that may differ, or of what holds such fields.
     """
     found: list[str] = []
-    for key in sorted({*before, *after} - {*ignored}):
+    for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
         old, new = before.get(key), after.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.")
+            found += differences(old, new, f"{prefix}{key}.", ignored=ignored)
         elif old != new:
             found.append(f"{prefix}{key} {old!r} -> {new!r}")
     return found
+
+
+def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Recorded settings, with defaults for the fields that did not exist at the time."""
+    inner = {
+        key: filled(value, defaults[key])
+        for key, value in values.items()
+        if isinstance(value, dict) and isinstance(defaults.get(key), dict)
+    }
+    return defaults | values | inner
+
+
+def refuse_foreign(path: Path, what: str, foreign: Collection[str] = SIGNS) -> None:
+    """Refuse a folder of something else, whose files would be mixed with new ones.
+
+    Args:
+        path: the file in it that is there where the folder is what it should be.
+        what: it should hold, for the error.
+        foreign: names that are a sign of something else where the file is not there.
+
+    Raises:
+        BertkitError: the file is not there, and one of the signs is.
+    """
+    for name in foreign if not path.is_file() else ():
+        if (path.parent / name).exists():
+            raise BertkitError(
+                f"{path.parent} has a {name} but no {path.name}, so it does not hold {what}; "
+                "choose another --out",
+                code="foreign-folder",
+            )
 
 
 def claim_settings(
@@ -178,32 +221,33 @@ def claim_settings(
     what: str,
     *,
     ignored: Collection[str] = (),
-    foreign: Collection[str] = (),
-) -> None:
+    foreign: Collection[str] = SIGNS,
+    defaults: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Write settings where there are none yet, or make sure that they are the same.
 
     Args:
         path: the JSON file.
         settings: plain JSON values.
         what: is named in the error, for example "a run".
-        ignored: settings that may differ.
-        foreign: files and folders that are something else's where the file is not there.
+        ignored: settings that may differ; see `differences`.
+        foreign: see `refuse_foreign`.
+        defaults: of fields that the file may lack because an earlier version wrote it.
+
+    Returns:
+        The settings in the file.
 
     Raises:
         BertkitError: the file is damaged, or holds other settings; the folder is something else's.
     """
     if not path.is_file():
-        for name in foreign:
-            if (path.parent / name).exists():
-                raise BertkitError(
-                    f"{path.parent} has a {name} but no {path.name}, so it does not hold {what}; "
-                    "choose another --out"
-                )
+        refuse_foreign(path, what, foreign)
         write_json(path, settings)
-        return
+        return settings
     begun = read_json(path)
     if not isinstance(begun, dict):
         raise BertkitError(f"{path} is damaged; choose another --out")
+    begun = filled(begun, defaults or {})
     changed = differences(begun, settings, ignored=ignored)
     if changed:
         named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
@@ -211,3 +255,4 @@ def claim_settings(
             f"{path.parent} holds {what} with other settings ({named}); "
             "choose another --out, or restore the settings to go on"
         )
+    return begun

@@ -10,8 +10,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters, and the two others that end a line."""
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, the two others that end a line, and bytes of file names that are no text."""
 
 
 class BertkitError(Exception):
@@ -19,18 +19,34 @@ class BertkitError(Exception):
 
     Names in it may be those of a stranger's file: what would break the line or move the terminal's
     cursor is shown as Python writes it.
+
+    Args:
+        message: one line.
+        code: a short, stable name of what is wrong, for programs; messages may change.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(BREAKS.sub(lambda found: repr(found[0])[1:-1], message))
+    code = "error"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(printable(message))
+        self.code = code or self.code
+
+
+def printable(text: str) -> str:
+    """A text on one line, with what would break it or cannot be printed as Python writes it."""
+    return BREAKS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class HeldError(BertkitError):
     """Another process works in a folder."""
 
+    code = "held"
+
 
 class DivergedError(BertkitError):
     """The loss or the gradient is no longer a number."""
+
+    code = "diverged"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,8 +10,9 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 BLOCK_BYTES = 1 << 20
+MOST_OBJECT_BYTES = 1 << 24
+"""Of a description of a model, such as `config.json`."""
 LEFTOVER_SECONDS = 24 * 3600.0
 """What nobody has written to for so long is of a killed process, on this machine or another."""
 WAIT_SECONDS = 60.0
-"""How long to wait for another process that holds a folder for a moment; see `only_process`."""
+"""How long to wait for another process that holds a folder for a moment; see `exclusive_lock`."""
 
 
 def sha256_file(path: Path) -> str:
@@ -47,6 +50,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EDQUOT: "the disk quota is used up; free some space and run the command again",
             errno.EACCES: "permission denied; choose another folder or change its permissions",
             errno.EROFS: "the file system is read-only; choose another folder",
+            errno.ELOOP: "it is a symbolic link, which is not followed here; remove it",
         }
         # NumPy says "8 requested and 0 written", and gives no number of an error.
         number = errno.ENOSPC if "requested and" in str(error) else error.errno or 0
@@ -69,36 +73,18 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Give a block what writes pieces of UTF-8 text; see `new_file`."""
-    with new_file(path) as temporary:
-        with disk_errors(path):
-            file = temporary.open("w", encoding="utf-8")
-
-        def write(pieces: Iterable[str]) -> None:
-            with disk_errors(path):
-                file.writelines(pieces)
-
-        try:
-            yield write
-            with disk_errors(path):
-                file.close()
-        finally:
-            with suppress(OSError):  # on a full disk closing fails, too
-                file.close()
-
-
-@contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """Give a block a temporary name; what it wrote there becomes `path` when it ends well.
 
     After an error the old `path` stands. Disk errors here, not in the block, are `BertkitError`s.
     """
-    if path.is_dir():
-        raise BertkitError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise BertkitError(f"{path} is {what}; give the name of a file")
     temporary = temporary_name(path)
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
     try:
         yield temporary
         with disk_errors(path):
@@ -119,28 +105,62 @@ def temporary_name(path: Path) -> Path:
     """
     if not path.name:
         raise BertkitError(f"{path} has no name of its own to be written under; give another name")
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    own = f"{process_namespace()}-{os.getpid()}-{secrets.token_hex(4)}"
+    return path.with_name(f".{path.name}.tmp-{own}")
+
+
+@cache
+def process_namespace() -> str:
+    """The same for all processes that can see each other's ids; random where that is unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        namespace = boot + str(Path("/proc/self/ns/pid").readlink())
+    except (OSError, ValueError):
+        return secrets.token_hex(4)
+    return hashlib.sha256(namespace.encode()).hexdigest()[:8]
 
 
 def remove_leftovers(path: Path) -> None:
     """Clean up what killed writers of `path` have left under temporary names.
 
-    Whether a process on another machine lives cannot be asked, so a leftover goes when its last
-    change is LEFTOVER_SECONDS ago. A folder that was put aside, with none in its place since, is
-    what a kill between the two renames of `new_folder` leaves: it comes back.
+    A leftover goes when its process is dead. Processes of another machine or container cannot be
+    asked; theirs go LEFTOVER_SECONDS after their last change. A folder that was put aside, with
+    none in its place since, is what a kill between the two renames of `new_folder` leaves: it comes
+    back.
     """
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
         if leftover.name.endswith("-old"):
             if path.exists():
-                shutil.rmtree(leftover, ignore_errors=True)
+                remove(leftover)
             else:
                 with suppress(OSError):  # its own process may bring it back, or go on, just now
                     leftover.replace(path)
-        elif time.time() - last_change(leftover) > LEFTOVER_SECONDS:
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
+        elif is_of_dead_process(leftover) or time.time() - last_change(leftover) > LEFTOVER_SECONDS:
+            remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a whole folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def is_of_dead_process(leftover: Path) -> bool:
+    """Whether a temporary name is that of a process which is known to have ended."""
+    namespace, _, rest = leftover.name.rpartition(".tmp-")[2].partition("-")
+    pid = rest.partition("-")[0]
+    if namespace != process_namespace() or not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):  # somebody else's process
+        return False
+    return False
 
 
 def last_change(path: Path) -> float:
@@ -169,8 +189,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Write indented JSON atomically; bytes of names that are no UTF-8 come back the same."""
+    text = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(
+        errors="backslashreplace"
+    )
+    write_atomic(path, lambda temporary: temporary.write_bytes(text))
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
@@ -203,8 +226,10 @@ def check_file_size(path: Path, most: int) -> None:
     """Refuse a file that is larger than any of its kind, before it is read into memory.
 
     Raises:
-        BertkitError: says both sizes in bytes.
+        BertkitError: it is larger, or it is a folder, a pipe or a device.
     """
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise BertkitError(f"{path} is no regular file; put a copy of the file there")
     if path.is_file() and (size := path.stat().st_size) > most:
         raise BertkitError(f"{path} has {size:,} bytes; at most {most:,} are read; is it the file?")
 
@@ -223,6 +248,34 @@ def read_json(path: Path) -> Any:
         raise BertkitError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, too long, too deep
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
+
+
+def read_object(path: Path, most: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
+    """Read a JSON object from a folder that a stranger may have made.
+
+    Args:
+        path: the file.
+        most: the bytes that any such file may have.
+
+    Raises:
+        BertkitError: the file is missing, is no regular file, is too large or holds no JSON object,
+            or some text in it is not Unicode: JSON can write half of a surrogate pair.
+    """
+    check_file_size(path, most)
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise BertkitError(
+            f"{path} has the character {half}, half of a surrogate pair, in a text; restore or "
+            "remake the file"
+        ) from None
+    except RecursionError:
+        raise BertkitError(f"{path} is nested too deeply; restore or remake it") from None
+    return value
 
 
 @contextmanager
@@ -250,25 +303,14 @@ def new_folder(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            remove(temporary)
             if aside.exists() and not path.exists():
                 aside.replace(path)
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def keep_apart(out: Path, inputs: Iterable[str]) -> None:
-    """Make sure that a file to be written is none of those that are read.
-
-    Raises:
-        BertkitError: it is one of them.
-    """
-    for path in inputs if out.exists() else ():
-        if Path(path).exists() and out.samefile(path):
-            raise BertkitError(f"{out} is what is read; give what is written another name")
+            remove(aside)
 
 
 @contextmanager
-def only_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
+def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold a folder against a second process for the length of a block; freed even by a kill.
 
     Args:
@@ -281,9 +323,8 @@ def only_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
     give_up = time.monotonic() + wait
-    with file:
+    with open_lock(folder / ".lock") as file:
         while not try_lock(file, folder):
             if time.monotonic() >= give_up:
                 raise HeldError(
@@ -293,7 +334,22 @@ def only_process(folder: Path, wait: float = 0.0) -> Iterator[None]:
         yield
 
 
-def try_lock(file: IO[str], folder: Path) -> bool:
+def not_through_links(path: str, flags: int) -> int:
+    """An `opener` for files of a folder that somebody else may have made: no link is followed."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
+def open_lock(path: Path) -> IO[bytes]:
+    """Open a lock file, made where it is missing and never changed.
+
+    Raises:
+        BertkitError: it is a link or a folder, or cannot be written.
+    """
+    with disk_errors(path):
+        return open(path, "ab", opener=not_through_links)
+
+
+def try_lock(file: IO[bytes], folder: Path) -> bool:
     """Lock an open file of a folder unless another process has; True on Windows, without a lock.
 
     Raises:

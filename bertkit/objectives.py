@@ -5,7 +5,7 @@
 | masked                       | bidirectional    | the piece that was masked (MLM, task 1)        |
 | left_to_right, right_to_left | causal           | the next piece, the one before (section 5.1)   |
 | replaced                     | bidirectional    | whether the piece was replaced (ELECTRA); see  |
-|                              |                  | `bertkit.model.replaced`                       |
+|                              |                  | `bertkit.model.electra`                       |
 
 | `objectives.sentences` | B                                              | loss          |
 |------------------------|------------------------------------------------|---------------|
@@ -33,14 +33,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.pairs import SENTENCES
-from bertkit.examples.stream import WORDS, PretrainingBatch
 from bertkit.model.attention import DIRECTIONS
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
+from bertkit.pretraining_data.loader import WORDS, PretrainingBatch
+from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES
 
 if TYPE_CHECKING:
-    from bertkit.model.replaced import ReplacedTokenModel
+    from bertkit.model.electra import ReplacedTokenModel
 
 DISCRIMINATOR_WEIGHT = 50.0
 """Of replaced-token detection beside the generator's loss (ELECTRA, appendix A)."""
@@ -58,7 +58,7 @@ class Objectives:
     """Of replaced: width of the generator as a share of the model's."""
 
     def __post_init__(self) -> None:
-        for field, known in (("words", WORDS), ("sentences", SENTENCES)):
+        for field, known in (("words", WORDS), ("sentences", PAIR_OBJECTIVES)):
             value = getattr(self, field)
             if value not in known:
                 raise BertkitError(
@@ -87,7 +87,7 @@ class Objectives:
     def model(self, config: ModelConfig) -> nn.Module:
         """A new network for these objectives, drawn from torch's generator."""
         if self.words == "replaced":
-            from bertkit.model.replaced import ReplacedTokenModel
+            from bertkit.model.electra import ReplacedTokenModel
 
             return ReplacedTokenModel(config, self.generator_share)
         return PretrainingModel(config, pairs=self.has_pairs)
@@ -101,7 +101,7 @@ class Objectives:
         return partial(pretraining_objective, words="lm" if causal else "mlm", pairs=pairs)
 
 
-class Sum(NamedTuple):
+class LossSum(NamedTuple):
     """A loss or a number of right answers, summed over a batch."""
 
     value: Tensor
@@ -112,7 +112,7 @@ class Sum(NamedTuple):
     """Of a loss among the losses."""
 
 
-Sums = dict[str, Sum]
+Sums = dict[str, LossSum]
 """By name; those named `..._loss`, or `loss`, are minimised."""
 
 
@@ -130,18 +130,18 @@ def pretraining_objective(
         pairs: name of the pairs' sums.
     """
     output = model(batch.packed, batch.target_positions)
-    found = sums_of(words, output.mlm_logits, batch.target_ids, "targets")
+    found = cross_entropy_sums(words, output.mlm_logits, batch.target_ids, "targets")
     if output.nsp_logits is not None:
-        found |= sums_of(pairs, output.nsp_logits, batch.next_labels, "sequences")
+        found |= cross_entropy_sums(pairs, output.nsp_logits, batch.next_labels, "sequences")
     return found
 
 
-def sums_of(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
+def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
     """Cross entropy and right answers of logits (n, classes) for labels (n,)."""
     logits = logits.float()
     return {
-        f"{name}_loss": Sum(F.cross_entropy(logits, labels, reduction="sum"), per),
-        f"{name}_accuracy": Sum(right(logits, labels), per),
+        f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
+        f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
     }
 
 
@@ -158,14 +158,14 @@ def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Su
     output = model(batch.packed, batch.target_positions, batch.target_ids)
     logits, labels = output.replaced_logits.float(), output.replaced
     loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-    return sums_of("mlm", output.mlm_logits, batch.target_ids, "targets") | {
-        "rtd_loss": Sum(loss, "tokens", DISCRIMINATOR_WEIGHT),
-        "rtd_accuracy": Sum(((logits > 0) == labels.bool()).sum().float(), "tokens"),
-        "rtd_share": Sum(labels.sum(), "tokens"),
+    return cross_entropy_sums("mlm", output.mlm_logits, batch.target_ids, "targets") | {
+        "rtd_loss": LossSum(loss, "tokens", DISCRIMINATOR_WEIGHT),
+        "rtd_accuracy": LossSum(((logits > 0) == labels.bool()).sum().float(), "tokens"),
+        "rtd_share": LossSum(labels.sum(), "tokens"),
     }
 
 
-def right(logits: Tensor, labels: Tensor) -> Tensor:
+def num_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """How many rows of logits (n, classes) are highest at their label (n,)."""
     return (logits.argmax(dim=-1) == labels).sum().float()
 

@@ -15,7 +15,7 @@ from typing import Any
 from cyclopts import App
 from cyclopts.argument import Argument
 
-from bertkit.cli import application
+from bertkit.cli.app import application
 from bertkit.training.recipe import PretrainRecipe
 
 PAGE = Path(__file__).with_name("commands.md")

@@ -35,3 +35,7 @@ def keep_colons(app: Any, what: str, name: str, found: Any, options: Any, lines:
 def setup(app: Any) -> None:
     """Come after napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", keep_colons, priority=600)
+
+
+suppress_warnings = ["ref.python"]
+"""Marks in annotations, such as `Read(kind="text")`, are no references."""

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import growth, inference, quality, record, tables
+from benchmarks import growth, inference, quality, record, seeds, tables
 from benchmarks.contestants import AS_GIVEN, Bertkit
 from benchmarks.inference import cosines
 from benchmarks.peers import (
@@ -30,12 +30,12 @@ from benchmarks.peers import (
     write_model,
 )
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start, read_start
 from bertkit.tasks.task import Encoded
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import training_flops
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import training_flops
 
 CONFIG = ModelConfig(
     vocab_size=80, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -52,12 +52,12 @@ def draw(lengths: list[int]) -> list[Encoded]:
 
 
 @pytest.fixture(scope="module")
-def start(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> PretrainedWeights:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("start") / "model"
     config = {**vars(CONFIG), "vocab_size": tokenizer.size}
     save_model(folder, Encoder(ModelConfig(**config)), tokenizer, {})
-    return read_start(folder)
+    return read_pretrained(folder)
 
 
 @settings(max_examples=50, deadline=None)
@@ -138,7 +138,7 @@ def test_workloads_are_real_texts_with_boundaries(
 
 
 @pytest.mark.parametrize("head", ["classify", "answer"])
-def test_contestants_agree(head: str, start: Start, tmp_path: Path) -> None:
+def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
     from benchmarks.exports import export, fused_operators
@@ -175,7 +175,7 @@ def test_contestants_agree(head: str, start: Start, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in graphs.values()} == before
 
 
-def test_incomplete_fusion_is_an_error(start: Start, tmp_path: Path) -> None:
+def test_incomplete_fusion_is_an_error(start: PretrainedWeights, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from benchmarks import exports
 
@@ -192,7 +192,7 @@ def test_incomplete_fusion_is_an_error(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_inference_from_texts_to_tables(
-    data: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
     found, details = inference.run(
@@ -251,7 +251,7 @@ def test_growth_batches_fit_their_case() -> None:
 
 def test_workload_counts() -> None:
     work = Workload("short", "classify", draw([4, 6]))
-    expected = {"sequences": 2, "tokens": 10, "mean_tokens": 5.0, "longest": 6}
+    expected = {"sequences": 2, "tokens": 10, "mean_tokens": 5.0, "max_length": 6}
     assert work.described() == expected
 
 
@@ -290,3 +290,35 @@ def test_the_rows_of_the_quality_table_are_those_of_its_runs() -> None:
             for metric in metrics:
                 values = (sides["bertkit"][metric], sides["trainer"][metric])
                 assert result["rows"][f"{task}, {metric}"] == quality.row(*values)
+
+
+def test_the_interval_of_a_difference_is_welchs() -> None:
+    found = seeds.row([1.0, 2.0, 3.0, 4.0], [2.0, 6.0, 7.0])
+    assert (found["bertkit_mean"], found["trainer_mean"], found["difference"]) == (2.5, 5.0, -2.5)
+    assert (found["bertkit_deviation"], found["trainer_deviation"]) == (1.29, 2.65)
+    # variances of the means 5/12 and 7/3; 2.720 degrees of freedom, whose 97.5 % point is 3.376
+    half = (found["interval_high"] - found["interval_low"]) / 2
+    assert half / (5 / 12 + 7 / 3) ** 0.5 == pytest.approx(3.376, abs=0.005)
+    assert (found["interval_high"] + found["interval_low"]) / 2 == pytest.approx(-2.5, abs=0.01)
+
+
+def test_seeds_are_scored_from_what_is_stored_and_what_is_in_the_work_folder(
+    tmp_path: Path,
+) -> None:
+    known = {"cola": {"trainer": {"seeds": [1], "made": ["a, bf16"], "matthews": [24.0]}}}
+    for side, seed in (("trainer", 1), ("trainer", 2), ("bertkit", 1), ("bertkit", 2)):
+        values = {"seed": seed, "made": "b, bf16", "scores": {"matthews": 0.1 * seed}}
+        (tmp_path / f"{side}-cola-{seed}.json").write_text(json.dumps(values))
+    runs = seeds.all_runs(tmp_path, known)
+    assert runs["cola"]["trainer"]["matthews"] == [24.0, 20.0]
+    assert runs["cola"]["trainer"]["made"] == ["a, bf16", "b, bf16"]
+    assert list(seeds.rows_of(runs)) == ["cola, matthews"], "the others have no runs"
+    assert seeds.rows_of(runs)["cola, matthews"]["difference"] == -7.0
+
+
+def test_the_rows_of_the_table_of_seeds_are_those_of_its_runs() -> None:
+    path = record.ROOT / "results" / "seeds.json"
+    if not path.is_file():
+        pytest.skip("there is no results/seeds.json yet")
+    result = json.loads(path.read_text())
+    assert result["rows"] == seeds.rows_of(result["runs"])

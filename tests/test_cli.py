@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -10,11 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.cli import GROUPS, VERBS, main
+from bertkit.cli.app import COMMANDS, GROUPS, application, main
+from bertkit.cli.evaluate import evaluate_command
+from bertkit.cli.export import export_command
+from bertkit.cli.launch import parse_words
+from bertkit.cli.pretrain import has_steps
 from bertkit.corpus.shards import SPLITS
 from bertkit.corpus.store import TokenStore
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.pretrain import has_steps
+from bertkit.errors import BertkitError
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOY = """
 [model]
@@ -29,7 +34,7 @@ batch_sizes = [4]
 max_predictions = [7]
 [training]
 warmup_steps = 1
-[watching]
+[logging]
 held_out_sequences = 8
 """
 
@@ -122,11 +127,11 @@ def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, stor
         (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is no token store"),
         (["pretrain", "mini", "--store", "x"], "--out"),
         (
-            ["pretrain", "mini", "--out", "x", "--store", "x", "--training.lerning-rate", "1"],
+            ["pretrain", "mini", "--out", "y", "--store", "x", "--training.lerning-rate", "1"],
             "learning-rate",
         ),
         (
-            ["pretrain", "mini", "--out", "x", "--store", "x", "--training.seed", "one"],
+            ["pretrain", "mini", "--out", "y", "--store", "x", "--training.seed", "one"],
             "--training.seed",
         ),
         (["prepare", "nowhere.txt", "--tokenizer", "x", "--out", "y"], "x"),
@@ -150,7 +155,7 @@ def test_mistakes_are_one_clear_line(
     assert not list(tmp_path.rglob("*.tmp*"))
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "predict fill-mask", "vocab extend"])
+@pytest.mark.parametrize("verb", [*COMMANDS, "predict fill-mask", "vocab extend"])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     run(*verb.split(), "--help")
     shown = capsys.readouterr().out
@@ -161,7 +166,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     run("--help")
     shown = capsys.readouterr().out
-    for verb in VERBS:
+    for verb in COMMANDS:
         assert verb in shown
     run("--version")
     assert capsys.readouterr().out.strip() == "0.1.0"
@@ -254,7 +259,7 @@ def test_a_device_without_room_is_one_clear_line(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
-    monkeypatch.setattr("bertkit.cli.parse", full)
+    monkeypatch.setattr("bertkit.cli.app.parse", full)
     run("pretrain", "tiny", status=2)
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the device's memory is full; take less at a time")
@@ -262,41 +267,25 @@ def test_a_device_without_room_is_one_clear_line(
     def other(*_: object) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr("bertkit.cli.parse", other)
+    monkeypatch.setattr("bertkit.cli.app.parse", other)
     with pytest.raises(RuntimeError, match="something else"):
         main(["pretrain", "tiny"])
 
 
-def test_what_is_written_does_not_lie_among_what_is_read(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("flag", ["--out=", "--out"])
+def test_an_empty_path_is_not_this_folder(
+    text: str,
+    flag: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = str(Path(text).parent)
-    run("learn", folder, "--size", "150", "--out", f"{folder}/tokenizer", status=2)
-    assert "whose files are all read as text" in capsys.readouterr().err
-    assert not (tmp_path / "tokenizer").exists()
-    run("vocab", "measure", folder, text, "--json", text, status=2)
-    assert "corpus.txt is what is read" in capsys.readouterr().err
-    run("plan", "tiny", "--text", text, "--json", text, status=2)
-    assert "corpus.txt is what is read" in capsys.readouterr().err
-
-
-def test_what_is_read_is_not_written_over(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = Path(text).read_text()
-    run("clean", text, "--out", str(tmp_path / "a.jsonl"), "--json", text, status=2)
-    assert "corpus.txt is what is read" in capsys.readouterr().err
-    same = str(tmp_path / "a.jsonl")
-    run("clean", text, "--out", same, "--json", same, status=2)
-    assert "would be among the text of --out" in capsys.readouterr().err
-    assert not Path(same).exists()
-    run("predict", "model", text, "--out", text, status=2)
-    table = tmp_path / "a.parquet"
-    table.write_bytes(b"x")
-    for verb in (["features"], ["predict", "embed"]):
-        run(*verb, "model", str(table), "--out", str(table), status=2)
-        assert "a.parquet is what is read" in capsys.readouterr().err
-    assert Path(text).read_text() == before
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    given = [flag] if "=" in flag else [flag, ""]
+    run("learn", text, "--size", "150", *given, status=2)
+    assert capsys.readouterr().err == "error: --out is empty; give a path\n"
+    assert not [*Path().iterdir()]
 
 
 def test_errors_of_the_file_system_are_one_line(
@@ -304,6 +293,101 @@ def test_errors_of_the_file_system_are_one_line(
 ) -> None:
     run("learn", "x" * 300 + ".txt", "--out", str(tmp_path / "out"), status=2)
     assert capsys.readouterr().err.endswith(".txt: File name too long\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.EMFILE, "Too many open files", "/some/file"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        OSError("CRC check failed"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+        RuntimeError("can't start new thread"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+    ],
+    ids=str,
+)
+def test_what_the_system_lacks_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("bertkit.cli.app.parse", fail)
+    run("doctor", "x", status=2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+
+
+def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
+    for words in (
+        ["evaluate", "mrpc", "--model", "m", "--bound", "nan"],
+        ["export", "m", "--to", "onnx", "--out", str(tmp_path / "x"), "--max-error", "NaN"],
+        ["finetune", "rte", "--model", "m", "--out", "x", "--learning-rate", "1e-4", "nan"],
+    ):
+        with pytest.raises(BertkitError) as refused:
+            application().parse_args(words, exit_on_error=False, print_error=False)
+        assert refused.value.code == "number"
+    for bound in (float("nan"), float("inf")):
+        with pytest.raises(BertkitError) as refused:
+            evaluate_command("mrpc", model=[tmp_path], bound=bound)
+        assert refused.value.code == "number"
+        with pytest.raises(BertkitError) as refused:
+            export_command(tmp_path, to="onnx", out=tmp_path / "x", bound=bound)
+        assert refused.value.code == "number"
+
+
+def test_a_deeply_nested_recipe_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "deep.toml"
+    recipe.write_text("a = " + "[" * 100_000)
+    run("plan", str(recipe), "--tokens", "1000", "--machine", "t4", status=2)
+    assert "deep.toml is not valid TOML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--nproc-per-node", number] for number in ("0", "-2", "two")),
+        ["--no-python"],
+        ["--run-path"],
+        ["--nnodes", "2:1"],
+        ["--nnodes", "many"],
+        ["--rdzv-endpoint", "host:port"],
+        ["--master-port", "99999999"],
+        ["--max-restarts", "-1"],
+        ["--tee", "9x"],
+    ],
+    ids=" ".join,
+)
+def test_launch_refuses_what_torchrun_cannot_start(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run("launch", *options, "pretrain", "tiny", "--store", "s", "--out", "o", status=2)
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: torchrun: ")
+    assert "OMP_NUM_THREADS" not in os.environ
+    assert parse_words(["--nproc-per-node", "2", "pretrain", "tiny"]).processes == "2"
+
+
+def test_pretraining_leaves_folders_of_something_else_alone(
+    recipe: str, text: str, store: TokenStore, tmp_path: Path
+) -> None:
+    source = ["--text", text, "--vocabulary-size", "150", "--processes", "1"]
+    for number, sign in enumerate(("config.json", "vocab.txt", "manifest.json", "finetune.json")):
+        out = tmp_path / str(number)
+        out.mkdir()
+        (out / sign).write_text("{}")
+        for words in (source, ["--store", str(store.folder)]):
+            run("pretrain", recipe, *words, "--out", str(out), status=2)
+        run("demo", "--out", str(out), status=2)
+        if sign != "vocab.txt":  # a vocabulary may be learned again
+            run("learn", text, "--size", "60", "--out", str(out), status=2)
+        assert {path.name for path in out.iterdir()} <= {sign, ".lock"}
 
 
 def test_store_and_text_flags_exclude_each_other(
@@ -345,9 +429,9 @@ def test_pieces_are_shown_as_they_are(
     store: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """[unused1] and the like are no markup."""
+    from bertkit.checkpoints.save import save_model
     from bertkit.model.encoder import ModelConfig
     from bertkit.model.heads import PretrainingModel
-    from bertkit.model.saving import save_model
 
     vocabulary = [*store.tokenizer.vocabulary, "[unused1]", "[/b]"]
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
@@ -392,7 +476,7 @@ def test_a_misspelt_verb_is_answered_with_the_right_one(
 
 def test_groups_name_all_their_verbs() -> None:
     for verb, own in GROUPS.items():
-        group = importlib.import_module(f"bertkit.verbs.{verb}").application
+        group = getattr(importlib.import_module(f"bertkit.cli.{verb}"), f"{verb}_application")
         assert {name for name in group if not name.startswith("-")} == set(own)
 
 
@@ -401,7 +485,7 @@ def test_one_of_several_ranks_ends_without_the_end_of_python(ranks: str, *, clea
     """Threads of gloo may hold tensors: one that lets go while Python ends aborts the process."""
     script = """
 import atexit, sys
-from bertkit import cli
+from bertkit.cli import app as cli
 atexit.register(print, "cleaned")
 def main():
     print("written, but in a buffer")

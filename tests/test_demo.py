@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from bertkit.config import read_recipe
-from bertkit.demo import docstrings, run, task
+from bertkit.demo import data as docstrings
+from bertkit.demo import data as task
+from bertkit.demo import run
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Console, read_journal
-from bertkit.training.recipe import PretrainRecipe, Training, Watching
+from bertkit.training.recipe import Logging, PretrainRecipe, Training
 
 FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multiprocessing")
 
@@ -19,13 +21,13 @@ FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multip
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some packages of the standard library instead of everything."""
     real = docstrings.source_files
-    monkeypatch.setattr(docstrings, "LIBRARIES", ())
+    monkeypatch.setattr(docstrings, "DOCUMENTED_LIBRARIES", ())
     monkeypatch.setattr(
         docstrings,
         "source_files",
         lambda: (item for item in real() if item[0].partition(".")[0] in FEW),
     )
-    monkeypatch.setattr(task, "LABELLED", 60)
+    monkeypatch.setattr(task, "LABELLED_ROWS", 60)
     monkeypatch.setattr(task, "TESTED", 120)
     monkeypatch.setattr(task, "EPOCHS", 2)
     monkeypatch.setattr(run, "SEEDS", (1,))
@@ -43,7 +45,7 @@ def test_clean_keeps_prose_only() -> None:
     The second paragraph has
     two lines of text.
     """
-    assert docstrings.clean(docstring) == (
+    assert docstrings.clean_docstring(docstring) == (
         "Return the sum of two numbers.\nThe second paragraph has two lines of text."
     )
 
@@ -71,7 +73,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
         model=replace(recipe.model, hidden_size=32, num_hidden_layers=1),
         phases=replace(recipe.phases, steps=(12, 8), batch_sizes=(16, 16)),
         training=Training(learning_rate=1e-3, warmup_steps=2),
-        watching=Watching(log_every=5, evaluate_every=20, held_out_sequences=32),
+        logging=Logging(log_every=5, evaluate_every=20, held_out_sequences=32),
     )
     assert run.run_demo(tmp_path, Console(), small) is None
     shown = capfd.readouterr().err
@@ -87,7 +89,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("few_sources")
 def test_labelled_task_is_tested_on_modules_set_apart(tokenizer) -> None:
-    documents, found = docstrings.gather(Console())
+    documents, found = docstrings.gather_corpus(Console())
     labelled = task.labelled_task(found, tokenizer, 200)
     assert len(labelled.families) >= 2
     trained = {line for document in documents for line in document.splitlines()}

@@ -73,6 +73,14 @@ def test_files_named_in_documents_exist() -> None:
                 assert "*" in file or "NAME" in file or (ROOT / file).exists(), (path.name, span)
 
 
+def test_links_outside_of_the_pages_lead_to_files() -> None:
+    """Sphinx checks those of docs/."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        links = re.findall(r"\]\(([^)#]+)", path.read_text())
+        assert links
+        assert [link for link in links if not (ROOT / link).is_file()] == [], path.name
+
+
 def test_tests_named_in_documents_exist() -> None:
     named = [
         (path.name, *span.split("::"))

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
-from bertkit.errors import BertkitError, DivergedError
+from bertkit.errors import BertkitError, DivergedError, HeldError
 
 
 @pytest.mark.parametrize(
-    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00"]
+    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00", "\udce9"]
 )
 def test_a_message_is_one_line_whatever_a_file_holds(character: str) -> None:
     error = DivergedError(f"no task '{character}[2J' in Zoë's מודל; check it")
@@ -25,3 +25,10 @@ def test_a_message_is_one_line_whatever_a_file_holds(character: str) -> None:
 def test_other_characters_stay() -> None:
     message = "the label 'می\u200cخواهم' \u00a0 is not one; known: 王, 👩\u200d💻"
     assert str(BertkitError(message)) == message
+
+
+def test_errors_have_a_code_which_other_processes_see_too() -> None:
+    assert BertkitError("x").code == "error"
+    assert (HeldError("x").code, DivergedError("x").code) == ("held", "diverged")
+    error = pickle.loads(pickle.dumps(BertkitError("x", code="link")))
+    assert (str(error), error.code) == ("x", "link")

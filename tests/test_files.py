@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -9,21 +11,24 @@ import numpy as np
 import pytest
 
 from bertkit import files
+from bertkit.corpus.cache import claim_file, locked
 from bertkit.errors import BertkitError, HeldError, nearest
 from bertkit.files import (
     LEFTOVER_SECONDS,
     check_file_size,
+    exclusive_lock,
     new_file,
     new_folder,
-    new_text,
-    only_process,
     read_json,
     remove_leftovers,
+    temporary_name,
     write_array,
     write_atomic,
     write_json,
     write_text,
 )
+from bertkit.predict.files import new_text
+from bertkit.training.journal import Journal
 
 
 def test_interrupted_write_leaves_the_old_file(
@@ -78,6 +83,81 @@ def test_leftovers_of_a_killed_process_are_removed_when_they_are_old(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["mo[d]el"]
 
 
+def test_leftovers_of_a_dead_process_of_this_machine_are_removed_at_once(tmp_path: Path) -> None:
+    script = f"""
+import os
+from pathlib import Path
+from bertkit.files import temporary_name
+for name in ("model", "other"):
+    temporary_name(Path({str(tmp_path)!r}) / name).mkdir()
+temporary_name(Path({str(tmp_path)!r}) / "model").write_text("half")
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    alive = temporary_name(tmp_path / "model")
+    alive.write_text("half")
+    foreign = tmp_path / ".model.tmp-00000000-1-00000000"  # of another machine, maybe alive
+    foreign.write_text("half")
+    if not Path("/proc/self/ns/pid").is_symlink():
+        pytest.skip("processes cannot be told from those of other machines")
+    write_text(tmp_path / "model", "whole")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 4
+    assert {"model", alive.name, foreign.name} < left
+
+
+def test_a_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all of it")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".lock").symlink_to(precious)
+    with pytest.raises(BertkitError, match="symbolic link"), exclusive_lock(folder):
+        pass
+    with pytest.raises(BertkitError, match="symbolic link"), locked(folder / ".lock"):
+        pass
+    assert claim_file(folder / "absent", create=False) is None
+    with pytest.raises(BertkitError, match="symbolic link"):
+        claim_file(folder / ".lock")
+    assert precious.read_text() == "all of it"
+    (folder / ".lock").unlink()
+    (folder / ".lock").write_text("of somebody else")
+    with exclusive_lock(folder), pytest.raises(HeldError), exclusive_lock(folder):
+        pass
+    assert (folder / ".lock").read_text() == "of somebody else"
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    (tmp_path / "journal.jsonl").symlink_to(precious)  # which is not there yet
+    with pytest.raises(BertkitError, match="symbolic link"):
+        Journal(tmp_path, tensorboard=False)
+    assert not precious.exists()
+    precious.write_text("")
+    journal = Journal(tmp_path, tensorboard=False)
+    journal.write({"kind": "note"})
+    journal.close()
+    assert precious.read_text() == ""
+
+
+def test_a_folder_in_the_place_of_a_link_leaves_its_target_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_text("all of it")
+    (tmp_path / "model").symlink_to(tmp_path / "precious")
+    with new_folder(tmp_path / "model") as folder:
+        (folder / "file").write_text("new")
+    assert (tmp_path / "precious" / "file").read_text() == "all of it"
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "precious"}
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(BertkitError, match="is a device or a pipe"):
+            write_text(path, "x")
+        assert not path.is_file()
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_writers_of_one_name_with_one_pid_do_not_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -121,6 +201,13 @@ def test_json_that_cannot_be_read(tmp_path: Path) -> None:
         read_json(tmp_path)
 
 
+def test_names_that_are_no_utf8_come_back_from_json(tmp_path: Path) -> None:
+    value = {os.fsdecode(b"caf\xe9"): [os.fsdecode(b"\xff\xfe"), "Zoë 漢"]}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+    assert "Zoë 漢" in (tmp_path / "a.json").read_text(encoding="utf-8")
+
+
 def test_arrays_round_trip(tmp_path: Path) -> None:
     array = np.arange(7, dtype=np.uint16)
     write_array(tmp_path / "a.npy", array)
@@ -129,19 +216,19 @@ def test_arrays_round_trip(tmp_path: Path) -> None:
 
 def test_lock_is_freed(tmp_path: Path) -> None:
     with (
-        only_process(tmp_path),
+        exclusive_lock(tmp_path),
         pytest.raises(BertkitError, match="another process"),
-        only_process(tmp_path),
+        exclusive_lock(tmp_path),
     ):
         pass
-    with only_process(tmp_path):
+    with exclusive_lock(tmp_path):
         pass
 
 
 def test_a_held_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = only_process(tmp_path)
+    held = exclusive_lock(tmp_path)
     held.__enter__()
-    with pytest.raises(HeldError, match="another process"), only_process(tmp_path, wait=0.15):
+    with pytest.raises(HeldError, match="another process"), exclusive_lock(tmp_path, wait=0.15):
         pass
     waits: list[float] = []
 
@@ -151,7 +238,7 @@ def test_a_held_folder_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
             held.__exit__(None, None, None)
 
     monkeypatch.setattr(files.time, "sleep", end)
-    with only_process(tmp_path, wait=600):
+    with exclusive_lock(tmp_path, wait=600):
         assert len(waits) == 3
 
 
@@ -165,7 +252,7 @@ def test_a_file_system_without_locks_is_no_other_process(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     expected = pytest.raises(BertkitError, match=r"cannot lock .*\(No locks available\)")
-    with expected as caught, only_process(tmp_path, wait=600):
+    with expected as caught, exclusive_lock(tmp_path, wait=600):
         pass
     assert not isinstance(caught.value, HeldError)
 
@@ -217,8 +304,9 @@ def test_text_of_a_block_that_fails(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 def test_text_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.txt"
-    monkeypatch.setattr(files.secrets, "token_hex", lambda size: "0" * 2 * size)
-    (tmp_path / f".a.txt.tmp-{os.getpid()}-00000000").symlink_to("/dev/full")
+    temporary = tmp_path / ".a.txt.tmp"
+    temporary.symlink_to("/dev/full")
+    monkeypatch.setattr(files, "temporary_name", lambda path: temporary)
     full = pytest.raises(BertkitError, match=r"cannot write .*a\.txt: the disk is full")
     with full, new_text(path) as write:
         write(["x" * 10**6])

@@ -23,20 +23,20 @@ from benchmarks.gpu_batches import make_batch, make_batches
 from benchmarks.gpu_cases import GraphEncoder, rounded
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import pack
-from bertkit.examples.rounding import on_rounded_batches, round_batch
-from bertkit.examples.stream import PretrainingBatch
 from bertkit.model import attention as attention_module
 from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.compiled import compile_in_training, compile_layers
-from bertkit.training.devices import autocast
+from bertkit.pretraining_data.batch import pack
+from bertkit.pretraining_data.buckets import on_rounded_batches, round_batch
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.compile import compile_in_training, compile_layers
+from bertkit.training.device import autocast
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
+from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ TOY = PretrainRecipe(
     ),
     phases=Phases(lengths=(32, 64), steps=(20, 10), batch_sizes=(16, 8), max_predictions=(5, 9)),
     training=Training(learning_rate=1e-3, warmup_steps=5, accumulate=2),
-    watching=Watching(log_every=10, evaluate_every=15, held_out_sequences=16, checkpoint_every=30),
+    logging=Logging(log_every=10, evaluate_every=15, held_out_sequences=16, checkpoint_every=30),
 )
 
 
@@ -303,9 +303,9 @@ def check_run(folder: Path) -> None:
 
 @gpu
 def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from bertkit import Files, Tuning, finetune, load
-    from bertkit.model.saving import save_model
-    from bertkit.tasks.grid import Grid
+    from bertkit import DataFiles, TrainingSettings, finetune, load
+    from bertkit.checkpoints.save import save_model
+    from bertkit.finetuning.grid import Grid
 
     torch.manual_seed(0)
     config = replace(CONFIG, vocab_size=tokenizer.size, hidden_dropout_prob=0.1)
@@ -321,9 +321,9 @@ def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> Non
         "classify",
         tmp_path / "start",
         tmp_path / "run",
-        files=Files(train=data, dev=data),
+        files=DataFiles(train=data, dev=data),
         grid=Grid(learning_rate=(1e-3,), batch_size=(8,), epochs=(15,)),
-        tuning=Tuning(precision="bf16"),
+        tuning=TrainingSettings(precision="bf16"),
         device="cuda",
     )
     assert best.scores["dev"]["accuracy"] == 1.0

@@ -13,9 +13,9 @@ from benchmarks import newcomer
 from benchmarks.newcomer_data import GIVEN, STAND_INS
 from benchmarks.newcomer_pages import missing_output, placeholders_of, steps_of
 from benchmarks.newcomer_visit import SKIPPED, START, Newcomer, SurpriseError, status_of
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import load_dataset
+from bertkit.datasets.user_files import Columns
+from bertkit.tasks.benchmarks import load_dataset
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 from bertkit.text.documents import TextCounts, find_sources, read_documents
 from tests.markdown import ROOT, blocks, commands
 
@@ -165,13 +165,13 @@ def test_stand_ins_are_what_they_stand_for(tmp_path: Path) -> None:
     documents = [text for source in sources for text in read_documents(source, counts)]
     assert len(documents) > 50
     assert not counts.skipped
-    table = Files(train=str(tmp_path / "TRAIN.csv"), dev=str(tmp_path / "DEV.csv"))
+    table = DataFiles(train=str(tmp_path / "TRAIN.csv"), dev=str(tmp_path / "DEV.csv"))
     for name, files, columns in (
-        ("mrpc", Files(data=tmp_path / "GLUE"), Columns()),
-        ("squad-2.0", Files(data=tmp_path / "SQUAD"), Columns()),
-        ("conll-2003", Files(data=tmp_path / "CONLL"), Columns()),
+        ("mrpc", DataFiles(data=tmp_path / "GLUE"), Columns()),
+        ("squad-2.0", DataFiles(data=tmp_path / "SQUAD"), Columns()),
+        ("conll-2003", DataFiles(data=tmp_path / "CONLL"), Columns()),
         ("classify", table, Columns(text="title", label="topic")),
     ):
-        dataset = load_dataset(name, files, columns, Lengths(), 128)
+        dataset = load_dataset(name, files, columns, WindowLengths(), 128)
         assert len(dataset.train) > 3, name
         assert not dataset.counts.skipped, name

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import pack
-from bertkit.examples.stream import PretrainingBatch
+from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
-from bertkit.model.replaced import ReplacedTokenModel
-from bertkit.objectives import Objectives, Sum, pretraining_objective, right, total_loss
+from bertkit.objectives import LossSum, Objectives, num_correct, pretraining_objective, total_loss
+from bertkit.pretraining_data.batch import pack
+from bertkit.pretraining_data.loader import PretrainingBatch
 
 
 def batch_of(
@@ -73,13 +73,16 @@ def test_no_targets_is_no_loss_and_no_nan() -> None:
 
 
 def test_only_losses_are_minimised() -> None:
-    sums = {"a_loss": Sum(torch.tensor(6.0), "n"), "a_accuracy": Sum(torch.tensor(9.0), "n")}
+    sums = {
+        "a_loss": LossSum(torch.tensor(6.0), "n"),
+        "a_accuracy": LossSum(torch.tensor(9.0), "n"),
+    }
     assert float(total_loss(sums, {"n": 3})) == 2.0
 
 
 def test_right_counts_rows() -> None:
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
-    assert float(right(logits, torch.tensor([1, 1, 1]))) == 2
+    assert float(num_correct(logits, torch.tensor([1, 1, 1]))) == 2
 
 
 def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> None:
@@ -121,9 +124,9 @@ def test_micro_batches_with_unequal_targets_give_the_gradient_of_the_whole() -> 
 
 def test_weights_of_losses() -> None:
     sums = {
-        "a_loss": Sum(torch.tensor(6.0), "n"),
-        "b_loss": Sum(torch.tensor(4.0), "m", 50.0),
-        "b_share": Sum(torch.tensor(9.0), "m"),
+        "a_loss": LossSum(torch.tensor(6.0), "n"),
+        "b_loss": LossSum(torch.tensor(4.0), "m", 50.0),
+        "b_share": LossSum(torch.tensor(9.0), "m"),
     }
     assert float(total_loss(sums, {"n": 3, "m": 8})) == 2 + 50 / 2
 

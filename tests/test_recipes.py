@@ -14,7 +14,7 @@ from bertkit.model.encoder import Encoder
 from bertkit.model.heads import count_parameters
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import Phases, PretrainRecipe, Watching
+from bertkit.training.recipe import Logging, Phases, PretrainRecipe
 
 RECIPES = sorted(shipped_recipes())
 
@@ -81,7 +81,7 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
             batch_sizes=tuple(4 for _ in recipe.phases.batch_sizes),
         ),
         training=replace(recipe.training, warmup_steps=0),
-        watching=Watching(log_every=1, evaluate_every=9, held_out_sequences=8, checkpoint_every=9),
+        logging=Logging(log_every=1, evaluate_every=9, held_out_sequences=8, checkpoint_every=9),
     )  # fmt: skip
     pretrain(shrunken, store, tmp_path, console=Console())
     records = read_journal(tmp_path / "journal.jsonl")

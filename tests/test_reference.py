@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 import bertkit
-from bertkit.cli import application
-from bertkit.predict import tasks
+from bertkit.cli.app import application
+from bertkit.predict import predictors as tasks
 from docs import commands
 from tests.markdown import ROOT, section, table_rows
 
@@ -98,7 +98,13 @@ def test_what_predictors_return_is_in_the_reference() -> None:
     part = section(REFERENCE, "Tuned models")
     returned = [inspect.signature(kind.__call__).return_annotation for kind in PREDICTORS]
     names = {name for text in returned for name in re.findall(r"\w+", str(text))}
-    assert {"Label", "Value", "Choice", "Tagging", "GivenAnswer"} <= names
+    assert {
+        "LabelPrediction",
+        "ValuePrediction",
+        "ChoicePrediction",
+        "TaggedText",
+        "GivenAnswer",
+    } <= names
     for name in names:
         assert getattr(tasks, name).__module__ == tasks.__name__ or f".{name}\n" in part, name
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertkit import plots
 from bertkit.errors import BertkitError
-from bertkit.plots import Curve, number, smooth, thin, trend
-from bertkit.report import PLOTS, flat, write_report
+from bertkit.report import plots
+from bertkit.report.html import flatten_fields
+from bertkit.report.plots import Curve, format_number, smooth, thin, trend
+from bertkit.report.pretraining import PLOTS, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -307,14 +308,14 @@ def test_the_trend_keeps_the_edge_between_phases() -> None:
 
 
 def test_numbers_for_reading() -> None:
-    assert number(4.21345) == "4.213"
-    assert number(12345.6) == "12,346"
-    assert number(0.2811, "share") == "28.1%"
-    assert number(1e-4, "power") == "1.0e-04"
-    assert number(None) == number(math.nan) == number(math.inf) == "–"
+    assert format_number(4.21345) == "4.213"
+    assert format_number(12345.6) == "12,346"
+    assert format_number(0.2811, "share") == "28.1%"
+    assert format_number(1e-4, "power") == "1.0e-04"
+    assert format_number(None) == format_number(math.nan) == format_number(math.inf) == "–"
 
 
 def test_nested_json_becomes_rows() -> None:
     value = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": None}], "f": []}
-    assert flat(value) == [("a.b", 1), ("a.c", [1, 2]), ("d.0.e", None), ("f", [])]
-    assert flat({}) == []
+    assert flatten_fields(value) == [("a.b", 1), ("a.c", [1, 2]), ("d.0.e", None), ("f", [])]
+    assert flatten_fields({}) == []

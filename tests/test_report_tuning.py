@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bertkit import plots
-from bertkit.plots_tuning import DotRow, beside_each_other, shown_range
-from bertkit.report import write_report
-from bertkit.report_answers import LONGEST_TEXT, MOST_WRONG, answers, types_table
+from bertkit.report import plots
+from bertkit.report.answers import LONGEST_TEXT, MOST_WRONG, answers_section, types_table
+from bertkit.report.finetuning_plots import DotRow, beside_each_other, shown_range
+from bertkit.report.pretraining import write_report
 from tests.test_report import Page, page_of, step, write_run
 
 SHARED = {
@@ -283,7 +283,7 @@ def test_many_labels_are_a_list_of_errors() -> None:
     rows = [answer(number, labels[number % 30], "label 0", 0.5) for number in range(90)]
     rows += [answer(90 + i, "label 7", "label 8", i / 100) for i in range(MOST_WRONG + 5)]
     rows[-1]["text"] = "x" * (LONGEST_TEXT + 1)
-    page = Page(answers(rows, labels, "dev", None))
+    page = Page(answers_section(rows, labels, "dev", None))
     assert "3 of 115 answers are right." in page.prose()
     assert page.rows[1] == ["label 7", "label 8", str(MOST_WRONG + 5)]
     assert page.rows[2] == ["label 1", "label 0", "3"]

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 import yaml
 
-from bertkit.cli import application
-from bertkit.verbs.launch import divide
+from bertkit.cli.app import application
+from bertkit.cli.launch import parse_words
 from tests.markdown import ROOT, blocks, commands
 
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "scaling.md").read_text()
 def pretrainings() -> list[list[str]]:
     """The part of each `bertkit launch` that its processes run."""
     found = [words for words in commands(PAGE) if words[:2] == ["bertkit", "launch"]]
-    return [divide(words[2:]).words for words in found]
+    return [parse_words(words[2:]).words for words in found]
 
 
 def test_the_page_launches_on_one_machine_and_on_several() -> None:
@@ -37,7 +37,9 @@ def test_the_slurm_script_is_well_formed() -> None:
     options = [line.split()[1] for line in script.splitlines() if line.startswith("#SBATCH")]
     assert all(option.startswith("--") for option in options)
     launched = script.replace("\\\n", " ").split("bertkit launch", 1)[1]
-    words = divide(shlex.split(launched)).words
+    words = parse_words(
+        shlex.split(launched.replace("$SLURM_NNODES", "2").replace("$first", "host"))
+    ).words
     application().parse_args(words, exit_on_error=False, print_error=False)
 
 
@@ -48,7 +50,7 @@ def test_the_kubernetes_job_is_well_formed() -> None:
     [container] = job["spec"]["template"]["spec"]["containers"]
     words = container["args"]
     assert words[0] == "launch"
-    pretraining = divide(words[1:]).words
+    pretraining = parse_words(words[1:]).words
     application().parse_args(pretraining, exit_on_error=False, print_error=False)
     endpoint = next(word for word in words if word.startswith("--rdzv-endpoint="))
     host = endpoint.removeprefix("--rdzv-endpoint=").split(":")[0]

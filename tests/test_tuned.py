@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.report import write_report
-from bertkit.report_tuning import heading, in_words
-from bertkit.tasks.grid import Grid
-from bertkit.tuned import Tuned
+from bertkit.finetuning.grid import Grid
+from bertkit.finetuning.results import FinetuningResults
+from bertkit.report.finetuning import report_heading, verdict_text
+from bertkit.report.pretraining import write_report
 from tests.test_report_tuning import BEST, SCORES, finished, going_on, run_values
 
 
 def test_the_sentence_says_how_sure_one_can_be(tmp_path: Path) -> None:
-    words = in_words(Tuned(finished(tmp_path)))
+    words = verdict_text(FinetuningResults(finished(tmp_path)))
     spread = 100 * max(statistics.stdev([0.8612, 0.8534]), statistics.stdev([0.8101, 0.8207]))
     lead = 100 * (0.8534 - (0.8101 + 0.8207) / 2)
     assert (
@@ -32,20 +32,20 @@ def test_the_sentence_says_how_sure_one_can_be(tmp_path: Path) -> None:
 
 def test_a_small_lead_is_no_clear_choice(tmp_path: Path) -> None:
     scores = {**SCORES, "b32-lr2e-05-e3-s1": 0.8501, "b32-lr2e-05-e3-s2": 0.8550}
-    words = in_words(Tuned(going_on(tmp_path, scores)))
+    words = verdict_text(FinetuningResults(going_on(tmp_path, scores)))
     assert "0.09 points, is not larger than the spread between seeds, 0.55 points: no cl" in words
 
 
 def test_one_seed_each_may_be_chance(tmp_path: Path) -> None:
     scores = {name: score for name, score in SCORES.items() if name.endswith("s1")}
-    words = in_words(Tuned(going_on(tmp_path, scores)))
+    words = verdict_text(FinetuningResults(going_on(tmp_path, scores)))
     assert "one seed does not show the spread between seeds" in words
     assert "5.11 points, may be chance: the spread between seeds is not known." in words
 
 
 def test_one_run_alone(tmp_path: Path) -> None:
     name = "b16-lr5e-05-e3-s3"
-    words = in_words(Tuned(going_on(tmp_path, {name: SCORES[name]})))
+    words = verdict_text(FinetuningResults(going_on(tmp_path, {name: SCORES[name]})))
     assert "The only run has accuracy 33.3% on dev; but it has learnt nothing: it answers" in words
     assert "one run shows neither the spread between seeds nor what other settings give." in words
 
@@ -55,13 +55,15 @@ def test_a_plan_says_how_many_runs_there_will_be(tmp_path: Path) -> None:
     grid = {"batch_size": [16, 32], "learning_rate": [5e-5], "epochs": [3], "seeds": 4}
     (tmp_path / "grid.json").write_text(json.dumps(grid))
     assert {run.name for run in Grid(**{**grid, "batch_size": (16, 32)}).runs()} >= {BEST}
-    assert "2 of 8 runs done: still going on, or killed;" in heading(Tuned(tmp_path))
+    assert "2 of 8 runs done: still going on, or killed;" in report_heading(
+        FinetuningResults(tmp_path)
+    )
 
 
 def test_results_of_fewer_runs_than_there_are(tmp_path: Path) -> None:
     few = [run_values(name, SCORES[name]) for name in list(SCORES)[1:3]]
     finished(tmp_path, runs=few, best=few[0]["name"])
-    words = heading(Tuned(tmp_path))
+    words = report_heading(FinetuningResults(tmp_path))
     assert f"6 of 6 runs done: results.json is about 2 of them; best run: {BEST}." in words
 
 
@@ -79,12 +81,12 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: 
     finished(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(BertkitError, match=message):
-        Tuned(tmp_path)
+        FinetuningResults(tmp_path)
 
 
 def test_runs_stand_seed_by_seed_and_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     names = ["b8-lr5e-05-e3-s2", "b16-lr5e-05-e3-s10", "b16-lr5e-05-e3-s2"]
-    tuned = Tuned(going_on(tmp_path, dict.fromkeys(names, 0.5)))
+    tuned = FinetuningResults(going_on(tmp_path, dict.fromkeys(names, 0.5)))
     assert [run.name for run in tuned.runs] == [names[0], names[2], names[1]]
 
 

@@ -7,31 +7,28 @@ order, again after a failure.
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from bertkit.corpus.shards import token_type
-from bertkit.corpus.writing import DocumentArrays
-from bertkit.errors import BertkitError
-from bertkit.processes import begin_worker, run_in_order
+from bertkit.corpus.writers import DocumentArrays
+from bertkit.processes import Workers
 from bertkit.text.sentences import split_sentences
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
-BLOCK_CHARACTERS = 250_000
+TOKENIZE_CHARACTERS = 250_000
 LONGEST_SENTENCE = 512
 """Tokens; a longer sentence is cut in pieces, counted, and no token is lost."""
 LONGEST_STRING = 50_000
 """Characters given to the tokenizer at once, which bounds its memory."""
 
 
-class Block(NamedTuple):
+class TokenizedBlock(NamedTuple):
     """Tokenised documents of both splits."""
 
     splits: dict[str, DocumentArrays]
@@ -48,18 +45,21 @@ def is_held_out(document: str, share: float) -> bool:
 def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
     """Sentences; those of more than LONGEST_STRING characters are cut, if possible at a space."""
     for sentence in sentences:
-        rest = sentence
-        while len(rest) > LONGEST_STRING:
-            space = rest.rfind(" ", LONGEST_STRING // 2, LONGEST_STRING)
-            end = space if space > 0 else LONGEST_STRING
-            yield rest[:end]
-            rest = rest[end:].lstrip()
-        yield rest
+        start = 0
+        while len(sentence) - start > LONGEST_STRING:
+            max_length = start + LONGEST_STRING
+            space = sentence.rfind(" ", start + LONGEST_STRING // 2, max_length)
+            end = space if space > 0 else max_length
+            yield sentence[start:end]
+            start = end
+            while start < len(sentence) and sentence[start].isspace():
+                start += 1
+        yield sentence[start:]
 
 
 def tokenize_block(
     documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
-) -> Block:
+) -> TokenizedBlock:
     """Sentences and ids of some documents: the pure step that every executor runs.
 
     Args:
@@ -102,7 +102,7 @@ def tokenize_block(
         if document_lengths[split]
     }
     text_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in documents)
-    return Block(splits, text_bytes, counts)
+    return TokenizedBlock(splits, text_bytes, counts)
 
 
 def to_arrays(
@@ -126,50 +126,35 @@ class BlockPool:
     ) -> None:
         self.arguments = (language, held_out)
         self.tokenizer = tokenizer
-        self.processes = processes
-        self.executor = None
+        work = partial(_tokenize_in_worker, folder / "tokenizer", *self.arguments)
+        self.workers: Workers[list[str], TokenizedBlock] | None = None
         if processes > 1:
-            self.executor = ProcessPoolExecutor(
-                processes,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(folder / "tokenizer",),
-            )
+            self.workers = Workers(work, processes, command="prepare", flag="--processes")
 
     def __enter__(self) -> BlockPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.executor is not None:
-            self.executor.shutdown(wait=True, cancel_futures=True)
+        if self.workers is not None:
+            self.workers.__exit__()
 
-    def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], Block]]:
-        """Yield (documents, block) in the order of `blocks`; few are in flight at a time."""
-        pool = self.executor
-        if pool is None:
-            for documents in blocks:
-                yield documents, tokenize_block(documents, self.tokenizer, *self.arguments)
+    def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], TokenizedBlock]]:
+        """Yield (documents, block) in the order of `blocks`; few are in flight at a time.
+
+        Raises:
+            BertkitError: a worker process died.
+        """
+        if self.workers is not None:
+            yield from self.workers.run(blocks)
             return
-        try:
-            yield from run_in_order(
-                blocks,
-                lambda documents: pool.submit(_tokenize_in_worker, documents, *self.arguments),
-                2 * self.processes,
-            )
-        except BrokenProcessPool:
-            raise BertkitError(
-                "a worker process of `prepare` died (killed, or out of memory); run the same "
-                "command again: finished shards are kept. Fewer --processes need less memory"
-            ) from None
+        for documents in blocks:
+            yield documents, tokenize_block(documents, self.tokenizer, *self.arguments)
 
 
-_worker_tokenizer: list[Tokenizer] = []
+_worker_tokenizer = cache(Tokenizer.load)
 
 
-def _start_worker(folder: Path) -> None:
-    begin_worker()
-    _worker_tokenizer.append(Tokenizer.load(folder))
-
-
-def _tokenize_in_worker(documents: list[str], language: str, held_out: float) -> Block:
-    return tokenize_block(documents, _worker_tokenizer[0], language, held_out)
+def _tokenize_in_worker(
+    folder: Path, language: str, held_out: float, documents: list[str]
+) -> TokenizedBlock:
+    return tokenize_block(documents, _worker_tokenizer(folder), language, held_out)

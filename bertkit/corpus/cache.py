@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertkit.corpus.shards import ARRAYS
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors
+from bertkit.files import disk_errors, not_through_links, open_lock
 
 try:
     import fcntl
@@ -26,7 +26,7 @@ class CacheFullError(BertkitError):
     """Everything in a cache is in use."""
 
 
-class Hold:
+class ShardLease:
     """Keeps a shard in the cache while it lives."""
 
     def __init__(self, descriptor: int) -> None:
@@ -103,7 +103,7 @@ def remove(tokens: Path) -> None:
 
 def remove_unused(tokens: Path) -> bool:
     """Remove a shard's files if no process holds it; whether it was so."""
-    claim = claimed(tokens, create=False)
+    claim = claim_file(tokens, create=False)
     if claim is None:
         return False
     with suppress(PermissionError):  # Windows: mapped by somebody
@@ -112,11 +112,13 @@ def remove_unused(tokens: Path) -> bool:
     return not tokens.exists()
 
 
-def claimed(path: Path, *, create: bool = True) -> Hold | None:
+def claim_file(path: Path, *, create: bool = True) -> ShardLease | None:
     """Take a file for this process alone; None where another one has it or removed it."""
     try:
         with disk_errors(path):
-            hold = Hold(os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666))
+            hold = ShardLease(
+                not_through_links(str(path), os.O_RDWR | (os.O_CREAT if create else 0))
+            )
         lock(hold, "alone")
     except BlockingIOError:
         return None
@@ -127,7 +129,7 @@ def claimed(path: Path, *, create: bool = True) -> Hold | None:
     return hold if os.fstat(hold.descriptor).st_nlink else None
 
 
-def lock(hold: Hold, how: str) -> None:
+def lock(hold: ShardLease, how: str) -> None:
     """Lock an open file, "shared" or "alone".
 
     Raises:
@@ -143,8 +145,7 @@ def locked(path: Path) -> Iterator[None]:
     """Wait for a lock file, and have it for the length of a block."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
+    with open_lock(path) as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -24,14 +24,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.corpus.job import Job, MakeParts, Merge, merge, unmark_damaged
-from bertkit.corpus.parts import finished_part, plan_parts
-from bertkit.corpus.prepare import PrepareOptions, check_inputs, claim_folder
+from bertkit.corpus.build import PrepareOptions, check_inputs, claim_store_folder
+from bertkit.corpus.job import Job, MakeParts, Merge, merge_parts, unmark_damaged
+from bertkit.corpus.steps import finished_part, plan_parts
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, HeldError
-from bertkit.files import WAIT_SECONDS, only_process
-from bertkit.processes import begin_worker
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.files import WAIT_SECONDS, exclusive_lock
+from bertkit.processes import start_worker
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +85,10 @@ def prepare_on_cluster(
         BertkitError: as `prepare` does; datatrove or Ray are absent; a task failed.
     """
     check_cluster(cluster)
-    quiet()
+    quiet_logger()
     sources = check_inputs(paths, folder, options)
-    with only_process(folder, WAIT_SECONDS):  # machines may begin at the same moment
-        claim_folder(folder, tokenizer, options, sources)
+    with exclusive_lock(folder, WAIT_SECONDS):  # machines may begin at the same moment
+        claim_store_folder(folder, tokenizer, options, sources)
         tokenizer.save(folder / "tokenizer")
     parts = len(plan_parts(sources, options.shard_bytes))
     job = Job(folder.resolve(), options, tuple(sources), cluster.tasks or parts)
@@ -107,7 +107,7 @@ def prepare_on_cluster(
             "one writes the manifest; if none is running, run this one again"
         )
     try:
-        return merge(job)
+        return merge_parts(job)
     except HeldError:
         return "every part is whole; another process writes the manifest"
 
@@ -168,7 +168,7 @@ def _run_tasks(
     with ProcessPoolExecutor(
         min(processes, len(todo)),
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=partial(begin_worker, interrupted=True),  # whole shards are kept
+        initializer=partial(start_worker, interrupted=True),  # whole shards are kept
     ) as pool:
         futures = [pool.submit(run_task, job, task) for task in todo]
         try:
@@ -182,7 +182,7 @@ def _run_tasks(
 
 def run_task(job: Job, task: int) -> None:
     """Run one task in this process, unless it is marked as finished."""
-    quiet()
+    quiet_logger()
     local_executor(job, range(task, task + 1))._run_for_rank(task, local_rank=1)
 
 
@@ -267,7 +267,7 @@ def run_on_ray(job: Job, cluster: ClusterOptions, processes: int) -> None:
     ).run()
 
 
-def quiet() -> None:
+def quiet_logger() -> None:
     """Load datatrove and keep its many messages from the terminal.
 
     Raises:

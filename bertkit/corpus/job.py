@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 
 from bertkit.corpus.blocks import BlockPool
-from bertkit.corpus.parts import Part, finished_part, forget_part, plan_parts, prepare_part
-from bertkit.corpus.prepare import PrepareOptions, finish_store
+from bertkit.corpus.build import PrepareOptions, finish_store
+from bertkit.corpus.steps import CorpusPart, finished_part, forget_part, plan_parts, prepare_part
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import WAIT_SECONDS, only_process
+from bertkit.files import WAIT_SECONDS, exclusive_lock
 from bertkit.text.sources import Source
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Job:
     tasks: int
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CorpusPart]:
         """All parts of the corpus."""
         return plan_parts(self.sources, self.options.shard_bytes)
 
-    def parts_of(self, task: int) -> list[Part]:
+    def parts_of(self, task: int) -> list[CorpusPart]:
         """Neighbouring parts go to different tasks, as sources of a kind are often neighbours."""
         return self.parts[task :: self.tasks]
 
@@ -80,13 +80,13 @@ class Merge:
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
         """Called once."""
-        merge(self.job)
+        merge_parts(self.job)
 
     def __repr__(self) -> str:
         return f"merge {self.job}"
 
 
-def merge(job: Job) -> TokenStore:
+def merge_parts(job: Job) -> TokenStore:
     """Write the manifest, once every part is whole; checksums are compared.
 
     Raises:
@@ -94,7 +94,7 @@ def merge(job: Job) -> TokenStore:
         BertkitError: parts are missing or damaged; the same command makes them again.
     """
     results, missing = [], []
-    with only_process(job.folder, WAIT_SECONDS):  # machines may end at the same moment
+    with exclusive_lock(job.folder, WAIT_SECONDS):  # machines may end at the same moment
         for part in job.parts:
             result = finished_part(part, job.folder)
             if result is None:

@@ -1,7 +1,8 @@
-"""A token store at a remote place: its shards come to a bounded cache when they are needed.
+"""A token store at a remote address, whose shards are fetched into a bounded cache on demand.
 
-The cache folder of a store looks like the store itself with most shards missing, and `remote.json`
-says where they are. See `bertkit.corpus.cache` for how several processes share it.
+The cache folder looks like the store itself with most shards missing, and `remote.json` records the
+address. `bertkit.corpus.cache` describes how several processes share the folder. Every failure of a
+remote file is a one-line error, and a failure of the network is retried.
 """
 
 from __future__ import annotations
@@ -11,25 +12,36 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertkit.corpus.cache import CacheFullError, Hold, claimed, lock, locked, make_room, remove
-from bertkit.corpus.fetching import BLOCK_BYTES, fetched, opened, patiently
+import fsspec
+
+from bertkit.corpus.cache import (
+    CacheFullError,
+    ShardLease,
+    claim_file,
+    lock,
+    locked,
+    make_room,
+    remove,
+)
 from bertkit.corpus.shards import ARRAYS, ShardInfo, check_shard
 from bertkit.corpus.store import INDEXED_FORMAT
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, read_json, write_atomic, write_json
-from bertkit.text.sources import is_remote
+from bertkit.files import disk_errors, not_through_links, read_json, write_atomic, write_json
+from bertkit.text.remote import missing_package, time_limits
+from bertkit.text.sources import is_remote, one_line
 
 GIGABYTES = 100.0
 """How large a cache grows where nothing is said."""
 PARALLEL = 4
 """Shards that are fetched at a time."""
 POLL_SECONDS = 0.05
-WAIT_SECONDS = 30.0
+ROOM_SECONDS = 30.0
 """How long to wait for room in a cache that other processes use."""
 SMALL_FILES = (
     "tokenizer/vocab.txt",
@@ -114,7 +126,7 @@ class RemoteStore:
             BertkitError: no store there, the address cannot be reached, or the cache not written.
         """
         try:
-            content = fetched(f"{self.url}/manifest.json")
+            content = fetch_bytes(f"{self.url}/manifest.json")
         except FileNotFoundError:
             raise BertkitError(
                 f"{self.url} is no token store (no manifest.json there); check the address"
@@ -134,7 +146,7 @@ class RemoteStore:
 
     def _copy(self, name: str) -> None:
         try:
-            content = fetched(f"{self.url}/{name}")
+            content = fetch_bytes(f"{self.url}/{name}")
         except FileNotFoundError:
             raise BertkitError(
                 f"{self.url}/{name} is missing; copy the whole store there"
@@ -143,7 +155,7 @@ class RemoteStore:
 
     def hold_all(
         self, shards: Sequence[ShardInfo], let_go: Callable[[], object], *, verify: bool
-    ) -> list[Hold]:
+    ) -> list[ShardLease]:
         """`hold` for several shards at a time.
 
         Args:
@@ -155,7 +167,7 @@ class RemoteStore:
             BertkitError: see `hold`.
         """
 
-        def held(shard: ShardInfo) -> Hold:
+        def held(shard: ShardInfo) -> ShardLease:
             hold = self.hold(shard)
             try:
                 check_shard(self.folder, shard, checksums=verify)
@@ -165,13 +177,13 @@ class RemoteStore:
                 hold = self.hold(shard)
             return hold
 
-        def every() -> list[Hold]:
+        def every() -> list[ShardLease]:
             if len(shards) == 1:
                 return [held(shards[0])]
             with ThreadPoolExecutor(PARALLEL) as pool:
                 return list(pool.map(held, shards))
 
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + ROOM_SECONDS
         while True:
             try:
                 return every()
@@ -181,7 +193,7 @@ class RemoteStore:
                     raise
                 time.sleep(POLL_SECONDS)  # other processes let go as they go on
 
-    def hold(self, shard: ShardInfo) -> Hold:
+    def hold(self, shard: ShardInfo) -> ShardLease:
         """Fetch a shard if it is not in the cache, and keep it there while the answer lives.
 
         Raises:
@@ -192,7 +204,7 @@ class RemoteStore:
             if hold := self._held(shard):
                 return hold
             part = self._path(shard, "tokens", unfinished=True)
-            if (claim := claimed(part)) is None:
+            if (claim := claim_file(part)) is None:
                 time.sleep(POLL_SECONDS)  # another process is fetching it
                 continue
             if self._path(shard, "tokens").exists():  # it has just finished
@@ -218,11 +230,11 @@ class RemoteStore:
         name = f".{shard.name}.{kind}.part" if unfinished else f"{shard.name}.{kind}.npy"
         return self.folder / name
 
-    def _held(self, shard: ShardInfo) -> Hold | None:
+    def _held(self, shard: ShardInfo) -> ShardLease | None:
         """Hold a shard that is in the cache."""
         path = self._path(shard, "tokens")
         try:
-            hold = Hold(os.open(path, os.O_RDONLY))
+            hold = ShardLease(os.open(path, os.O_RDONLY))
         except FileNotFoundError:
             return None
         lock(hold, "shared")
@@ -243,7 +255,7 @@ class RemoteStore:
             make_room(self.root, self.gigabytes, sum(shard.bytes.values()), part)
             for kind in ARRAYS:
                 part = self._path(shard, kind, unfinished=True)
-                with disk_errors(part), part.open("wb") as file:
+                with disk_errors(part), open(part, "wb", opener=not_through_links) as file:
                     file.truncate(shard.bytes[kind])
         for kind in ARRAYS:
             self._download(shard, kind)
@@ -255,8 +267,8 @@ class RemoteStore:
 
         def attempt() -> tuple[int, str]:
             digest, size = hashlib.sha256(), 0
-            with opened(url) as stream, disk_errors(part), part.open("r+b") as file:
-                while block := stream(BLOCK_BYTES):
+            with open_remote_file(url) as stream, disk_errors(part), part.open("r+b") as file:
+                while block := stream(FETCH_BYTES):
                     digest.update(block)
                     size += len(block)
                     if size > shard.bytes[kind]:
@@ -265,7 +277,7 @@ class RemoteStore:
             return size, digest.hexdigest()
 
         try:
-            found = patiently(attempt)
+            found = retrying(attempt)
         except FileNotFoundError:
             raise BertkitError(f"shard {url} is missing; copy the whole store there") from None
         if found != (shard.bytes[kind], shard.sha256[kind]):
@@ -274,7 +286,7 @@ class RemoteStore:
                 "store there again"
             )
 
-    def _put(self, shard: ShardInfo, claim: Hold) -> None:
+    def _put(self, shard: ShardInfo, claim: ShardLease) -> None:
         """Make a downloaded shard one of the cache, held from the beginning."""
         with locked(self.root / ".lock"), disk_errors(self.folder):
             for kind in reversed(ARRAYS):  # the tokens last: a shard with tokens is whole
@@ -289,3 +301,51 @@ def has_index(manifest: bytes) -> bool:
     except (ValueError, RecursionError):
         return False  # opening the store will say so
     return isinstance(values, dict) and values.get("format") == INDEXED_FORMAT
+
+
+FETCH_BYTES = 1 << 20
+PAUSES = (1.0, 5.0)
+"""Seconds before a second and a third attempt."""
+
+
+class UnreachableError(BertkitError):
+    """A remote place does not answer, or stopped to."""
+
+
+@contextmanager
+def open_remote_file(url: str) -> Iterator[Callable[[int], bytes]]:
+    """Give a block what reads the next bytes of a remote file.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        BertkitError: the address cannot be reached; the message is one line.
+    """
+    try:
+        system, path = fsspec.url_to_fs(url, **time_limits(url))
+        # A web server is asked once, for all of it: not for the size first, nor block by block.
+        web = {"block_size": 0, "size": 1} if url.startswith("http") else {}
+        with system.open(path, "rb", **web) as stream:
+            yield stream.read
+    except (FileNotFoundError, BertkitError):
+        raise
+    except ImportError as error:
+        raise missing_package(url, error) from error
+    except Exception as error:  # every file system raises errors of its own
+        raise UnreachableError(
+            f"cannot read {url}: {one_line(error)}; check the address and the network"
+        ) from error
+
+
+def fetch_bytes(url: str) -> bytes:
+    """The content of a small remote file; see `open_remote_file`."""
+    with open_remote_file(url) as stream:
+        return b"".join(iter(lambda: stream(FETCH_BYTES), b""))
+
+
+def retrying(attempt: Callable[[], tuple[int, str]]) -> tuple[int, str]:
+    """Some attempts at what the network may prevent."""
+    for pause in PAUSES:
+        with suppress(UnreachableError):
+            return attempt()
+        time.sleep(pause)
+    return attempt()

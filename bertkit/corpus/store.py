@@ -3,7 +3,7 @@
 A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
-    shards.npy                       those entries, where they are many (`bertkit.corpus.index`)
+    shards.npy                       those entries, where they are many (`bertkit.corpus.shards`)
     tokenizer/                       the tokenizer whose ids these are
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
@@ -28,14 +28,14 @@ import numpy as np
 from bertkit.corpus.shards import ARRAYS, SPLITS, ShardArrays, ShardInfo, check_shard, open_shard
 from bertkit.errors import BertkitError
 from bertkit.files import map_array, read_json, sha256_file
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
-    from bertkit.corpus.index import ShardIndex
     from bertkit.corpus.remote import RemoteStore
+    from bertkit.corpus.shards import ShardIndex
 
 FORMAT, INDEXED_FORMAT = 1, 2
-"""The manifest lists the shards itself; a table beside it does (`bertkit.corpus.index`)."""
+"""The manifest lists the shards itself; a table beside it does (`bertkit.corpus.shards`)."""
 KEPT_MAPS = 256
 """Shards that a store keeps mapped; a process may have about 65,000 maps, three of them a shard."""
 KEPT_REMOTE = 32
@@ -67,7 +67,7 @@ class TokenStore:
     ) -> None:
         if split not in SPLITS:
             raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")
-        self.remote = remote_of(folder, cache, cache_gigabytes)
+        self.remote = find_remote_store(folder, cache, cache_gigabytes)
         self.folder = self.remote.folder if self.remote else Path(folder)
         """Where its files are; of a store at an address, the cache."""
         self.split = split
@@ -91,10 +91,10 @@ class TokenStore:
         """The shards of this split, in reading order."""
         self._index: ShardIndex | None = None
         if self.manifest["format"] == INDEXED_FORMAT:
-            from bertkit.corpus.index import read_index
+            from bertkit.corpus.shards import read_shard_index
 
             checksum = str(self.manifest["shards_sha256"])
-            self._index = read_index(self.folder / "shards.npy", checksum, self.split)
+            self._index = read_shard_index(self.folder / "shards.npy", checksum, self.split)
             return self._index
         if not isinstance(self.manifest["shards"], list):
             raise TypeError("its shards are no list")
@@ -236,7 +236,7 @@ class TokenStore:
         self._nothing_open(trusting=True)
 
 
-def remote_of(
+def find_remote_store(
     folder: Path | str, cache: Path | str | None, gigabytes: float | None
 ) -> RemoteStore | None:
     """What fetches the shards of a store at an address or in a cache; None for a local one."""

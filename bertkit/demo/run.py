@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 
+from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.config import read_recipe
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.demo.docstrings import gather
-from bertkit.demo.task import LabelledTask, labelled_task, tune_and_test
+from bertkit.demo.data import LabelledTask, gather_corpus, labelled_task, tune_and_test
 from bertkit.files import write_json, write_text
-from bertkit.model.directory import load_pretraining_model
 from bertkit.model.heads import PretrainingModel
-from bertkit.predict.predictor import Predictor
-from bertkit.report import write_report
-from bertkit.tokens.learn import learn_vocabulary
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import choose_device
+from bertkit.predict.pretrained import Predictor
+from bertkit.report.pretraining import write_report
+from bertkit.tokenizer.train import learn_vocabulary
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import choose_device
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
@@ -37,7 +36,7 @@ MASKED_SENTENCES = (
 )
 
 
-def compare(
+def compare_starts(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, console: Console
 ) -> dict[str, list[float]]:
     """Test accuracies from pre-trained and from random weights, one a seed."""
@@ -98,7 +97,7 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     Returns:
         None when all was done, else the number of the signal that stopped pre-training.
     """
-    documents, docstrings = gather(console)
+    documents, docstrings = gather_corpus(console)
     text = "\n\n".join(documents)
     path = out / "text" / "docstrings.txt"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
@@ -119,10 +118,10 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
     model = load_pretraining_model(out / "model")
     tokenizer = store.tokenizer
     task = labelled_task(docstrings, tokenizer, model.config.max_position_embeddings)
-    accuracies = compare(model, tokenizer, task, console)
+    accuracies = compare_starts(model, tokenizer, task, console)
     parts = sections(accuracies, task, Predictor(model, tokenizer, choose_device("cpu")))
     write_json(out / "demo.json", {"sections": parts, "accuracies": accuracies})
-    for line in summary(out, parts):
+    for line in demo_summary(out, parts):
         console.say(line)
     console.say(f"report: {write_report(out)}")
     return None
@@ -140,7 +139,7 @@ def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenSt
     return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT))
 
 
-def summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:
+def demo_summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:
     """What the demo found, in lines for the terminal."""
     records = read_journal(out / "journal.jsonl")
     start = next(record for record in records if record["kind"] == "start")

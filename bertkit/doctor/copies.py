@@ -1,21 +1,26 @@
-"""Equal sentences and documents of a token store, by hashes of their ids, in bounded memory.
+"""Equal sentences and documents of a token store, found by hashes of their ids in bounded memory.
 
-A hash is a polynomial over random 64-bit keys of the pieces. When too many different hashes came,
-only the lowest half of their range is kept, and so on: what is kept then is a sample of the texts
-in which every text has all of its copies, so shares of copies are not biased.
+A shard is memory-mapped and read in chunks, in one pass. A hash is a polynomial over random 64-bit
+keys of the tokens. When there are too many different hashes, only the lowest half of their range is
+kept, and so on: what is kept is a sample of the texts that contains all copies of every text in it,
+so the shares of copies are unbiased, and memory does not grow with the corpus.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from bertkit.corpus.shards import ShardArrays
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.training.journal import Console
 
 CHUNK_TOKENS = 1 << 20
 """Tokens that are hashed at a time."""
-MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 """Odd, so its powers never become 0."""
 
 
@@ -35,13 +40,13 @@ def piece_keys(vocabulary_size: int) -> np.ndarray:
 
 
 def powers(count: int) -> np.ndarray:
-    """(count,) uint64: the powers of `MULTIPLIER`, beginning with 1."""
-    factors = np.full(count, MULTIPLIER, dtype=np.uint64)
+    """(count,) uint64: the powers of `HASH_MULTIPLIER`, beginning with 1."""
+    factors = np.full(count, HASH_MULTIPLIER, dtype=np.uint64)
     factors[:1] = 1
     return np.cumprod(factors, dtype=np.uint64)
 
 
-def mixed(values: np.ndarray) -> np.ndarray:
+def mix_hashes(values: np.ndarray) -> np.ndarray:
     """Spread each number over all 64 bits (the last step of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -58,7 +63,7 @@ def polynomials(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     lengths = np.diff(bounds)
     places = np.arange(len(values)) - np.repeat(bounds[:-1], lengths)
     terms = values * powers(int(lengths.max()))[places]
-    return mixed(np.add.reduceat(terms, bounds[:-1]))
+    return mix_hashes(np.add.reduceat(terms, bounds[:-1]))
 
 
 def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
@@ -157,3 +162,85 @@ class Tally:
     def looked_at(self) -> str:
         """Such as `all` or `a sample of 1 in 8`."""
         return "all" if self.level == 0 else f"a sample of 1 in {1 << self.level}"
+
+
+MOST_DOCUMENTS = 1_000_000
+"""Different documents that are remembered; beyond that, a sample of them."""
+MOST_SENTENCES = 1_000_000
+"""Different sentences that are remembered."""
+SHORT_SENTENCE = 8
+"""Tokens; shorter sentences repeat in any language and are not looked at."""
+LONG_SENTENCE = 125
+"""Tokens that fill an example of length 128; a longer sentence leaves no room for B."""
+SHARD_BITS = 40
+"""A place is a shard's index, and in so many lower bits a sentence within it."""
+
+
+@dataclass
+class Scan:
+    """What one pass over a split found."""
+
+    keys: np.ndarray
+    """(vocabulary,) random numbers that the hashes are made of."""
+    damaged: list[str] = field(default_factory=list)
+    """One line for each shard that cannot be used."""
+    whole: list[int] = field(default_factory=list)
+    """Indices of the shards that can; the numbers below are theirs."""
+    copies: Tally = field(default_factory=lambda: Tally(MOST_DOCUMENTS))
+    """Of documents."""
+    repeats: Tally = field(default_factory=lambda: Tally(MOST_SENTENCES))
+    """Of sentences of `SHORT_SENTENCE` tokens and more."""
+    documents: int = 0
+    tokens: int = 0
+    single: int = 0
+    """Documents of one sentence."""
+    largest: int = 0
+    """Tokens of the largest document."""
+    long_tokens: int = 0
+    """Tokens of sentences longer than `LONG_SENTENCE`."""
+
+    def add(self, index: int, arrays: ShardArrays) -> None:
+        """Look at one shard."""
+        sentences = hash_sentences(arrays, self.keys)
+        documents = hash_documents(arrays, sentences)
+        places = np.arange(len(sentences.hashes)) + (index << SHARD_BITS)
+        shown = sentences.tokens >= SHORT_SENTENCE
+        self.repeats.add(Texts(sentences.hashes[shown], sentences.tokens[shown]), places[shown])
+        self.copies.add(documents, places[arrays.documents[:-1].astype(np.int64)])
+        self.documents += len(documents.hashes)
+        self.tokens += len(arrays.tokens)
+        self.single += int((np.diff(arrays.documents) == 1).sum())
+        self.largest = max(self.largest, int(documents.tokens.max()))
+        self.long_tokens += int(sentences.tokens[sentences.tokens > LONG_SENTENCE].sum())
+        self.whole.append(index)
+
+
+def scan(store: TokenStore, console: Console) -> Scan:
+    """Read every shard of a split once; damaged ones are noted and left out."""
+    result, done = Scan(piece_keys(store.vocabulary_size)), 0
+    console.start(store.tokens, title=f"reading {store.split}", unit="tokens")
+    for index, shard in enumerate(store.shards):
+        try:
+            result.add(index, shard_arrays(store, index))
+        except BertkitError as error:
+            result.damaged.append(str(error))
+        done += shard.tokens
+        console.update({"done": done})
+    result.copies.settle()
+    result.repeats.settle()
+    console.close()
+    return result
+
+
+def shard_arrays(store: TokenStore, index: int) -> ShardArrays:
+    """The arrays of a shard.
+
+    Raises:
+        BertkitError: a file is missing, torn or corrupt, offsets do not fit, or an id is outside
+            of the vocabulary.
+    """
+    shard = store.shards[index]
+    try:
+        return store.arrays(index)
+    except (ValueError, OSError) as error:
+        raise BertkitError(f"shard {shard.name} cannot be read ({error})") from None

@@ -14,15 +14,14 @@ from typing import TypeVar
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
-from bertkit.doctor.copies import Tally
-from bertkit.doctor.findings import Finding, found, judged, percent
+from bertkit.doctor.copies import LONG_SENTENCE, SHARD_BITS, SHORT_SENTENCE, Scan, Tally, scan
+from bertkit.doctor.findings import Finding, judge_value, make_finding, percent
 from bertkit.doctor.pairs import check_pairs
-from bertkit.doctor.scan import LONG_SENTENCE, SHARD_BITS, SHORT_SENTENCE, Scan, scan
 from bertkit.errors import BertkitError
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import Console
 
-Value = TypeVar("Value")
+CheckResult = TypeVar("CheckResult")
 
 DRAWING = ("next", "none")
 """Ways to cut examples that take random next sentences from other documents."""
@@ -48,20 +47,20 @@ def check_store(path: Path, console: Console, sentences: str = "next") -> list[F
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
     except BertkitError as error:
-        return [found("files", "problem", {"damaged": 1}, str(error))]
+        return [make_finding("files", "problem", {"damaged": 1}, str(error))]
     seen, kept = scan(train, console), scan(held_out, console)
     tokenizer, findings = check_files(train, seen, kept)
-    findings += check_sizes(seen, sentences)
+    findings += check_store_sizes(seen, sentences)
     findings += check_held_out(seen, kept)
     if seen.documents:
         findings += check_copies(train, seen, tokenizer)
         findings += check_shapes(seen, sentences)
-        findings += check_vocabulary(train, tokenizer)
+        findings += check_vocabulary_use(train, tokenizer)
         findings += check_pairs(train, seen.whole, sentences)
     return findings
 
 
-def attempt(read: Callable[[], Value]) -> tuple[Value | None, str]:
+def try_check(read: Callable[[], CheckResult]) -> tuple[CheckResult | None, str]:
     """(value, "") or (None, what is wrong)."""
     try:
         return read(), ""
@@ -73,17 +72,17 @@ def check_files(
     store: TokenStore, seen: Scan, kept: Scan
 ) -> tuple[Tokenizer | None, list[Finding]]:
     """Checksums, and whether the tokenizer is the one of the manifest; returns it if so."""
-    tokenizer, wrong = attempt(lambda: store.tokenizer)
+    tokenizer, wrong = try_check(lambda: store.tokenizer)
     if tokenizer is not None and tokenizer.size != store.vocabulary_size:
         wrong = f"tokenizer/ has {tokenizer.size:,} pieces, the manifest {store.vocabulary_size:,}"
         tokenizer = None
-    damaged = [*seen.damaged, *kept.damaged, attempt(lambda: store.unigrams)[1]]
+    damaged = [*seen.damaged, *kept.damaged, try_check(lambda: store.unigrams)[1]]
     damaged = [line for line in damaged if line]
     whole = len(seen.whole) + len(kept.whole)
     said = f"{whole:,} shards have the sizes and checksums of the manifest"
     if damaged:
         said = f"{len(damaged):,} damaged, {whole:,} shards whole; the first: {damaged[0]}"
-    files = found(
+    files = make_finding(
         "files",
         "problem" if damaged else "ok",
         {"damaged": len(damaged), "whole_shards": whole},
@@ -92,7 +91,7 @@ def check_files(
         "findings below leave it out",
     )
     same = f"tokenizer/ is the one that made the store ({store.vocabulary_size:,} pieces)"
-    pieces = found(
+    pieces = make_finding(
         "tokenizer",
         "problem" if wrong else "ok",
         {"vocabulary_size": store.vocabulary_size},
@@ -102,19 +101,19 @@ def check_files(
     return tokenizer, [files, pieces]
 
 
-def check_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
+def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
     """Whether there is enough text, in enough documents of comparable size."""
     draws = sentences in DRAWING
     purpose = ", from which random next sentences are drawn" if draws else ""
     findings = [
-        judged(
+        judge_value(
             "corpus-size",
             seen.tokens,
             {"tokens": seen.tokens},
             f"{seen.tokens:,} training tokens",
             "give more text: a network of millions of parameters learns so little by heart",
         ),
-        judged(
+        judge_value(
             "documents",
             seen.documents,
             {"documents": seen.documents},
@@ -125,7 +124,7 @@ def check_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
     if seen.documents and draws:
         share = seen.largest / seen.tokens
         findings.append(
-            judged(
+            judge_value(
                 "largest-document",
                 share,
                 {"share": share, "tokens": seen.largest},
@@ -142,7 +141,7 @@ def check_held_out(seen: Scan, kept: Scan) -> list[Finding]:
     usable = kept.documents > 1
     said = f"{kept.documents:,} documents, {kept.tokens:,} tokens are held out for evaluation"
     findings = [
-        judged(
+        judge_value(
             "held-out-size",
             kept.tokens if usable else 0,
             {"documents": kept.documents, "tokens": kept.tokens},
@@ -154,7 +153,7 @@ def check_held_out(seen: Scan, kept: Scan) -> list[Finding]:
     if len(comparable):
         share = float(np.isin(comparable, seen.copies.hashes).mean())
         findings.append(
-            judged(
+            judge_value(
                 "held-out-copies",
                 share,
                 {"share": share, "compared": len(comparable)},
@@ -172,7 +171,7 @@ def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> 
     copies, repeats = seen.copies, seen.repeats
     share = copies.copied_tokens / copies.all_tokens
     of_documents = copies.copies / copies.texts
-    duplicates = judged(
+    duplicates = judge_value(
         "duplicate-documents",
         max(share, of_documents),
         {"documents": of_documents, "tokens": share, "looked_at": copies.looked_at},
@@ -184,8 +183,8 @@ def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> 
     if not repeats.texts:
         return [duplicates]
     share = repeats.copied_tokens / repeats.all_tokens
-    most, quoted = int(repeats.counts.max()), commonest(store, repeats, tokenizer)
-    repeated = judged(
+    most, quoted = int(repeats.counts.max()), most_common_sentence(store, repeats, tokenizer)
+    repeated = judge_value(
         "repeated-sentences",
         share,
         {"tokens": share, "most": most, "sentence": quoted, "looked_at": repeats.looked_at},
@@ -197,7 +196,7 @@ def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> 
     return [duplicates, repeated]
 
 
-def commonest(store: TokenStore, repeats: Tally, tokenizer: Tokenizer | None) -> str:
+def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer | None) -> str:
     """The beginning of the sentence that comes most often."""
     if tokenizer is None:
         return ""
@@ -212,7 +211,7 @@ def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
     """Documents too short, and sentences too long, to make pairs of."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
     findings = [
-        judged(
+        judge_value(
             "one-sentence-documents",
             single,
             {"share": single},
@@ -221,7 +220,7 @@ def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
             "join lines that belong together into documents (in plain text only a blank line ends "
             "one), or split sentences (prepare --language)",
         ),
-        judged(
+        judge_value(
             "long-sentences",
             long,
             {"share": long},
@@ -233,9 +232,9 @@ def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
     return findings if sentences == "next" else findings[1:]
 
 
-def check_vocabulary(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:
+def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:
     """Whether the vocabulary is made for this text, by the counts of its pieces."""
-    counts, _ = attempt(lambda: store.unigrams)
+    counts, _ = try_check(lambda: store.unigrams)
     if counts is None or tokenizer is None or not counts.sum():
         return []
     total = int(counts.sum())
@@ -247,21 +246,21 @@ def check_vocabulary(store: TokenStore, tokenizer: Tokenizer | None) -> list[Fin
     unused = float((counts[ordinary] == 0).mean()) if ordinary.any() else 0.0
     learn = "learn a vocabulary from this text (bertkit learn), or take one of its language"
     return [
-        judged(
+        judge_value(
             "unknown-pieces",
             unknown,
             {"share": unknown},
             f"{percent(unknown)} of training tokens are [UNK]",
             f"the vocabulary lacks characters of the text: {learn}",
         ),
-        judged(
+        judge_value(
             "fertility",
             fertility,
             {"pieces_a_word": fertility},
             f"{fertility:.2f} pieces a word (punctuation marks are words)",
             f"the vocabulary breaks words into crumbs: {learn}, or a larger one",
         ),
-        judged(
+        judge_value(
             "unused-vocabulary",
             unused,
             {"share": unused, "pieces": int(ordinary.sum())},

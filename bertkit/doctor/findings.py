@@ -1,6 +1,6 @@
 """A finding: what was measured, how bad that is, and what to change.
 
-`LIMITS` holds every finding there is with the number from which it is worth a notice or is a
+`THRESHOLDS` holds every finding there is with the number from which it is worth a notice or is a
 problem; docs/doctor.md explains them, and a test keeps the two equal. A finding without limits is
 judged by the rule that its check describes.
 """
@@ -17,7 +17,7 @@ SEVERITIES = ("ok", "notice", "problem")
 
 
 @dataclass(frozen=True)
-class Limit:
+class Threshold:
     """From which number on something is worth a notice, and from which it is a problem."""
 
     notice: float = math.inf
@@ -41,27 +41,27 @@ class Limit:
         return percent(value) if self.unit == "share" else f"{value:,.10g} {self.unit}".strip()
 
 
-RULE = Limit(unit="rule")
+RULE = Threshold(unit="rule")
 """No single number decides; the check says what does."""
 
 STORE_LIMITS = {
     "files": RULE,
     "tokenizer": RULE,
-    "corpus-size": Limit(1_000_000, 10_000, "tokens", low=True),
-    "documents": Limit(100, 10, "documents", low=True),
-    "held-out-size": Limit(20_000, -math.inf, "tokens", low=True),
-    "held-out-copies": Limit(0.01, 0.1),
-    "duplicate-documents": Limit(0.01, 0.1),
-    "repeated-sentences": Limit(0.05, 0.2),
-    "largest-document": Limit(0.1, 0.5),
-    "one-sentence-documents": Limit(0.2, 0.5),
-    "long-sentences": Limit(0.1, 0.4),
-    "unknown-pieces": Limit(0.005, 0.02),
-    "fertility": Limit(1.8, 2.5, "pieces a word"),
-    "unused-vocabulary": Limit(0.25, 0.8),
-    "label-balance": Limit(0.65, 0.8),
-    "cut-tokens": Limit(0.4, 0.7),
-    "pair-shortcut": Limit(0.9, 0.97),
+    "corpus-size": Threshold(1_000_000, 10_000, "tokens", low=True),
+    "documents": Threshold(100, 10, "documents", low=True),
+    "held-out-size": Threshold(20_000, -math.inf, "tokens", low=True),
+    "held-out-copies": Threshold(0.01, 0.1),
+    "duplicate-documents": Threshold(0.01, 0.1),
+    "repeated-sentences": Threshold(0.05, 0.2),
+    "largest-document": Threshold(0.1, 0.5),
+    "one-sentence-documents": Threshold(0.2, 0.5),
+    "long-sentences": Threshold(0.1, 0.4),
+    "unknown-pieces": Threshold(0.005, 0.02),
+    "fertility": Threshold(1.8, 2.5, "pieces a word"),
+    "unused-vocabulary": Threshold(0.25, 0.8),
+    "label-balance": Threshold(0.65, 0.8),
+    "cut-tokens": Threshold(0.4, 0.7),
+    "pair-shortcut": Threshold(0.9, 0.97),
 }
 """What can be found in a token store."""
 
@@ -73,24 +73,24 @@ RUN_LIMITS = {
     "plateau": RULE,
     "learning-rate-high": RULE,
     "learning-rate-low": RULE,
-    "gradient-norm": Limit(20.0, math.inf, "times the usual"),
-    "clipping": Limit(10.0, math.inf, "times the limit"),
-    "warm-up": Limit(0.25, 0.5),
-    "schedule-over": Limit(0.1, 0.5),
+    "gradient-norm": Threshold(20.0, math.inf, "times the usual"),
+    "clipping": Threshold(10.0, math.inf, "times the limit"),
+    "warm-up": Threshold(0.25, 0.5),
+    "schedule-over": Threshold(0.1, 0.5),
     "next-sentence-chance": RULE,
     "next-sentence-easy": RULE,
     "replaced-chance": RULE,
     "label-balance": STORE_LIMITS["label-balance"],
     "cut-tokens": STORE_LIMITS["cut-tokens"],
     "evaluation": RULE,
-    "overfitting": Limit(0.3, 1.0, "nats"),
-    "epochs": Limit(50, 500, "epochs"),
-    "throughput": Limit(0.7, -math.inf, low=True),
-    "matmul-share": Limit(0.05, -math.inf, low=True),
+    "overfitting": Threshold(0.3, 1.0, "nats"),
+    "epochs": Threshold(50, 500, "epochs"),
+    "throughput": Threshold(0.7, -math.inf, low=True),
+    "matmul-share": Threshold(0.05, -math.inf, low=True),
 }
 """What can be found in a run."""
 
-LIMITS = STORE_LIMITS | RUN_LIMITS
+THRESHOLDS = STORE_LIMITS | RUN_LIMITS
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Finding:
     """One thing that was looked at."""
 
     name: str
-    """A key of `LIMITS`."""
+    """A key of `THRESHOLDS`."""
     severity: str
     """ok, notice or problem."""
     numbers: dict[str, Any]
@@ -118,23 +118,23 @@ class Finding:
         return asdict(self)
 
 
-def found(
+def make_finding(
     name: str, severity: str, numbers: dict[str, Any], meaning: str, change: str = ""
 ) -> Finding:
     """A finding whose severity a rule has decided; advice is kept only where it is needed."""
-    assert name in LIMITS, name
+    assert name in THRESHOLDS, name
     assert severity in SEVERITIES, severity
     return Finding(name, severity, numbers, meaning, "" if severity == "ok" else change)
 
 
-def judged(
+def judge_value(
     name: str, value: float, numbers: dict[str, Any], meaning: str, change: str = ""
 ) -> Finding:
     """A finding whose severity follows from one number and its limits."""
-    return found(name, LIMITS[name].grade(value), numbers, meaning, change)
+    return make_finding(name, THRESHOLDS[name].grade(value), numbers, meaning, change)
 
 
-def worst(severities: Iterable[str]) -> str:
+def worst_severity(severities: Iterable[str]) -> str:
     """The worst of some severities; ok where there is none."""
     return max(severities, key=SEVERITIES.index, default="ok")
 
@@ -147,7 +147,7 @@ def percent(value: float) -> str:
     return f"{value:.2%}" if text == "100%" and value < 1 else text
 
 
-LABELS = {
+PAIR_LABELS = {
     "next": (
         "a random next sentence",
         "a document or chunk of one sentence can only be 'random': give whole documents, split "
@@ -174,15 +174,15 @@ def pair_findings(
     """
     commoner = max(random_share, 1 - random_share)
     balance = []
-    if sentences in LABELS:
-        label, change = LABELS[sentences]
+    if sentences in PAIR_LABELS:
+        label, change = PAIR_LABELS[sentences]
         said = f"{percent(random_share)} of {where} have {label} (half is meant): always saying "
         said += f"the commoner label gets {percent(commoner)} right"
         numbers = {"random_share": random_share}
-        balance = [judged("label-balance", commoner, numbers, said, change)]
+        balance = [judge_value("label-balance", commoner, numbers, said, change)]
     return [
         *balance,
-        judged(
+        judge_value(
             "cut-tokens",
             cut_share,
             {"cut_share": cut_share},

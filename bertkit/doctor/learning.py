@@ -15,12 +15,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertkit.doctor.findings import LIMITS, Finding, Limit, found, percent, worst
-from bertkit.doctor.records import Run, mean, number, phase_of, step_of, third
+from bertkit.doctor.findings import (
+    THRESHOLDS,
+    Finding,
+    Threshold,
+    make_finding,
+    percent,
+    worst_severity,
+)
+from bertkit.doctor.records import (
+    RunRecords,
+    finite_number,
+    mean,
+    record_phase,
+    record_step,
+    third_of,
+)
 from bertkit.errors import BertkitError
-from bertkit.examples.pairs import SPECIALS
+from bertkit.pretraining_data.pairs import SPECIALS
 
-CONTEXT = 0.03
+CONTEXT_MARGIN = 0.03
 """Of the unigram entropy: a loss so far below the copying loss uses context."""
 LEVEL = 0.02
 """Of the unigram entropy: a loss that falls less from a third of a phase to the next is level."""
@@ -34,7 +48,7 @@ MEANINGFUL_GAP = 0.1
 """In nats: without such a gap to the training loss, a risen held-out loss is no overfitting."""
 NEXT_PIECE = "at best, where each [CLS] and [SEP] is known,"
 """What the second level is where the next piece is the target and there is nothing to repeat."""
-RISE = Limit(0.05, 0.2, "nats")
+RISE = Threshold(0.05, 0.2, "nats")
 """Of the held-out loss above its lowest value."""
 
 
@@ -65,26 +79,26 @@ def copying_loss(unigrams: np.ndarray, mask_share: float, random_share: float) -
     return mask_share * entropy + k * if_kept + r * if_random
 
 
-def blind_losses(run: Run) -> tuple[float, float] | None:
+def blind_losses(run: RunRecords) -> tuple[float, float] | None:
     """(unigram entropy, copying loss) of a run; None where its journal has no entropy."""
     entropy = run.baseline("unigram_entropy")
     if entropy is None or entropy <= 0:
         return None
     if run.words == "lm":  # every token but one is a target: [SEP] and [CLS], too, which are easy
-        targets = sum(number(record, "targets") or 0 for record in run.steps)
+        targets = sum(finite_number(record, "targets") or 0 for record in run.steps)
         specials = SPECIALS - 1 - (run.sentences == "single")
         easy = min(0.5, specials * run.sequences / max(1, targets))
         return entropy, (1 - easy) * entropy
     mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")
     if mask is None or random is None:
         return entropy, entropy
-    counts = unigrams_of(run, entropy)
+    counts = store_unigrams(run, entropy)
     if counts is None:
         return entropy, min(entropy, (mask + random) * entropy)
     return entropy, copying_loss(counts, mask, random)
 
 
-def unigrams_of(run: Run, entropy: float) -> np.ndarray | None:
+def store_unigrams(run: RunRecords, entropy: float) -> np.ndarray | None:
     """The counts behind the run's baseline, where its store is there, whole and unchanged."""
     try:
         counts = None if run.store is None else run.store.unigrams
@@ -99,10 +113,10 @@ def unigrams_of(run: Run, entropy: float) -> np.ndarray | None:
 
 def uses_context(level: float, entropy: float, copying: float) -> bool:
     """Whether a loss is below what can be had without context."""
-    return level < copying - CONTEXT * entropy
+    return level < copying - CONTEXT_MARGIN * entropy
 
 
-def is_early(run: Run) -> bool:
+def is_early(run: RunRecords) -> bool:
     """Whether a run that has not learnt yet may simply need more updates."""
     total = run.total_steps
     half_made = total is not None and run.last_step >= total / 2
@@ -110,13 +124,13 @@ def is_early(run: Run) -> bool:
     return few and not half_made and not run.finished
 
 
-def last_level(run: Run) -> float | None:
+def last_level(run: RunRecords) -> float | None:
     """The words' loss now: the mean of the last sixth of the present phase."""
     records = run.present()
     return mean(records[-max(1, len(records) // 6) :], f"{run.words}_loss", "targets")
 
 
-def check_plateau(run: Run, causes: Sequence[str]) -> list[Finding]:
+def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
     """Whether the loss is one that needs no context, and whether that is to be worried about.
 
     Args:
@@ -128,7 +142,9 @@ def check_plateau(run: Run, causes: Sequence[str]) -> list[Finding]:
         return []
     entropy, copying = blind
     records = run.present()
-    before, now = (mean(third(records, index), f"{run.words}_loss", "targets") for index in (1, 2))
+    before, now = (
+        mean(third_of(records, index), f"{run.words}_loss", "targets") for index in (1, 2)
+    )
     fall = 0.0 if before is None or now is None else before - now
     numbers = {
         "loss": level,
@@ -143,16 +159,16 @@ def check_plateau(run: Run, causes: Sequence[str]) -> list[Finding]:
     said += "repeating what is seen at the target itself" if run.words == "mlm" else NEXT_PIECE
     said += f" {copying:.3f}"
     if uses_context(level, entropy, copying):
-        return [found("plateau", "ok", numbers, said)]
+        return [make_finding("plateau", "ok", numbers, said)]
     guessing = level > (entropy + copying) / 2 and copying < (1 - LEVEL) * entropy
     early = "; still early" if is_early(run) else ""
     said += f"; it fell by {fall:.3f} from the middle to the last third of the phase"
     said += f"; {run.last_step:,} updates, {run.sequences:,} examples{early}"
     severity = plateau_severity(run, guessing=guessing, is_level=fall < LEVEL * entropy)
-    return [found("plateau", severity, numbers, said, plateau_advice(run, guessing, causes))]
+    return [make_finding("plateau", severity, numbers, said, plateau_advice(run, guessing, causes))]
 
 
-def plateau_severity(run: Run, *, guessing: bool, is_level: bool) -> str:
+def plateau_severity(run: RunRecords, *, guessing: bool, is_level: bool) -> str:
     """How bad a loss without context is.
 
     Args:
@@ -168,7 +184,7 @@ def plateau_severity(run: Run, *, guessing: bool, is_level: bool) -> str:
     return "problem" if is_level else "notice"
 
 
-def plateau_advice(run: Run, guessing: bool, causes: Sequence[str]) -> str:
+def plateau_advice(run: RunRecords, guessing: bool, causes: Sequence[str]) -> str:
     """What to change about a loss that uses no context."""
     rate = run.setting("training", "learning_rate")
     now = "" if rate is None else f" (now {rate:g})"
@@ -191,21 +207,21 @@ def plateau_advice(run: Run, guessing: bool, causes: Sequence[str]) -> str:
     )
 
 
-def check_replaced(run: Run) -> list[Finding]:
+def check_replaced(run: RunRecords) -> list[Finding]:
     """Whether ELECTRA's discriminator, the network that is kept, beats a blind guess.
 
     Who looks at nothing reaches the entropy of the share of replaced pieces.
     """
-    records = third(run.present(), 2)
+    records = third_of(run.present(), 2)
     names = ("rtd_loss", "rtd_accuracy", "rtd_share")
     loss, accuracy, share = (mean(records, name, "tokens") for name in names)
     if loss is None or accuracy is None or share is None or not 0 < share < 1:
         return []
     blind = -share * math.log(share) - (1 - share) * math.log1p(-share)
-    learns = loss < (1 - CONTEXT) * blind
+    learns = loss < (1 - CONTEXT_MARGIN) * blind
     severity = "ok" if learns else "notice" if is_early(run) else "problem"
     return [
-        found(
+        make_finding(
             "replaced-chance",
             severity,
             {"loss": loss, "blind_loss": blind, "accuracy": accuracy, "share": share},
@@ -217,7 +233,7 @@ def check_replaced(run: Run) -> list[Finding]:
     ]
 
 
-def check_overfitting(run: Run) -> list[Finding]:
+def check_overfitting(run: RunRecords) -> list[Finding]:
     """Whether the held-out loss is far above the training loss, or rises.
 
     The held-out masks are 80/10/10 always, so masked models with others are not judged.
@@ -227,12 +243,13 @@ def check_overfitting(run: Run) -> list[Finding]:
     if not run.evaluations or masks_differ:
         return []
     last = run.evaluations[-1]
-    phase = phase_of(last)
-    own = [r for r in run.steps if phase_of(r) == phase and step_of(r) <= step_of(last)]
+    phase = record_phase(last)
+    own = [r for r in run.steps if record_phase(r) == phase and record_step(r) <= record_step(last)]
     losses = [
-        (loss, step_of(record))
+        (loss, record_step(record))
         for record in run.evaluations
-        if phase_of(record) == phase and (loss := number(record, f"{run.words}_loss")) is not None
+        if record_phase(record) == phase
+        and (loss := finite_number(record, f"{run.words}_loss")) is not None
     ]
     training = mean(own[-max(1, len(own) // 6) :], f"{run.words}_loss", "targets")
     if training is None or not losses:
@@ -241,9 +258,9 @@ def check_overfitting(run: Run) -> list[Finding]:
     gap, rise = held_out - training, held_out - lowest
     risen = RISE.grade(rise) if gap > MEANINGFUL_GAP else "ok"
     return [
-        found(
+        make_finding(
             "overfitting",
-            worst([LIMITS["overfitting"].grade(gap), risen]),
+            worst_severity([THRESHOLDS["overfitting"].grade(gap), risen]),
             {"gap": gap, "rise": rise, "best_step": best, "epochs": run.epochs},
             f"held-out {run.words_name} loss {held_out:.3f} is {gap:+.3f} from the training loss "
             f"{training:.3f}; its lowest, {lowest:.3f}, was at update {best:,}"

@@ -13,16 +13,30 @@ import math
 import numpy as np
 
 from bertkit.corpus.store import TokenStore
-from bertkit.doctor.findings import LABELS, Finding, found, judged, pair_findings, percent
+from bertkit.doctor.findings import (
+    PAIR_LABELS,
+    Finding,
+    judge_value,
+    make_finding,
+    pair_findings,
+    percent,
+)
 from bertkit.doctor.learning import EARLY_EXAMPLES, blind_losses, last_level, uses_context
-from bertkit.doctor.records import Run, mean, number, phase_of, step_of, third
-from bertkit.examples.pairs import PairOptions, measure_pairs, plan_window
+from bertkit.doctor.records import (
+    RunRecords,
+    finite_number,
+    mean,
+    record_phase,
+    record_step,
+    third_of,
+)
+from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 
 LENGTH = 128
 """Tokens of the examples: those of the paper's first phase (A.2)."""
-SAMPLE = 4_000
+PAIR_SAMPLE = 4_000
 """Pairs that are looked at for shortcuts."""
-FEWEST = 200
+MIN_PAIRS = 200
 """Of fewer pairs nothing can be said."""
 LIMIT_OF_BALANCE = 0.9
 """Where one label is commoner than this, the balance is the finding, and shortcuts are not."""
@@ -65,21 +79,21 @@ def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -
     if not chosen:
         return []
     options = PairOptions(max_length=LENGTH, sentences=sentences)
-    rows = plan_window(store, chosen, options, 0, 0, 0)
+    rows = plan_block(store, chosen, options, 0, 0, 0)
     measured = measure_pairs(rows, LENGTH)
     where = f"{measured.examples:,} examples of length {LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (the first of the corpus)"
     findings = pair_findings(measured.random_share, measured.cut_share, where, sentences)
-    if sentences not in LABELS:
+    if sentences not in PAIR_LABELS:
         return findings
-    sample = rows[:SAMPLE]  # the table is shuffled
+    sample = rows[:PAIR_SAMPLE]  # the table is shuffled
     labels = sample["is_random"].astype(bool)
     most = max(labels.mean(), 1 - labels.mean())
-    if len(sample) < FEWEST or most >= LIMIT_OF_BALANCE:
+    if len(sample) < MIN_PAIRS or most >= LIMIT_OF_BALANCE:
         return findings
-    reached = {name: stump(values, labels) for name, values in features(store, sample).items()}
+    reached = {name: stump(values, labels) for name, values in pair_features(store, sample).items()}
     best = max(reached, key=lambda name: reached[name])
-    shortcut = judged(
+    shortcut = judge_value(
         "pair-shortcut",
         reached[best],
         {"accuracy": reached[best], "by": best, "pairs": len(sample)},
@@ -103,7 +117,7 @@ def first_window(store: TokenStore, shards: list[int]) -> list[int]:
     return []
 
 
-def features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
+def pair_features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
     """Numbers that take no reading; each (pairs,).
 
     Args:
@@ -112,7 +126,7 @@ def features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
     """
     common = np.zeros(len(rows))
     for index, row in enumerate(rows):
-        a, b = (side_of(store, row, side) for side in "ab")
+        a, b = (side_ids(store, row, side) for side in "ab")
         least = max(1, min(len(a), len(b)))  # of a sentence of one piece that is cut, B is empty
         common[index] = len(np.intersect1d(a, b, assume_unique=True)) / least
     return {
@@ -123,7 +137,7 @@ def features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def side_of(store: TokenStore, row: np.void, side: str) -> np.ndarray:
+def side_ids(store: TokenStore, row: np.void, side: str) -> np.ndarray:
     """The different ids of A or of B."""
     start = int(row[f"{side}_start"])
     tokens = store.arrays(int(row[f"{side}_shard"])).tokens
@@ -152,14 +166,14 @@ def stump(values: np.ndarray, labels: np.ndarray) -> float:
     return float((said == labels[half:]).mean())
 
 
-def check_next_sentence(run: Run) -> list[Finding]:
+def check_next_sentence(run: RunRecords) -> list[Finding]:
     """Whether the pairs' labels are at chance, or were solved before the words were."""
     if not run.pairs:
         return []
-    records = third(run.present(), 2)
-    majority = run.commoner_label(phase_of(records[-1])) if records else None
+    records = third_of(run.present(), 2)
+    majority = run.commoner_label(record_phase(records[-1])) if records else None
     accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
-    seen = sum(number(record, "sequences") or 0 for record in records)
+    seen = sum(finite_number(record, "sequences") or 0 for record in records)
     if majority is None or accuracy is None or seen < FEWEST_PAIRS:
         return check_easy(run)
     labels, change, _ = QUESTIONS[run.pairs]
@@ -171,7 +185,7 @@ def check_next_sentence(run: Run) -> list[Finding]:
         severity = "problem" if learns else "notice"
     elif at_chance and learns:
         severity = "notice"
-    chance = found(
+    chance = make_finding(
         "next-sentence-chance",
         severity,
         {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
@@ -183,7 +197,7 @@ def check_next_sentence(run: Run) -> list[Finding]:
     return [chance, *check_easy(run)]
 
 
-def check_easy(run: Run) -> list[Finding]:
+def check_easy(run: RunRecords) -> list[Finding]:
     """Whether pairs were told apart while the words were still guessed blindly."""
     blind, majority = blind_losses(run), run.baseline("nsp_majority")
     if majority is None or majority >= RIGHT_AWAY or blind is None:
@@ -191,21 +205,21 @@ def check_easy(run: Run) -> list[Finding]:
     labels, _, change = QUESTIONS[run.pairs]
     leaks = [
         record
-        for record in sorted(run.steps + run.evaluations, key=step_of)
-        if (number(record, f"{run.pairs}_accuracy") or 0) >= RIGHT_AWAY
-        and (number(record, "sequences") or 0) >= FEWEST_PAIRS / 5
-        and (loss := number(record, f"{run.words}_loss")) is not None
+        for record in sorted(run.steps + run.evaluations, key=record_step)
+        if (finite_number(record, f"{run.pairs}_accuracy") or 0) >= RIGHT_AWAY
+        and (finite_number(record, "sequences") or 0) >= FEWEST_PAIRS / 5
+        and (loss := finite_number(record, f"{run.words}_loss")) is not None
         and not uses_context(loss, *blind)
     ]
     said = f"{len(leaks):,} journal lines have {percent(RIGHT_AWAY)} of {labels} right "
     said += "while the words are still guessed without context"
     if leaks:
-        said += f", the first at update {step_of(leaks[0]):,}: labels show without reading"
+        said += f", the first at update {record_step(leaks[0]):,}: labels show without reading"
     return [
-        found(
+        make_finding(
             "next-sentence-easy",
             ("ok", "notice", "problem")[min(2, len(leaks))],
-            {"lines": len(leaks), "step": step_of(leaks[0]) if leaks else None},
+            {"lines": len(leaks), "step": record_step(leaks[0]) if leaks else None},
             said,
             change,
         )

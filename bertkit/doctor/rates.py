@@ -8,9 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.doctor.findings import LIMITS, Finding, found, judged, percent, worst
+from bertkit.doctor.findings import (
+    THRESHOLDS,
+    Finding,
+    judge_value,
+    make_finding,
+    percent,
+    worst_severity,
+)
 from bertkit.doctor.learning import LEVEL, blind_losses, last_level, uses_context
-from bertkit.doctor.records import Record, Run, mean, step_of, values
+from bertkit.doctor.records import Record, RunRecords, mean, record_step, values
 
 SPREAD = 0.35
 """Standard deviation of one target's loss over the unigram entropy; typical of text."""
@@ -39,7 +46,7 @@ class Rise(NamedTuple):
     """Whether the phase ended below where the rise began, as far as chance lets one say."""
 
 
-def check_rates(run: Run) -> list[Finding]:
+def check_rates(run: RunRecords) -> list[Finding]:
     """All findings about the learning rate."""
     rises = [rise for records in run.phases() if (rise := largest_rise(records, run)) is not None]
     high = check_too_high(run, rises)
@@ -47,7 +54,7 @@ def check_rates(run: Run) -> list[Finding]:
     return [high, *low, *check_gradients(run), *check_schedule(run)]
 
 
-def largest_rise(records: Sequence[Record], run: Run) -> Rise | None:
+def largest_rise(records: Sequence[Record], run: RunRecords) -> Rise | None:
     """See `Rise`; None where a phase has too few lines."""
     losses, targets = values(records, f"{run.words}_loss"), values(records, "targets")
     if len(losses) < 4 or len(targets) != len(records) or len(losses) != len(records):
@@ -64,12 +71,12 @@ def largest_rise(records: Sequence[Record], run: Run) -> Rise | None:
     return Rise(
         height=float((smooth - lowest)[top]),
         limit=limit,
-        step=step_of(records[top + width - 1]),
+        step=record_step(records[top + width - 1]),
         recovered=bool(smooth[-1] < lowest[top] + limit / 2),
     )
 
 
-def slower(run: Run) -> str:
+def lower_rate_advice(run: RunRecords) -> str:
     """How to keep a loss from rising."""
     peak = run.setting("training", "learning_rate")
     return (
@@ -79,14 +86,14 @@ def slower(run: Run) -> str:
     )
 
 
-def check_too_high(run: Run, rises: Sequence[Rise]) -> Finding:
+def check_too_high(run: RunRecords, rises: Sequence[Rise]) -> Finding:
     """Whether the loss left the numbers, or rose."""
-    change = slower(run)
+    change = lower_rate_advice(run)
     if run.end == "diverged":
-        last = step_of(run.steps[-1])
+        last = record_step(run.steps[-1])
         said = f"loss or gradient was no number any more between updates {last:,} and "
         said += f"{run.last_step:,}"
-        return found("learning-rate-high", "problem", {"step": run.last_step}, said, change)
+        return make_finding("learning-rate-high", "problem", {"step": run.last_step}, said, change)
     broken = [
         record
         for record in run.steps + run.evaluations
@@ -94,12 +101,12 @@ def check_too_high(run: Run, rises: Sequence[Rise]) -> Finding:
     ]
     rise = max(rises, key=lambda one: one.height / one.limit, default=None)
     if broken:
-        step = step_of(min(broken, key=step_of))
+        step = record_step(min(broken, key=record_step))
         said = f"the loss is no number at update {step:,}"
-        return found("learning-rate-high", "problem", {"step": step}, said, change)
+        return make_finding("learning-rate-high", "problem", {"step": step}, said, change)
     if rise is None:
         said = "too few journal lines to see the loss rise"
-        return found("learning-rate-high", "ok", {"lines": len(run.steps)}, said)
+        return make_finding("learning-rate-high", "ok", {"lines": len(run.steps)}, said)
     risen = rise.height > rise.limit
     level, blind = last_level(run), blind_losses(run)
     learns = level is None or blind is None or uses_context(level, *blind)
@@ -111,10 +118,10 @@ def check_too_high(run: Run, rises: Sequence[Rise]) -> Finding:
         said += "came down again" if rise.recovered else "did not come down again"
         said += "" if learns else "; no context has been learnt"
     numbers = {"rise": rise.height, "limit": rise.limit, "step": rise.step}
-    return found("learning-rate-high", severity, numbers, said, change)
+    return make_finding("learning-rate-high", severity, numbers, said, change)
 
 
-def check_too_low(run: Run, *, steady: bool) -> list[Finding]:
+def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     """Whether the loss hardly falls.
 
     Args:
@@ -137,7 +144,7 @@ def check_too_low(run: Run, *, steady: bool) -> list[Finding]:
     else:
         said += f"; the unigram entropy is {entropy:.3f}"
     return [
-        found(
+        make_finding(
             "learning-rate-low",
             "problem" if slow and judgeable else "ok",
             {"above_entropy": above, "fallen": first - level, "updates": run.last_step},
@@ -149,16 +156,16 @@ def check_too_low(run: Run, *, steady: bool) -> list[Finding]:
     ]
 
 
-def check_gradients(run: Run) -> list[Finding]:
+def check_gradients(run: RunRecords) -> list[Finding]:
     """Spikes of the gradient norm, and whether clipping rules the run."""
     warmup = run.setting("training", "warmup_steps") or 0
-    norms = values([r for r in run.steps if step_of(r) > warmup], "gradient_norm")
+    norms = values([r for r in run.steps if record_step(r) > warmup], "gradient_norm")
     if len(norms) < FEWEST_NORMS:
         return []
     usual, largest = float(np.median(norms)), float(norms.max())
     spike = largest / max(usual, 1e-12)
     findings = [
-        judged(
+        judge_value(
             "gradient-norm",
             spike,
             {"median": usual, "largest": largest, "lines": len(norms)},
@@ -171,7 +178,7 @@ def check_gradients(run: Run) -> list[Finding]:
     if limit:
         clipped = float((norms > limit).mean())
         findings.append(
-            judged(
+            judge_value(
                 "clipping",
                 usual / limit,
                 {"share": clipped, "median_over_limit": usual / limit},
@@ -184,7 +191,7 @@ def check_gradients(run: Run) -> list[Finding]:
     return findings
 
 
-def check_schedule(run: Run) -> list[Finding]:
+def check_schedule(run: RunRecords) -> list[Finding]:
     """How much of the run is warm-up, and how much is spent at no rate at all."""
     findings = []
     warmup, total = run.setting("training", "warmup_steps"), run.total_steps
@@ -194,9 +201,9 @@ def check_schedule(run: Run) -> list[Finding]:
         said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
         said += f", and the run has made {run.last_step:,} only" if stopped else ""
         findings.append(
-            found(
+            make_finding(
                 "warm-up",
-                worst([LIMITS["warm-up"].grade(share), "notice" if stopped else "ok"]),
+                worst_severity([THRESHOLDS["warm-up"].grade(share), "notice" if stopped else "ok"]),
                 {"share": share, "warmup_steps": warmup, "steps": total},
                 said,
                 "shorten training.warmup_steps (the paper takes 1 %) or train longer",
@@ -207,7 +214,7 @@ def check_schedule(run: Run) -> list[Finding]:
         after = rates[int(rates.argmax()) :]
         share = float((after < SPENT * rates.max()).sum() / len(rates))
         findings.append(
-            judged(
+            judge_value(
                 "schedule-over",
                 share,
                 {"share": share, "last_rate": float(rates[-1])},

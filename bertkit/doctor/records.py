@@ -15,8 +15,8 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.pairs import SENTENCES
-from bertkit.files import read_json
+from bertkit.files import not_through_links, read_json
+from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES
 from bertkit.training.journal import JOURNAL, read_journal
 
 Record = dict[str, Any]
@@ -37,7 +37,7 @@ def is_tuning(path: Path) -> bool:
     return (path / "run.json").is_file() or ((path / JOURNAL).is_file() and grid.is_file())
 
 
-class Run:
+class RunRecords:
     """A run directory, read without ever failing.
 
     Args:
@@ -55,10 +55,10 @@ class Run:
         self.records: dict[str, list[Record]] = {}
         for record in records:
             self.records.setdefault(str(record.get("kind")), []).append(record)
-        self.steps = sorted(self.of("step"), key=step_of)
-        self.evaluations = sorted(self.of("evaluation"), key=step_of)
+        self.steps = sorted(self.of("step"), key=record_step)
+        self.evaluations = sorted(self.of("evaluation"), key=record_step)
         self.start: Record = (self.of("start") or [{}])[-1]
-        self.last_step = max((step_of(record) for record in records), default=0)
+        self.last_step = max((record_step(record) for record in records), default=0)
         ended = bool(records) and records[-1].get("kind") == "end"
         self.end: str = str(records[-1].get("reason", "")) if ended else ""
         """finished, interrupted, diverged, or nothing."""
@@ -97,19 +97,21 @@ class Run:
     def setting(self, table: str, name: str) -> float | None:
         """A number of the recipe, where it is there."""
         values = self.recipe.get(table)
-        return number(values, name) if isinstance(values, dict) else None
+        return finite_number(values, name) if isinstance(values, dict) else None
 
     def baseline(self, name: str) -> float | None:
         """What guessing reaches, as the journal has it."""
         values = self.start.get("baselines")
-        return number(values, name) if isinstance(values, dict) else None
+        return finite_number(values, name) if isinstance(values, dict) else None
 
     def commoner_label(self, phase: str) -> float | None:
         """What always the commoner label of the pairs gets right, in the examples of a phase.
 
         The journal has it for held-out examples, and for the first phase in its first record.
         """
-        own = [number(r, "nsp_majority") for r in self.evaluations if phase_of(r) == phase]
+        own = [
+            finite_number(r, "nsp_majority") for r in self.evaluations if record_phase(r) == phase
+        ]
         known = [value for value in own if value is not None]
         if known:
             return known[-1]
@@ -118,7 +120,7 @@ class Run:
     @property
     def total_steps(self) -> int | None:
         """Updates of the whole recipe."""
-        total = number(self.start, "steps_total")
+        total = finite_number(self.start, "steps_total")
         if total is None:
             phases = self.recipe.get("phases")
             steps = phases.get("steps") if isinstance(phases, dict) else None
@@ -136,7 +138,7 @@ class Run:
         """How the recipe cuts examples (`examples.pairs.SENTENCES`); next where it does not say."""
         objectives = self.recipe.get("objectives")
         wanted = objectives.get("sentences") if isinstance(objectives, dict) else None
-        return wanted if wanted in SENTENCES else "next"
+        return wanted if wanted in PAIR_OBJECTIVES else "next"
 
     @property
     def store_names(self) -> list[str]:
@@ -148,12 +150,12 @@ class Run:
     @property
     def sequences(self) -> int:
         """Examples seen."""
-        return round(sum(number(record, "sequences") or 0 for record in self.steps))
+        return round(sum(finite_number(record, "sequences") or 0 for record in self.steps))
 
     @property
     def epochs(self) -> float | None:
         """How often the corpus was read, by tokens; a random next sentence counts as reading."""
-        total = number(self.start, "tokens_total")
+        total = finite_number(self.start, "tokens_total")
         return float(values(self.steps, "tokens").sum()) / total if total else None
 
     def present(self) -> list[Record]:
@@ -166,7 +168,7 @@ class Run:
         """The step records of each phase that was begun; loss and speed differ between them."""
         found: dict[str, list[Record]] = {}
         for record in self.steps:
-            found.setdefault(phase_of(record), []).append(record)
+            found.setdefault(record_phase(record), []).append(record)
         return list(found.values())
 
 
@@ -187,17 +189,17 @@ def readable(path: Path) -> list[Record]:
     return found
 
 
-def step_of(record: Record) -> int:
+def record_step(record: Record) -> int:
     """Updates made when a record was written."""
-    return int(number(record, "step") or 0)
+    return int(finite_number(record, "step") or 0)
 
 
-def phase_of(record: Record) -> str:
+def record_phase(record: Record) -> str:
     """The phase a record belongs to; it serves as a name only."""
     return str(record.get("phase", 0))
 
 
-def number(record: Record, name: str) -> float | None:
+def finite_number(record: Record, name: str) -> float | None:
     """A field, if it is a finite number."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -207,16 +209,16 @@ def number(record: Record, name: str) -> float | None:
 
 def values(records: Sequence[Record], name: str) -> np.ndarray:
     """(records that have it,) a field's numbers."""
-    found = (number(record, name) for record in records)
+    found = (finite_number(record, name) for record in records)
     return np.array([value for value in found if value is not None], dtype=np.float64)
 
 
 def mean(records: Sequence[Record], name: str, per: str) -> float | None:
     """The mean of a field over what it was averaged over, "targets" or "sequences"."""
     pairs = [
-        (value, number(record, per) or 1.0)
+        (value, finite_number(record, per) or 1.0)
         for record in records
-        if (value := number(record, name)) is not None
+        if (value := finite_number(record, name)) is not None
     ]
     if not pairs:
         return None
@@ -224,7 +226,7 @@ def mean(records: Sequence[Record], name: str, per: str) -> float | None:
     return float(np.average(found, weights=weights))
 
 
-def third(records: Sequence[Record], index: int) -> Sequence[Record]:
+def third_of(records: Sequence[Record], index: int) -> Sequence[Record]:
     """The first, second or last third of some records (index 0, 1, 2), by count."""
     bounds = np.linspace(0, len(records), 4).round().astype(int)
     return records[bounds[index] : bounds[index + 1]]
@@ -235,7 +237,7 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with (folder / ".lock").open() as file:
+        with open(folder / ".lock", "rb", opener=not_through_links) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -244,7 +246,7 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def find_stores(run: Run) -> tuple[TokenStore | None, list[TokenStore]]:
+def find_stores(run: RunRecords) -> tuple[TokenStore | None, list[TokenStore]]:
     """The run's corpus, and the stores it is made of, as far as they are within reach.
 
     A mixture is there only where all of its stores are, with the recorded shares.
@@ -261,15 +263,15 @@ def find_stores(run: Run) -> tuple[TokenStore | None, list[TokenStore]]:
     there = [store for store in found if store is not None]
     if len(there) < len(names) or not isinstance(shares, list):
         return None, there
-    from bertkit.examples.mixture import mix
+    from bertkit.pretraining_data.mixture import mix_stores
 
     try:
-        return mix(there, weights=[float(share) for share in shares]), there
+        return mix_stores(there, weights=[float(share) for share in shares]), there
     except (BertkitError, TypeError, ValueError):  # other tokenizers are a finding; or no shares
         return None, there
 
 
-def find_store(run: Run, named: str, content: Any, *others: Path) -> TokenStore | None:
+def find_store(run: RunRecords, named: str, content: Any, *others: Path) -> TokenStore | None:
     """A store by its recorded place, from here or from a folder above the run, or elsewhere.
 
     Args:

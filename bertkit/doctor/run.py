@@ -10,20 +10,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from bertkit.doctor.findings import Finding, found, judged, pair_findings, percent
+from bertkit.doctor.findings import (
+    Finding,
+    judge_value,
+    make_finding,
+    pair_findings,
+    percent,
+)
 from bertkit.doctor.learning import check_overfitting, check_plateau, check_replaced
 from bertkit.doctor.pairs import check_next_sentence
-from bertkit.doctor.rates import check_rates, slower
-from bertkit.doctor.records import RECIPE, Run, number, step_of, values
+from bertkit.doctor.rates import check_rates, lower_rate_advice
+from bertkit.doctor.records import RECIPE, RunRecords, finite_number, record_step, values
 from bertkit.errors import BertkitError
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL
 
 FEWEST_LINES = 8
 """Of fewer journal lines in a phase speed is not judged."""
 
 
-def check_run(run: Run, store_findings: list[Finding]) -> list[Finding]:
+def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
     """All findings about a run.
 
     Args:
@@ -45,7 +51,7 @@ def check_run(run: Run, store_findings: list[Finding]) -> list[Finding]:
     return [*findings, *check_speed(run)]
 
 
-def check_state(run: Run) -> Finding:
+def check_state(run: RunRecords) -> Finding:
     """Finished, going on, or how it ended."""
     total = run.total_steps
     made = f"{run.last_step:,} of {total:,} updates" if total else f"{run.last_step:,} updates"
@@ -54,30 +60,30 @@ def check_state(run: Run) -> Finding:
     if run.finished:
         whole = (run.folder / "model" / "model.safetensors").is_file()
         said = f"finished, {made}" + ("" if whole else ", but model/ holds no weights")
-        return found("state", "ok" if whole else "problem", numbers, said, again)
+        return make_finding("state", "ok" if whole else "problem", numbers, said, again)
     if run.going_on:
-        return found("state", "ok", numbers, f"going on, {made}")
+        return make_finding("state", "ok", numbers, f"going on, {made}")
     if run.end == "diverged":
         said = f"diverged after {made}: loss or gradient was no number any more"
-        change = f"the same command would diverge again: {slower(run)}"
-        return found("state", "problem", numbers, said, change)
+        change = f"the same command would diverge again: {lower_rate_advice(run)}"
+        return make_finding("state", "problem", numbers, said, change)
     if run.end:
-        return found("state", "notice", numbers, f"{run.end} after {made}", again)
+        return make_finding("state", "notice", numbers, f"{run.end} after {made}", again)
     if not run.steps:
         said = "begun, but no update has been written down"
-        return found("state", "notice", numbers, said, again)
+        return make_finding("state", "notice", numbers, said, again)
     said = f"the journal breaks off after {made}: killed, out of memory or disk full"
-    return found("state", "notice", numbers, said, again)
+    return make_finding("state", "notice", numbers, said, again)
 
 
-def check_damage(run: Run) -> list[Finding]:
+def check_damage(run: RunRecords) -> list[Finding]:
     """Files that cannot be read, or are not there."""
     missing = [name for name in (RECIPE, JOURNAL) if not (run.folder / name).is_file()]
     damage = [*run.damage, *(f"{run.folder / name} does not exist" for name in missing)]
     lines = sum(len(records) for records in run.records.values())
     said = f"{len(damage)} damaged or missing, the first: {damage[0]}" if damage else ""
     return [
-        found(
+        make_finding(
             "journal",
             "problem" if damage else "ok",
             {"damaged": len(damage), "lines": lines},
@@ -87,7 +93,7 @@ def check_damage(run: Run) -> list[Finding]:
     ]
 
 
-def check_tokenizers(run: Run) -> list[Finding]:
+def check_tokenizers(run: RunRecords) -> list[Finding]:
     """Whether the run, its model and its corpus speak of the same pieces."""
     hashes = {}
     if isinstance(run.claims.get("tokenizer_hash"), str):
@@ -108,7 +114,7 @@ def check_tokenizers(run: Run) -> list[Finding]:
     other = [name for name, value in hashes.items() if value != hashes[first]]
     said = f"{', '.join(other)} with another tokenizer than {first}" if other else ""
     return [
-        found(
+        make_finding(
             "vocabulary",
             "problem" if other else "ok",
             {"different": len(other), "compared": list(hashes)},
@@ -119,7 +125,7 @@ def check_tokenizers(run: Run) -> list[Finding]:
     ]
 
 
-def check_corpus(run: Run) -> Finding:
+def check_corpus(run: RunRecords) -> Finding:
     """Whether the corpus can be reached, and is the one the run was begun with."""
     if run.store is None:
         named = run.claims.get("store", "not recorded")
@@ -127,10 +133,10 @@ def check_corpus(run: Run) -> Finding:
         if len(run.store_names) > 1:
             said = f"of the {named}, {len(run.stores)} are within reach: the corpus is not whole"
         advice = "run doctor where the store is, to have the corpus judged, too"
-        return found("corpus", "notice", {"reachable": False}, said, advice)
+        return make_finding("corpus", "notice", {"reachable": False}, said, advice)
     same = run.claims.get("corpus") in (None, run.store.content_hash)
     said = f"{run.store.folder} is the corpus the run was begun with"
-    return found(
+    return make_finding(
         "corpus",
         "ok" if same else "notice",
         {"reachable": True, "same": same, "store": str(run.store.folder)},
@@ -139,41 +145,41 @@ def check_corpus(run: Run) -> Finding:
     )
 
 
-def check_evaluation(run: Run) -> Finding:
+def check_evaluation(run: RunRecords) -> Finding:
     """Whether the run is measured on held-out text."""
-    every = run.setting("watching", "evaluate_every")
+    every = run.setting("logging", "evaluate_every")
     due = run.finished or every is None or run.last_step >= every
     if run.evaluations:
-        last = step_of(run.evaluations[-1])
+        last = record_step(run.evaluations[-1])
         said = f"{len(run.evaluations):,} held-out measurements, the last at update {last:,}"
-        return found("evaluation", "ok", {"measurements": len(run.evaluations)}, said)
+        return make_finding("evaluation", "ok", {"measurements": len(run.evaluations)}, said)
     if not due:
         said = f"the first held-out measurement comes at update {every:,.0f}"
-        return found("evaluation", "ok", {"measurements": 0}, said)
-    return found(
+        return make_finding("evaluation", "ok", {"measurements": 0}, said)
+    return make_finding(
         "evaluation",
         "notice",
         {"measurements": 0},
         "no held-out measurement was made: only the training loss is known",
         "prepare the store with --held-out 0.01 or more (two documents at least), and keep "
-        "watching.evaluate_every below phases.steps",
+        "logging.evaluate_every below phases.steps",
     )
 
 
-def check_examples(run: Run) -> list[Finding]:
+def check_examples(run: RunRecords) -> list[Finding]:
     """Label balance and cut tokens, as `bertkit pretrain` announced them."""
     pairs = run.start.get("pairs")
     if not isinstance(pairs, dict):
         return []
-    random_share, cut = number(pairs, "random_share"), number(pairs, "cut_share")
+    random_share, cut = finite_number(pairs, "random_share"), finite_number(pairs, "cut_share")
     if random_share is None or cut is None:
         return []
-    count = number(pairs, "examples")
+    count = finite_number(pairs, "examples")
     where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
     where += "" if count is None else "examples"
     kind = {"nsp": "next", "sop": "order"}.get(run.pairs, "none")
     phases = run.start.get("phases")
-    lengths = [number(p, "length") or 0 for p in phases or () if isinstance(p, dict)]
+    lengths = [finite_number(p, "length") or 0 for p in phases or () if isinstance(p, dict)]
     if not lengths or max(lengths) == lengths[0]:
         return pair_findings(random_share, cut, where, kind)
     measured = pair_findings(random_share, cut, f"{where} (of the first phase)", kind)
@@ -181,18 +187,18 @@ def check_examples(run: Run) -> list[Finding]:
     return [replace(one, severity=milder.get(one.severity, one.severity)) for one in measured]
 
 
-def check_epochs(run: Run) -> list[Finding]:
+def check_epochs(run: RunRecords) -> list[Finding]:
     """How often the whole recipe reads the corpus."""
     if run.epochs is None or not run.total_steps or not run.last_step:
         return []
-    planned = run.epochs / share_made(run)
+    planned = run.epochs / progress_share(run)
     said = f"the recipe reads the corpus {planned:.1f} times, {run.epochs:.1f} so far "
     said += "(the paper: about 40)"
-    often, store = most_read(run)
+    often, store = most_repeated_store(run)
     if store:
         said += f"; of the stores {store} most often, {often * planned:.1f} times"
     return [
-        judged(
+        judge_value(
             "epochs",
             often * planned,
             {"planned": planned, "read": run.epochs, "most_read_store": often * planned},
@@ -203,14 +209,14 @@ def check_epochs(run: Run) -> list[Finding]:
     ]
 
 
-def share_made(run: Run) -> float:
+def progress_share(run: RunRecords) -> float:
     """The share of the recipe's tokens that was read, by lengths and batches of the phases."""
     assert run.total_steps is not None
     phases, left = run.start.get("phases"), float(run.last_step)
     done = everything = 0.0
     for phase in phases if isinstance(phases, list) else []:
         steps, length, size = (
-            number(phase, name) or 0.0 if isinstance(phase, dict) else 0.0
+            finite_number(phase, name) or 0.0 if isinstance(phase, dict) else 0.0
             for name in ("steps", "length", "batch_size")
         )
         done += min(left, steps) * length * size
@@ -221,20 +227,20 @@ def share_made(run: Run) -> float:
     return min(1.0, run.last_step / run.total_steps)
 
 
-def most_read(run: Run) -> tuple[float, str]:
+def most_repeated_store(run: RunRecords) -> tuple[float, str]:
     """How many times as often as the corpus its most read store is read, and which; 1 of one."""
     members = run.start.get("mixture")
     rates = [
         (share / tokens, str(member.get("store")))
         for member in (members if isinstance(members, list) else [])
         if isinstance(member, dict)
-        and (share := number(member, "share"))
-        and (tokens := number(member, "token_share"))
+        and (share := finite_number(member, "share"))
+        and (tokens := finite_number(member, "token_share"))
     ]
     return max(rates, default=(1.0, ""))
 
 
-def check_speed(run: Run) -> list[Finding]:
+def check_speed(run: RunRecords) -> list[Finding]:
     """Whether tokens per second fall, and how much of the machine is used."""
     rates, shares = values(run.present(), "tokens_per_second"), values(run.present(), "mfu")
     findings = []
@@ -243,7 +249,7 @@ def check_speed(run: Run) -> list[Finding]:
         first, last = float(np.median(rates[:quarter])), float(np.median(rates[-quarter:]))
         kept = last / max(first, 1e-12)
         findings.append(
-            judged(
+            judge_value(
                 "throughput",
                 kept,
                 {"first": first, "last": last},
@@ -254,7 +260,7 @@ def check_speed(run: Run) -> list[Finding]:
     if len(shares) >= FEWEST_LINES:
         median = float(np.median(shares))
         findings.append(
-            judged(
+            judge_value(
                 "matmul-share",
                 median,
                 {"mfu": median},

@@ -13,25 +13,39 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.packed import Packed, pack
-from bertkit.explain.masks import Target, Token, ids_of, mask, masking_of
-from bertkit.explain.network import Inside, look_inside
-from bertkit.explain.words import Cut, Stage, cuts, normalisation
+from bertkit.explain.steps import (
+    Cut,
+    Inside,
+    Stage,
+    Target,
+    Token,
+    cuts,
+    look_inside,
+    mask,
+    masked_ids,
+    masking_of,
+    normalisation,
+)
 from bertkit.model.encoder import ModelConfig, check_batch
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.start import Start, model_folder, read_start
 from bertkit.predict.load import is_tuned, load
-from bertkit.predict.predictor import MASK, Candidate
-from bertkit.predict.tasks import TextPredictor
-from bertkit.tasks.regress import Value
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.predict.predictors import TextPredictor
+from bertkit.predict.pretrained import MASK, MaskCandidate
+from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.tasks.regression import ValuePrediction
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOP = 5
 """Candidates that are shown for a target."""
 
-HEADS = {"mlm": "cls.predictions.", "nsp": "cls.seq_relationship.", "pooler": "bert.pooler."}
+PRETRAINING_HEADS = {
+    "mlm": "cls.predictions.",
+    "nsp": "cls.seq_relationship.",
+    "pooler": "bert.pooler.",
+}
 """Section of a head -> how the names of its parameters begin in a file."""
 
 
@@ -43,7 +57,7 @@ class Guess(NamedTuple):
     loss: float
     rank: int
     """Of the true piece among all, 1 for the most probable."""
-    top: tuple[Candidate, ...]
+    top: tuple[MaskCandidate, ...]
 
 
 @dataclass(frozen=True)
@@ -81,11 +95,11 @@ class Trace:
     """Key of a section -> why it has nothing to show."""
 
 
-def follow(model: Path | str, text: str, pair: str | None = None, *, seed: int = 0) -> Trace:
+def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed: int = 0) -> Trace:
     """Follow one example through a model.
 
     Args:
-        model: a directory or a run, as `bertkit.model.start.read_start` takes it.
+        model: a directory or a run, as `bertkit.checkpoints.pretrained.read_start` takes it.
         text: the first text.
         pair: the second, where there is one.
         seed: of the masks.
@@ -96,23 +110,23 @@ def follow(model: Path | str, text: str, pair: str | None = None, *, seed: int =
     """
     if not 0 <= seed < 1 << 63:
         raise BertkitError(f"--seed must be 0 or more, and below 2^63, got {seed}")
-    start = read_start(Path(model))
+    start = read_pretrained(Path(model))
     texts = (text,) if pair is None else (text, pair)
     encoded = [start.tokenizer.encode(part) for part in texts]
     check_texts(texts, [len(part.ids) for part in encoded], start.config)
 
     loaded = start.build(PretrainingModel, keep_head=True)
-    left_out = missing_heads(loaded.new, start, pair)
+    left_out = missing_heads(loaded.missing_keys, start, pair)
     masked = "mlm" not in left_out
     masking = masking_of(start.details)
     tokens, targets = mask(start.tokenizer, texts, masking, seed, masked=masked)
     if masked and not targets:
         left_out["mlm"] = "no whole word is short enough to be a target; give a longer text"
-    packed = pack([ids_of(tokens, start.tokenizer)], [[token.segment for token in tokens]])
+    packed = pack([masked_ids(tokens, start.tokenizer)], [[token.segment for token in tokens]])
     check_batch(packed, start.config)
 
     inside = look_inside(loaded.model.encoder, packed)
-    guesses, following = judge(loaded.model, packed, start.tokenizer, tokens, targets)
+    guesses, following = judge_next_sentence(loaded.model, packed, start.tokenizer, tokens, targets)
     if "mlm" in left_out:
         guesses = []
     return Trace(
@@ -154,18 +168,19 @@ def check_texts(texts: tuple[str, ...], pieces: list[int], config: ModelConfig) 
                 f"explain draws its masks itself (--seed), so leave {MASK} out of the text; "
                 f"bertkit predict fill-mask fills your own"
             )
-    tokens, longest = sum(pieces) + len(texts) + 1, config.max_position_embeddings
-    if tokens > longest:
+    tokens, max_length = sum(pieces) + len(texts) + 1, config.max_position_embeddings
+    if tokens > max_length:
         raise BertkitError(
             f"the example has {tokens:,} tokens with [CLS] and [SEP] and the model reads at most "
-            f"{longest:,}; explain shows one sequence, so shorten it by {tokens - longest:,} pieces"
+            f"{max_length:,}; explain shows one sequence, so shorten it by "
+            f"{tokens - max_length:,} tokens"
         )
 
 
-def missing_heads(new: list[str], start: Start, pair: str | None) -> dict[str, str]:
+def missing_heads(new: list[str], start: PretrainedWeights, pair: str | None) -> dict[str, str]:
     """Key of a section -> why it has nothing to show."""
     left_out = {}
-    for key, prefix in HEADS.items():
+    for key, prefix in PRETRAINING_HEADS.items():
         if any(name.startswith(prefix) for name in new):
             left_out[key] = f"the model has no such head ({prefix.rstrip('.')})"
     if start.config.direction != "bidirectional":
@@ -187,7 +202,7 @@ def pool(model: PretrainingModel, packed: Packed, inside: Inside) -> np.ndarray:
 
 
 @torch.inference_mode()
-def judge(
+def judge_next_sentence(
     model: PretrainingModel,
     packed: Packed,
     tokenizer: Tokenizer,
@@ -202,7 +217,7 @@ def judge(
         true = row[tokens[target.position].id]
         best = row[: tokenizer.size].topk(min(TOP, tokenizer.size))
         pieces = [tokenizer.vocabulary[i] for i in best.indices.tolist()]
-        top = tuple(map(Candidate, pieces, best.values.exp().tolist()))
+        top = tuple(map(MaskCandidate, pieces, best.values.exp().tolist()))
         rank = 1 + int((row > true).sum())
         guesses.append(Guess(float(true.exp()), -float(true), rank, top))
     return guesses, float(output.nsp_logits.float().softmax(-1)[0, 0])
@@ -214,10 +229,10 @@ def task_says(model: Path, texts: tuple[str, ...]) -> str:
         return ""
     predictor = load(model, device="cpu", precision="fp32")
     if not isinstance(predictor, TextPredictor):
-        kind = predictor.task.kind if hasattr(predictor, "task") else "a task"
+        kind = predictor.task.task_type if hasattr(predictor, "task") else "a task"
         return f"tuned for {kind}; that head is left out here, see bertkit predict"
     found = predictor(*texts)
-    if isinstance(found, Value):
+    if isinstance(found, ValuePrediction):
         return f"value {found.value:.4f}"
     shares = sorted(found.probabilities.items(), key=lambda item: -item[1])
     return ", ".join(f"{label} {share:.1%}" for label, share in shares)

@@ -16,25 +16,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from bertkit.errors import BertkitError
-from bertkit.export.examples import Arrays, Opened
-from bertkit.export.graph import silence
-from bertkit.export.padded import INPUTS, OUTPUTS, PaddedModel
-from bertkit.export.source import Source, read_source
-from bertkit.model.directory import assemble
-from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.families import OWN_FIELDS
-from bertkit.model.features import FeatureModel
-from bertkit.model.heads import PretrainingModel
-from bertkit.model.pooling import write_pooling
-from bertkit.model.saving import describe, foreign_tensors, save_model
-from bertkit.model.tensorflow import (
+from bertkit.checkpoints.families import OWN_FIELDS
+from bertkit.checkpoints.huggingface import load_into
+from bertkit.checkpoints.save import foreign_tensors, model_details, save_model
+from bertkit.checkpoints.tensorflow import (
     from_google_name,
     google_name,
     read_checkpoint,
     write_checkpoint,
     write_google_config,
 )
+from bertkit.errors import BertkitError
+from bertkit.export.onnx import silence
+from bertkit.export.padded import OUTPUTS, PADDED_INPUTS, PaddedModel
+from bertkit.export.source import ExportSource, read_export_source
+from bertkit.export.verify import Arrays, Opened
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.features import FeatureModel
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import write_pooling
 
 CHECKPOINT = "bert_model.ckpt"
 GOOGLE_HEADS = {
@@ -47,11 +47,11 @@ GOOGLE_HEADS = {
 IN_GOOGLE = {
     *("classify", "multi-label", "regress", "answer", "pretraining", "words", "encoder"),
 }
-OTHER_NAMES = {"sop_logits": "seq_relationship_logits"}
+OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
 """What ALBERT's class calls an output."""
 
 
-def write_hugging_face(source: Source, folder: Path) -> Opened:
+def write_hugging_face(source: ExportSource, folder: Path) -> Opened:
     """Write a directory for transformers, or, of the head "embedding", for sentence-transformers.
 
     Raises:
@@ -59,7 +59,7 @@ def write_hugging_face(source: Source, folder: Path) -> Opened:
     """
     check_plain(source)
     details = dict(source.details)
-    architecture = describe(source.model, source.config, details)["architectures"][0]
+    architecture = model_details(source.model, source.config, details)["architectures"][0]
     if architecture == "bertkit":
         raise BertkitError(
             f"transformers has no class for this network with the head '{source.head}' "
@@ -68,14 +68,14 @@ def write_hugging_face(source: Source, folder: Path) -> Opened:
 
     def extra(inside: Path) -> None:
         if source.pooling is not None:
-            longest = dataclasses.replace(source.pooling, longest=source.longest)
-            write_pooling(inside, longest, source.config)
+            max_length = dataclasses.replace(source.pooling, max_length=source.max_length)
+            write_pooling(inside, max_length, source.config)
 
     pooler = source.pooler or source.head not in ("encoder", "embedding")
     save_model(folder, source.model, source.tokenizer, details, extra=extra, pooler=pooler)
     reader = "sentence_transformers" if source.head == "embedding" else "transformers"
     if importlib.util.find_spec(reader) is None:
-        return read_back(read_source(folder).padded())
+        return read_back(read_export_source(folder).padded())
     if source.head == "embedding":
         return open_sentence_transformer(folder)
     return open_transformer(folder, architecture)
@@ -88,7 +88,7 @@ def unusual(config: ModelConfig) -> str:
     return ", ".join(f"{name} {getattr(config, name)}" for name in found)
 
 
-def check_plain(source: Source) -> None:
+def check_plain(source: ExportSource) -> None:
     """Refuse heads that other libraries do not have.
 
     Raises:
@@ -113,8 +113,8 @@ def open_transformer(folder: Path, architecture: str) -> Opened:
     @torch.inference_mode()
     def run(arrays: Arrays) -> Arrays:
         with silence():
-            outputs = model(**{name: torch.from_numpy(arrays[name]) for name in INPUTS})
-        named = {OTHER_NAMES.get(name, name): value for name, value in outputs.items()}
+            outputs = model(**{name: torch.from_numpy(arrays[name]) for name in PADDED_INPUTS})
+        named = {OTHER_OUTPUT_NAMES.get(name, name): value for name, value in outputs.items()}
         wanted = {name for names in OUTPUTS.values() for name in names}
         return {name: value.numpy() for name, value in named.items() if name in wanted}
 
@@ -134,7 +134,7 @@ def open_sentence_transformer(folder: Path) -> Opened:
     @torch.inference_mode()
     def run(arrays: Arrays) -> Arrays:
         with silence():
-            outputs = model({name: torch.from_numpy(arrays[name]) for name in INPUTS})
+            outputs = model({name: torch.from_numpy(arrays[name]) for name in PADDED_INPUTS})
         return {"sentence_embedding": outputs["sentence_embedding"].numpy()}
 
     return Opened(("sentence-transformers", "transformers"), run)
@@ -146,13 +146,13 @@ def read_back(model: PaddedModel) -> Opened:
 
     @torch.inference_mode()
     def run(arrays: Arrays) -> Arrays:
-        outputs = model(*(torch.from_numpy(arrays[name]) for name in INPUTS))
+        outputs = model(*(torch.from_numpy(arrays[name]) for name in PADDED_INPUTS))
         return dict(zip(model.outputs, (tensor.numpy() for tensor in outputs), strict=True))
 
     return Opened(("bertkit",), run)
 
 
-def write_google(source: Source, folder: Path) -> Opened:
+def write_google(source: ExportSource, folder: Path) -> Opened:
     """Write `bert_config.json`, `vocab.txt` and `bert_model.ckpt.*`, and read them back.
 
     Raises:
@@ -163,7 +163,10 @@ def write_google(source: Source, folder: Path) -> Opened:
         raise BertkitError(
             f"Google's code has no head '{source.head}'; choose --to onnx, or --head encoder"
         )
-    write_google_config(source.config, folder)
+    config = source.config
+    if not reads_pooler(source):
+        config = dataclasses.replace(config, pooler_act=ModelConfig.pooler_act)
+    write_google_config(config, folder)
     write_checkpoint(folder / CHECKPOINT, google_variables(source))
     source.tokenizer.save(folder)
     (folder / "tokenizer.json").unlink()  # Google's code reads vocab.txt alone
@@ -172,14 +175,18 @@ def write_google(source: Source, folder: Path) -> Opened:
     return read_back(PaddedModel(again, source.head, source.outputs))
 
 
-def google_variables(source: Source) -> dict[str, np.ndarray]:
+def reads_pooler(source: ExportSource) -> bool:
+    """Whether an output goes through the pooler."""
+    return source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
+
+
+def google_variables(source: ExportSource) -> dict[str, np.ndarray]:
     """The parameters as variables of Google's checkpoints; kernels are transposed there.
 
     A pooler that no head reads was trained by nothing, and is left out.
     """
-    pooler = source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
     variables = {}
-    for name, tensor in foreign_tensors(source.model, "bert", pooler=pooler).items():
+    for name, tensor in foreign_tensors(source.model, "bert", pooler=reads_pooler(source)).items():
         bare = not name.startswith(("bert.", "cls.")) and name not in GOOGLE_HEADS
         full = f"bert.{name}" if bare else name
         variable, array = GOOGLE_HEADS.get(full) or google_name(full), tensor.numpy()
@@ -187,7 +194,7 @@ def google_variables(source: Source) -> dict[str, np.ndarray]:
     return variables
 
 
-def read_google(source: Source, folder: Path) -> nn.Module:
+def read_google(source: ExportSource, folder: Path) -> nn.Module:
     """A model of the source's class with the weights of a checkpoint, whatever its head."""
     heads = {variable: name for name, variable in GOOGLE_HEADS.items()}
     tensors = {}
@@ -202,9 +209,9 @@ def read_google(source: Source, folder: Path) -> nn.Module:
             return Encoder(config)
         return PretrainingModel(config, pairs=source.model.nsp is not None)
 
-    return assemble(source.config, tensors, build, folder).model
+    return load_into(source.config, tensors, build, folder).model
 
 
-def described(source: Source) -> Mapping[str, Any]:
+def config_without_weights(source: ExportSource) -> Mapping[str, Any]:
     """`config.json` for a folder without weights of Hugging Face, such as one of ONNX."""
-    return describe(source.model, source.config, source.details)
+    return model_details(source.model, source.config, source.details)

@@ -18,8 +18,18 @@ import numpy as np
 
 import bertkit
 from bertkit.errors import BertkitError, nearest
-from bertkit.export.directories import described, write_google, write_hugging_face
-from bertkit.export.examples import (
+from bertkit.export.directories import config_without_weights, write_google, write_hugging_face
+from bertkit.export.onnx import (
+    ONNX_FILE,
+    PROGRAM_FILE,
+    graph_facts,
+    write_onnx,
+    write_onnx_int8,
+    write_program,
+)
+from bertkit.export.padded import PADDED_INPUTS
+from bertkit.export.source import ExportSource
+from bertkit.export.verify import (
     Arrays,
     Opened,
     Runner,
@@ -28,22 +38,12 @@ from bertkit.export.examples import (
     run_packed,
     task_outputs,
 )
-from bertkit.export.graph import (
-    ONNX_FILE,
-    PROGRAM_FILE,
-    graph_facts,
-    write_onnx,
-    write_onnx_int8,
-    write_program,
-)
-from bertkit.export.padded import INPUTS
-from bertkit.export.source import Source
 from bertkit.files import new_folder, sha256_file, write_json
-from bertkit.tasks.task import Part, check_segments
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tasks.task import ItemPart, check_segments
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 MANIFEST = "export.json"
-WRITERS: dict[str, Callable[[Source, Path], Opened]] = {
+WRITERS: dict[str, Callable[[ExportSource, Path], Opened]] = {
     "onnx": write_onnx,
     "onnx-int8": write_onnx_int8,
     "huggingface": write_hugging_face,
@@ -77,7 +77,7 @@ CASE_NOTE = (
 class Check:
     """What an exported model is tried on, and how much it may differ."""
 
-    parts: Sequence[Part] | None = None
+    parts: Sequence[ItemPart] | None = None
     """Sequences; None for the built-in sentences."""
     examples: str = "built-in sentences"
     """Where they are from."""
@@ -94,7 +94,7 @@ class Check:
 CHECK = Check()
 
 
-def export_model(source: Source, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
+def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
     """Write a model in a format, with a manifest; or, after any error or refusal, nothing.
 
     Args:
@@ -115,15 +115,15 @@ def export_model(source: Source, to: str, out: Path, check: Check = CHECK) -> di
         raise BertkitError(f"no format is called '{to}'{nearest(to, WRITERS)}")
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} holds the model that is exported; choose another folder")
-    if out.exists() and not (out / MANIFEST).is_file() and not is_empty(out):
+    if out.exists() and not (out / MANIFEST).is_file() and not is_empty_folder(out):
         raise BertkitError(f"{out} exists and is no export; choose another folder")
     with new_folder(out) as folder:
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
             source.tokenizer.save(folder)
-            write_json(folder / "config.json", described(source))
-        manifest = facts(source, to, folder, by)
-        found = compare(source, run, check, exact=to != "onnx-int8")
+            write_json(folder / "config.json", config_without_weights(source))
+        manifest = export_facts(source, to, folder, by)
+        found = compare_outputs(source, run, check, exact=to != "onnx-int8")
         manifest["check"] = {"by": by[0], **found}
         if check.labelled is not None:
             manifest["metric"] = score(source, run, check, to)
@@ -131,12 +131,12 @@ def export_model(source: Source, to: str, out: Path, check: Check = CHECK) -> di
     return manifest
 
 
-def is_empty(folder: Path) -> bool:
+def is_empty_folder(folder: Path) -> bool:
     """Whether a path is a folder without anything in it."""
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def facts(source: Source, to: str, folder: Path, by: Sequence[str]) -> dict[str, Any]:
+def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str]) -> dict[str, Any]:
     """What is known before the first run: versions, names, files."""
     versions = {"bertkit": bertkit.__version__, "python": platform.python_version()}
     for name in (*LIBRARIES[to], *by):
@@ -155,7 +155,7 @@ def facts(source: Source, to: str, folder: Path, by: Sequence[str]) -> dict[str,
     if source.pooling is not None:
         found |= {"pooling": source.pooling.pooling, "normalize": source.pooling.normalize}
         found |= {"prompt": source.pooling.prompt, "lowercase": source.pooling.lowercase}
-    found["longest"] = source.longest
+    found["max_length"] = source.max_length
     if to == "tensorflow":
         found["do_lower_case"] = source.tokenizer.lowercase
         notes = [GELU_NOTE] if source.config.hidden_act == "gelu" else []
@@ -167,11 +167,13 @@ def facts(source: Source, to: str, folder: Path, by: Sequence[str]) -> dict[str,
     if (folder / ONNX_FILE).is_file():
         found |= graph_facts(folder / ONNX_FILE)
     elif (folder / PROGRAM_FILE).is_file():
-        found |= {"inputs": list(INPUTS), "outputs": list(source.outputs)}
+        found |= {"inputs": list(PADDED_INPUTS), "outputs": list(source.outputs)}
     return {**found, "files": files}
 
 
-def compare(source: Source, run: Runner, check: Check, *, exact: bool) -> dict[str, Any]:
+def compare_outputs(
+    source: ExportSource, run: Runner, check: Check, *, exact: bool
+) -> dict[str, Any]:
     """How far the outputs are from bertkit's, on sequences of several lengths together.
 
     Raises:
@@ -227,7 +229,7 @@ def difference(name: str, found: Sequence[Arrays], wanted: Sequence[Arrays]) -> 
     return {**measured, "least_cosine": float(min(cosines))}
 
 
-def score(source: Source, run: Runner, check: Check, to: str) -> dict[str, Any]:
+def score(source: ExportSource, run: Runner, check: Check, to: str) -> dict[str, Any]:
     """The task's scores of bertkit and of the exported model on labelled inputs.
 
     Raises:

@@ -29,12 +29,12 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
+from bertkit.model.electra import ReplacedTokenHead
 from bertkit.model.encoder import Encoder, Layer, ModelConfig, activation, initialize
 from bertkit.model.features import FeatureModel, combine
 from bertkit.model.pooling import TextPooling
-from bertkit.model.replaced import ReplacedTokenHead
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+PADDED_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 OUTPUTS = {
     "classify": ("logits",),
@@ -60,7 +60,7 @@ OF_TOKENS = {
 }
 
 
-def of_tokens(head: str, output: str) -> bool:
+def is_token_output(head: str, output: str) -> bool:
     """Whether an output has a row for each token; else it has one for each sequence."""
     return not OF_TOKENS.isdisjoint({output, f"{output} of {head}"})
 
@@ -135,11 +135,11 @@ class PaddedModel(nn.Module):
         hidden = encoder.embedding_norm(embedded)
         if encoder.projection is not None:
             hidden = encoder.projection(hidden)
-        hindrance = hidden_keys(mask, self.config.direction)
+        attention_bias = hidden_keys(mask, self.config.direction)
         states = [hidden]
         for layer in encoder.stack:
             assert isinstance(layer, Layer)
-            states.append(padded_layer(layer, states[-1], hindrance))
+            states.append(padded_layer(layer, states[-1], attention_bias))
         return states
 
     def read(self, states: list[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
@@ -174,13 +174,13 @@ class PaddedModel(nn.Module):
         """(batch, width) of [CLS]; of a model that reads left to right, of the last token."""
         if self.config.direction != "left_to_right":
             return hidden[:, 0]
-        return hidden.gather(1, last_place(mask, hidden.shape[-1])).squeeze(1)
+        return hidden.gather(1, last_position(mask, hidden.shape[-1])).squeeze(1)
 
     def ends_exchanged(self, logits: Tensor, mask: Tensor) -> Tensor:
         """(batch, length, 2), left to right with [SEP] in the place of [CLS], as in `SpanModel`."""
         if self.config.direction != "left_to_right":
             return logits
-        last = last_place(mask, logits.shape[-1])
+        last = last_position(mask, logits.shape[-1])
         exchanged = logits.scatter(1, last, logits[:, :1])
         return torch.cat([logits.gather(1, last), exchanged[:, 1:]], dim=1)
 
@@ -208,7 +208,7 @@ class PaddedModel(nn.Module):
         return vectors
 
 
-def last_place(mask: Tensor, width: int) -> Tensor:
+def last_position(mask: Tensor, width: int) -> Tensor:
     """(batch, 1, width): where the last token of each row is, to gather its numbers by."""
     return (mask.sum(1) - 1)[:, None, None].expand(-1, 1, width)
 
@@ -229,13 +229,13 @@ def hidden_keys(mask: Tensor, direction: str) -> Tensor:
     return added + unseen.to(torch.float32) * least
 
 
-def padded_layer(layer: Layer, hidden: Tensor, hindrance: Tensor) -> Tensor:
+def padded_layer(layer: Layer, hidden: Tensor, attention_bias: Tensor) -> Tensor:
     """One layer on (batch, length, width); see `bertkit.model.encoder.Layer`."""
     batch, length, width = hidden.shape
     heads = layer.config.num_attention_heads
     projected = layer.query_key_value(hidden).view(batch, length, 3, heads, width // heads)
     query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
-    scores = query @ key.transpose(-1, -2) / math.sqrt(width // heads) + hindrance
+    scores = query @ key.transpose(-1, -2) / math.sqrt(width // heads) + attention_bias
     attended = (scores.softmax(-1) @ value).transpose(1, 2).reshape(batch, length, width)
     hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
     expanded = activation(layer.intermediate(hidden), layer.config)

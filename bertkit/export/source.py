@@ -14,27 +14,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from bertkit.checkpoints.families import tuned_tensors
+from bertkit.checkpoints.huggingface import require_all_weights
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, nearest
 from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
-from bertkit.model.directory import complete
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import tuned_tensors
 from bertkit.model.pooling import TextPooling
-from bertkit.model.start import Start, model_folder, read_start
-from bertkit.model.weights import some
-from bertkit.predict.embedding import read_embedder
+from bertkit.predict.embeddings import read_embedder
 from bertkit.predict.load import is_tuned
-from bertkit.tasks.load import load_task_model
+from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import Task
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
-HEADS = ("auto", "encoder", "embedding")
+EXPORT_HEADS = ("auto", "encoder", "embedding")
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """A model on the CPU, in fp32 and in evaluation mode, and what it is for."""
 
     path: Path
@@ -64,10 +64,10 @@ class Source:
         return self.encoder.config
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of a sequence."""
         positions = self.config.max_position_embeddings
-        wanted = self.pooling.longest if self.pooling else getattr(self.task, "longest", 0)
+        wanted = self.pooling.max_length if self.pooling else getattr(self.task, "max_length", 0)
         return min(wanted or positions, positions)
 
     @property
@@ -86,52 +86,56 @@ class Source:
         return padded.eval().requires_grad_(False)
 
 
-def read_source(
+def read_export_source(
     path: Path, *, head: str = "auto", pooling: str = "auto", normalize: bool | None = None
-) -> Source:
+) -> ExportSource:
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
     Args:
         path: of the model.
         head: "auto" for what the model was trained for; "encoder" or "embedding" for any model.
-        pooling: of the head "embedding"; see `bertkit.predict.embedding.load_embedder`.
+        pooling: of the head "embedding"; see `bertkit.predict.embeddings.load_embedder`.
         normalize: see there.
 
     Raises:
         BertkitError: there is no model, it is damaged, or the head is unknown.
     """
-    if head not in HEADS:
-        raise BertkitError(f"no head is called '{head}'{nearest(head, HEADS)}")
+    if head not in EXPORT_HEADS:
+        raise BertkitError(f"no head is called '{head}'{nearest(head, EXPORT_HEADS)}")
     if head == "embedding" or (head == "auto" and (path / "modules.json").is_file()):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
-        details, pooler = {"task": "embedding"}, not bare.new
-        return Source(path, "embedding", bare.model, tokenizer, details, None, settings, pooler)
+        details, pooler = {"task": "embedding"}, not bare.missing_keys
+        return ExportSource(
+            path, "embedding", bare.model, tokenizer, details, None, settings, pooler
+        )
     if pooling != "auto" or normalize is not None:
         raise BertkitError("--pooling and --normalize are of --head embedding; add it")
     if head == "auto" and is_tuned(model_folder(path)):
         loaded = load_task_model(path, CPU)
-        kind, model = loaded.task.kind, loaded.model.float()
-        return Source(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
-    start = read_start(path)
+        kind, model = loaded.task.task_type, loaded.model.float()
+        return ExportSource(path, kind, model, loaded.tokenizer, loaded.details, loaded.task)
+    start = read_pretrained(path)
     if head != "auto":
         return encoder_source(start)
     if tuned := tuned_tensors(start.tensors):
         raise BertkitError(
-            f"{path} holds the head of a tuned model ({some(tuned)}) that bertkit does not know by "
-            "its config.json (architectures); export the encoder alone: --head encoder"
+            f"{path} holds the head of a tuned model ({shown_names(tuned)}) that bertkit does not "
+            "know by its config.json (architectures); export the encoder alone: --head encoder"
         )
     return pretrained_source(start)
 
 
-def encoder_source(start: Start) -> Source:
+def encoder_source(start: PretrainedWeights) -> ExportSource:
     """The encoder alone; its pooler may be missing, and then is no output."""
-    loaded = start.build(Encoder, keep_head=False)
+    loaded = start.build(Encoder, keep_head=False, copy=False)
     details = {"task": "features"}
-    pooler = not loaded.new
-    return Source(start.path, "encoder", loaded.model, start.tokenizer, details, pooler=pooler)
+    pooler = not loaded.missing_keys
+    return ExportSource(
+        start.path, "encoder", loaded.model, start.tokenizer, details, pooler=pooler
+    )
 
 
-def pretrained_source(start: Start) -> Source:
+def pretrained_source(start: PretrainedWeights) -> ExportSource:
     """A model with the heads that its weights hold."""
     build: Any
     if "discriminator_predictions.dense.weight" in start.tensors:
@@ -142,8 +146,10 @@ def pretrained_source(start: Start) -> Source:
         build = partial(PretrainingModel, pairs=pairs)
     else:
         return encoder_source(start)
-    loaded = start.build(build, keep_head=True)
+    loaded = start.build(build, keep_head=True, copy=False)
     if head != "pretraining":  # the pooler is read by the head on pairs alone
-        loaded.new[:] = [name for name in loaded.new if not name.startswith("bert.pooler.")]
-    model: nn.Module = complete(loaded, start.path)
-    return Source(start.path, head, model, start.tokenizer, start.details, pooler=False)
+        loaded.missing_keys[:] = [
+            name for name in loaded.missing_keys if not name.startswith("bert.pooler.")
+        ]
+    model: nn.Module = require_all_weights(loaded, start.path)
+    return ExportSource(start.path, head, model, start.tokenizer, start.details, pooler=False)

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
-from bertkit.model.dropout import keep_mask, keep_scale
-from bertkit.model.grouping import groups_of, pad_rows
+from bertkit.model.cpu import attention_groups, keep_mask, keep_scale, pad_rows
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
 CACHED_WEIGHTS = 1 << 19
@@ -100,7 +99,7 @@ def grouped(
     tensor of zeros for every run.
     """
     few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
-    groups = groups_of(packed, query.dtype, similar=few or dropout > 0, few=few)
+    groups = attention_groups(packed, query.dtype, similar=few or dropout > 0, few=few)
     sizes = [group.tokens for group in groups]
     outputs = []
     for group, *parts in zip(
@@ -110,7 +109,7 @@ def grouped(
         output = sequences_attention(q, k, v, direction=direction, dropout=dropout, mask=group.mask)
         output = output.transpose(1, 2).flatten(0, 1)
         outputs.append(output if group.inside is None else output.index_select(0, group.inside))
-    return join(outputs)
+    return concatenate(outputs)
 
 
 def sequences_attention(
@@ -147,10 +146,10 @@ def sequences_attention(
         explicit_attention(q, k, v, direction=direction, dropout=dropout, mask=own)
         for q, k, v, own in zip(*rows, masks, strict=True)
     ]
-    return join(parts).view(query.shape)
+    return concatenate(parts).view(query.shape)
 
 
-def join(parts: Sequence[Tensor]) -> Tensor:
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """Parts on top of each other; no copy of a single one."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
@@ -166,7 +165,7 @@ def explicit_attention(
         scores = scores + mask
     length = scores.shape[-1]
     if direction != "bidirectional":
-        scores = scores.masked_fill(~visible(length, direction, q.device), -math.inf)
+        scores = scores.masked_fill(~visible_positions(length, direction, q.device), -math.inf)
     slow = length < EVEN_SOFTMAX and length % 32
     if scores.dtype == torch.bfloat16 and (torch.is_grad_enabled() or slow):
         scores = scores.float()
@@ -178,7 +177,7 @@ def explicit_attention(
     return (weights * kept) @ v * keep_scale(dropout)
 
 
-def visible(length: int, direction: str, device: torch.device) -> Tensor:
+def visible_positions(length: int, direction: str, device: torch.device) -> Tensor:
     """(length, length) whether the query of a row sees the key of a column."""
     every = torch.ones(length, length, dtype=torch.bool, device=device)
     if direction == "bidirectional":
@@ -215,25 +214,25 @@ def padded(
 
     Nothing here waits for the device: the shapes come from `max_seqlen` and the sizes of tensors.
     """
-    sequences, longest = len(packed.cu_seqlens) - 1, packed.max_seqlen
-    full = sequences * longest == len(query)  # then every sequence is the longest
+    sequences, max_length = len(packed.cu_seqlens) - 1, packed.max_seqlen
+    full = sequences * max_length == len(query)  # then every sequence is the longest
     if full:
         inside, mask = None, None
     else:
         lengths = packed.cu_seqlens.diff()
         rows = torch.arange(sequences, device=query.device)
         rows = rows.repeat_interleave(lengths, output_size=len(query))
-        inside = rows * longest + packed.position_ids
-        real = torch.arange(longest, device=query.device) < lengths[:, None]
-        mask = real[:, None, None, :].expand(-1, 1, longest, -1)
+        inside = rows * max_length + packed.position_ids
+        real = torch.arange(max_length, device=query.device) < lengths[:, None]
+        mask = real[:, None, None, :].expand(-1, 1, max_length, -1)
     if direction == "left_to_right":
         mask = None  # is_causal suffices: all padded keys come after a real query
     elif direction == "right_to_left":
-        after = visible(longest, direction, query.device)
+        after = visible_positions(max_length, direction, query.device)
         # A padded query sees itself: a row without any key would give NaN in the backward pass.
         mask = after if mask is None else after & (mask | after.T)
 
-    q, k, v = (pad_rows(rows, inside, sequences, longest) for rows in (query, key, value))
+    q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in (query, key, value))
     output = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=direction == "left_to_right"
     )
@@ -248,7 +247,7 @@ def reference(
     tokens = torch.arange(len(query), device=query.device)
     sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
     allowed = sequence[:, None] == sequence[None, :]
-    allowed &= visible(len(tokens), direction, query.device)
+    allowed &= visible_positions(len(tokens), direction, query.device)
     scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
     weights = torch.dropout(weights, dropout, train=True)

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bertkit.examples.packed import Packed
 from bertkit.model.attention import has_products
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden
 
-LAYERS = 2
+BILSTM_LAYERS = 2
 MOST_PLACES, NARROW = 2, 512
 """Where a batch is padded on a CPU: places for each token, and the width of input and units."""
 STEP = 8
@@ -46,9 +46,9 @@ def both_ways(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         behind its end a sequence repeats its last one. And (2, tokens): the place of each token.
     """
     sizes = np.asarray(lengths)
-    longest = -(-int(sizes.max()) // STEP) * STEP
+    max_length = -(-int(sizes.max()) // STEP) * STEP
     starts = np.cumsum(sizes) - sizes
-    steps = np.minimum(np.arange(longest)[:, None], sizes - 1)
+    steps = np.minimum(np.arange(max_length)[:, None], sizes - 1)
     tokens = np.stack([starts + steps, starts + sizes - 1 - steps])
     sequence = np.repeat(np.arange(len(sizes)), sizes)
     within = np.arange(sizes.sum()) - starts[sequence]
@@ -72,7 +72,9 @@ class BiLSTM(nn.Module):
 
     def __init__(self, width: int, units: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(width, units, num_layers=LAYERS, bidirectional=True, dropout=dropout)
+        self.lstm = nn.LSTM(
+            width, units, num_layers=BILSTM_LAYERS, bidirectional=True, dropout=dropout
+        )
 
     def forward(self, hidden: Hidden, packed: Packed) -> Tensor:
         """(tokens, width) to (tokens, 2 * units), forward direction first.
@@ -102,7 +104,7 @@ class BiLSTM(nn.Module):
         tokens, places = map(torch.from_numpy, both_ways(lengths))
         sequences = len(lengths)
         nothing = states.new_zeros(1, sequences, self.lstm.hidden_size)
-        for layer in range(LAYERS):
+        for layer in range(BILSTM_LAYERS):
             if layer:
                 states = F.dropout(states, self.lstm.dropout, self.training)
             outputs = []

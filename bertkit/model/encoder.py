@@ -8,7 +8,7 @@ Hidden states are (tokens, width): all tokens of all sequences, none of them pad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
 from bertkit.model.attention import DIRECTIONS, attention
-from bertkit.model.dropout import Dropout
+from bertkit.model.cpu import Dropout
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
+POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ class ModelConfig:
     the other (ALBERT, Lan et al. 2019, section 3.1). 0: the same width, no matrix."""
     share_layers: bool = False
     """All layers have the same weights (ALBERT)."""
+    pooler_act: str = "tanh"
+    """After the pooler's matrix: "tanh", or "gelu" (with erf) as in ELECTRA's heads on texts."""
 
     @property
     def embedding_width(self) -> int:
@@ -93,6 +96,9 @@ class ModelConfig:
         if self.hidden_act not in ACTIVATIONS:
             hint = nearest(str(self.hidden_act), ACTIVATIONS)
             raise BertkitError(f"model config: unknown hidden_act {self.hidden_act!r}{hint}")
+        if self.pooler_act not in POOLER_ACTIVATIONS:
+            hint = nearest(str(self.pooler_act), POOLER_ACTIVATIONS)
+            raise BertkitError(f"model config: unknown pooler_act {self.pooler_act!r}{hint}")
         if self.hidden_size % self.num_attention_heads:
             raise BertkitError(
                 f"model config: hidden_size {self.hidden_size} is not a multiple of "
@@ -155,7 +161,7 @@ TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)
 
 
 @contextmanager
-def weights_to_come() -> Iterator[None]:
+def skip_weight_init() -> Iterator[None]:
     """Encoders built inside draw weights for the pooler only; a file brings the others."""
     token = TO_COME.set(True)
     try:
@@ -173,9 +179,9 @@ class Encoder(nn.Module):
         narrow, width = config.embedding_width, config.hidden_size
         distinct = 1 if config.share_layers else config.num_hidden_layers
         with torch.device("meta") if TO_COME.get() else nullcontext():
-            self.word_embeddings = nn.Embedding(config.vocab_size, narrow)
-            self.position_embeddings = nn.Embedding(config.max_position_embeddings, narrow)
-            self.segment_embeddings = nn.Embedding(config.type_vocab_size, narrow)
+            self.word_embeddings = embedding(config.vocab_size, narrow)
+            self.position_embeddings = embedding(config.max_position_embeddings, narrow)
+            self.segment_embeddings = embedding(config.type_vocab_size, narrow)
             self.embedding_norm = nn.LayerNorm(narrow, eps=config.layer_norm_eps)
             self.projection = nn.Linear(narrow, width) if config.embedding_size else None
             self.layers = nn.ModuleList(Layer(config) for _ in range(distinct))
@@ -194,12 +200,12 @@ class Encoder(nn.Module):
         Raises:
             BertkitError: a sequence is longer than the model has positions.
         """
-        return through(self.stack, self.embed(packed), packed, rows)
+        return run_layers(self.stack, self.embed(packed), packed, rows)
 
     @property
     def stack(self) -> list[nn.Module]:
         """The layers in the order of use; where they are shared, one again and again."""
-        return in_use(self.layers, self.config)
+        return layer_sequence(self.layers, self.config)
 
     def summary_tokens(self, packed: Packed) -> TargetIndices:
         """(sequences,) tokens that have seen all of theirs: [CLS]; left to right the last [SEP]."""
@@ -231,17 +237,24 @@ class Encoder(nn.Module):
         return self.dropout(self.embedding_norm(words + positions + segments))
 
     def pool(self, summary: Pooled) -> Pooled:
-        """One vector for each sequence: tanh of a linear map of its summary token's state."""
-        return torch.tanh(self.pooler(summary))
+        """One vector for each sequence: an activation of a matrix on its summary token's state."""
+        return POOLER_ACTIVATIONS[self.config.pooler_act](self.pooler(summary))
 
 
-def in_use(layers: nn.ModuleList, config: ModelConfig) -> list[nn.Module]:
+def embedding(rows: int, width: int) -> nn.Embedding:
+    """An embedding matrix; without memory nothing is drawn."""
+    if torch.get_default_device().type == "meta":  # to draw, torch would import its compiler
+        return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
+    return nn.Embedding(rows, width)
+
+
+def layer_sequence(layers: nn.ModuleList, config: ModelConfig) -> list[nn.Module]:
     """Layers in the order of use: one again and again where they are shared."""
     depth = config.num_hidden_layers
     return list(layers) if len(layers) == depth else [layers[0]] * depth
 
 
-def through(
+def run_layers(
     stack: list[nn.Module], hidden: Hidden, packed: Packed, rows: TargetIndices | None
 ) -> Rows:
     """Hidden states through some layers; of the last one, the wanted rows alone."""
@@ -320,3 +333,16 @@ def check_batch(packed: Packed, config: ModelConfig) -> None:
                 f"of sequence {sequence} is outside the model's 0 to {size - 1}; "
                 "use the tokenizer that this model was made with"
             )
+
+
+def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
+    """Refuse a tokenizer whose ids go beyond the embeddings (silent garbage on some devices).
+
+    Raises:
+        BertkitError: says both sizes.
+    """
+    if tokenizer_size > config.vocab_size:
+        raise BertkitError(
+            f"the tokenizer has {tokenizer_size} pieces but the model only {config.vocab_size} "
+            "embeddings (vocab_size); use the tokenizer that the model was made with"
+        )

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.huggingface import load_model
+from bertkit.checkpoints.limits import check_finite
+from bertkit.checkpoints.pretrained import read_details
+from bertkit.checkpoints.save import SavedTokenizer, save_model
+from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
 from bertkit.model.bilstm import BiLSTM
-from bertkit.model.directory import load_model
-from bertkit.model.dropout import Dropout
+from bertkit.model.cpu import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
-from bertkit.model.saving import SavedTokenizer, save_model
-from bertkit.model.start import read_details
-from bertkit.model.weights import read_tensors, some, write_tensors
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits, Hidden
 
 LAYERS = (
@@ -62,7 +63,7 @@ def is_weighted(layers: str) -> bool:
     return layers.startswith("weighted")
 
 
-def width_of(layers: str, config: ModelConfig) -> int:
+def feature_width(layers: str, config: ModelConfig) -> int:
     """Numbers in the vector of a token."""
     return config.hidden_size * (4 if layers.startswith("concat") else 1)
 
@@ -74,7 +75,7 @@ def new_mix(layers: str, config: ModelConfig) -> Tensor:
 
 
 def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Tensor:
-    """One vector for each token, (tokens, `width_of`), from the states of all layers.
+    """One vector for each token, (tokens, `feature_width`), from the states of all layers.
 
     A weighted sum is scale * sum(softmax(scores) * states), as in ELMo (Peters et al. 2018,
     equation 1).
@@ -110,7 +111,7 @@ def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Ten
 def encoder_features(
     encoder: Encoder, packed: Packed, layers: str, mix: Tensor | None = None
 ) -> Tensor:
-    """`combine` of an encoder's states; (tokens, `width_of`). No gradient reaches the encoder."""
+    """`combine` of an encoder's states; (tokens, `feature_width`). The encoder gets no gradient."""
     with torch.no_grad():
         only_first = layers == "embeddings"
         states = [encoder.embed(packed)] if only_first else encoder.layers_of(packed)
@@ -152,7 +153,7 @@ class FeatureModel(nn.Module):
             raise BertkitError(f"no head is called '{head}'{nearest(head, HEADS)}")
         self.config, self.layers, self.head = config, layers, head
         self.encoder = Encoder(config).requires_grad_(False).eval()
-        width = width_of(layers, config)
+        width = feature_width(layers, config)
         self.beside = None if beside is None else beside.requires_grad_(False).eval()
         if beside is not None:
             check_layers(layers, beside.config)
@@ -160,7 +161,7 @@ class FeatureModel(nn.Module):
                 raise BertkitError(
                     f"'{layers}' is for one encoder; choose last or concat-last-four"
                 )
-            width += width_of(layers, beside.config)
+            width += feature_width(layers, beside.config)
         self.mix = nn.Parameter(new_mix(layers, config)) if is_weighted(layers) else None
         self.bilstm: BiLSTM | None = None
         if head == "bilstm":
@@ -252,13 +253,13 @@ def load_feature_model(directory: Path) -> FeatureModel:
     classes = 0 if bias is None or bias.dim() != 1 else len(bias)
     with torch.device("meta"):
         layers, head = str(details.get("layers")), str(details.get("head"))
-        model = FeatureModel(encoder.config, classes, layers, head, beside, units_of(tensors))
+        model = FeatureModel(encoder.config, classes, layers, head, beside, bilstm_units(tensors))
     model.encoder = encoder.requires_grad_(False)
     take_head(model, tensors, f"'{layers}' with '{head}'", directory)
     return model.eval()
 
 
-def units_of(tensors: Mapping[str, Tensor]) -> int:
+def bilstm_units(tensors: Mapping[str, Tensor]) -> int:
     """Units of a head file's BiLSTM in each direction; 0 where it has none."""
     recurrent = tensors.get("bilstm.lstm.weight_hh_l0")
     return 0 if recurrent is None or recurrent.dim() != 2 else recurrent.shape[-1]
@@ -275,7 +276,9 @@ def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory
     if wanted != found:
         wrong = sorted(n for n in {*wanted, *found} if wanted.get(n) != found.get(n))
         raise BertkitError(
-            f"{directory / HEAD_FILE}: {some(wrong)} missing, unknown or of another shape or type "
-            f"than {what} has; restore or remake the model"
+            f"{directory / HEAD_FILE}: {shown_names(wrong)} missing, unknown or of another "
+            f"shape or type than {what} has; restore or remake the model"
         )
+    for name, tensor in tensors.items():
+        check_finite(tensor, name, directory / HEAD_FILE)
     model.load_state_dict(tensors, strict=False, assign=True)

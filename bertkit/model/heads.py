@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bertkit.examples.packed import Packed
 from bertkit.model.encoder import Encoder, ModelConfig, activation, initialize
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import (
     Hidden,
     NextLogits,

@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
-from bertkit.model.attention import attention, has_bf16, has_products, join
+from bertkit.model.attention import attention, concatenate, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, gelu_form
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 MODES = ("fp32", "bf16", "int8")
@@ -64,10 +64,12 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
     """
     check_mode(mode)
     made: dict[int, InferenceLayer] = {}  # a shared layer is prepared once, and as the last one
-    layers = []
-    for number, layer in enumerate(encoder.stack):
+    layers, remaining = [], encoder.stack
+    encoder.layers = nn.ModuleList()  # each layer is let go when its prepared form is made
+    while remaining:
+        layer = remaining.pop(0)
         assert isinstance(layer, Layer), "the encoder is prepared already"
-        last = number == len(encoder.stack) - 1
+        last = not remaining
         if last or id(layer) not in made:
             made[id(layer)] = InferenceLayer(layer, mode, torch.float32 if last else None)
         layers.append(made[id(layer)])
@@ -136,15 +138,17 @@ class InferenceLayer(nn.Module):
         config = self.config
         hidden = hidden.to(self.dtype)
         blocks = torch.split(hidden, BLOCK)
-        projected = join([self.query_key_value(rounded(x))[: len(x)] for x in blocks])
+        projected = concatenate([self.query_key_value(round_up_rows(x))[: len(x)] for x in blocks])
         heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
         query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
         attended = attention(query, key, value, packed, direction=config.direction).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
         pairs = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
-        made = [self.after_attention(rounded(a), rounded(h))[: len(a)] for a, h in pairs]
-        return join(made).to(self.output_type)
+        made = [
+            self.after_attention(round_up_rows(a), round_up_rows(h))[: len(a)] for a, h in pairs
+        ]
+        return concatenate(made).to(self.output_type)
 
     def after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
         """The position-wise part of the layer, (rows, width)."""
@@ -153,7 +157,7 @@ class InferenceLayer(nn.Module):
         return self.output_norm(self.output(expanded, residual=hidden))
 
 
-def rounded(rows: Tensor) -> Tensor:
+def round_up_rows(rows: Tensor) -> Tensor:
     """Rows (n, width) with zeros after them, so that few numbers of rows occur."""
     step = STEP_OF_FEW if len(rows) <= FEW_ROWS else STEP
     missing = -len(rows) % step
@@ -176,7 +180,7 @@ class FloatProduct:
         """See `Product`."""
         if not self.fused:
             y = F.linear(x, self.weight, self.bias)
-            return after(y, gelu, residual)
+            return product_epilogue(y, gelu, residual)
         if residual is not None:
             return torch.ops.mkldnn._linear_pointwise.binary(
                 x, residual, self.weight, self.bias, "add"
@@ -185,7 +189,7 @@ class FloatProduct:
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, operation, [], gelu)
 
 
-def after(y: Tensor, gelu: str | None, residual: Tensor | None) -> Tensor:
+def product_epilogue(y: Tensor, gelu: str | None, residual: Tensor | None) -> Tensor:
     """What follows a product."""
     if residual is not None:
         return y.add_(residual)
@@ -225,7 +229,7 @@ class Int8Product:
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
         torch.addcmul(self.bias, y, scales, out=y)
-        return after(y, gelu, residual).to(self.dtype)
+        return product_epilogue(y, gelu, residual).to(self.dtype)
 
 
 def quantize(x: Tensor, *, after_gelu: bool) -> tuple[Tensor, Tensor, int]:

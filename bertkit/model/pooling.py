@@ -23,13 +23,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertkit.checkpoints.huggingface import load_config
 from bertkit.errors import BertkitError, nearest
-from bertkit.examples.packed import Packed
-from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_config
+from bertkit.files import (
+    MOST_OBJECT_BYTES,
+    check_file_size,
+    read_json,
+    read_object,
+    write_json,
+)
 from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Pooled
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
 
 POOLINGS = ("cls", "mean", "pooler", "mean-last-four")
 """cls: the last layer's state of [CLS] (of the last [SEP], where the model reads left to right);
@@ -61,7 +67,7 @@ class TextPooling:
     """One of `POOLINGS`."""
     normalize: bool = True
     """Whether vectors are divided by their length, so that products are cosines."""
-    longest: int = 0
+    max_length: int = 0
     """Tokens of a window, special ones included; 0 for as many as the model has positions."""
     prompt: str = ""
     """Stands before every text."""
@@ -147,32 +153,33 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     """
     if not (folder / "modules.json").is_file():
         return folder, TextPooling()
-    modules = modules_of(folder)
+    modules = read_modules(folder)
     weights = folder / modules["Transformer"]
     where = folder / modules["Pooling"] / "config.json"
-    transformer = optional_json(weights / "sentence_bert_config.json")
-    described = optional_json(folder / "config_sentence_transformers.json")
+    transformer = read_optional_json(weights / "sentence_bert_config.json")
+    described = read_optional_json(folder / "config_sentence_transformers.json")
     prompts, chosen = described.get("prompts") or {}, str(described.get("default_prompt_name"))
     prompt = (prompts.get(chosen) if isinstance(prompts, dict) else prompts) or ""
     if not isinstance(prompt, str):
         raise BertkitError(f"{folder}: the prompts are not texts by name; copy the directory again")
-    pooling = optional_json(where)
+    pooling = read_optional_json(where)
     if prompt and not pooling.get("include_prompt", True):
         raise BertkitError(
             f"{where}: the prompt is left out of the mean, which is not supported; choose --pooling"
         )
     return weights, TextPooling(
-        pooling=pooling_of(mode_of(pooling, where), load_config(weights), where),
+        pooling=pooling_name(pooling_mode(pooling, where), load_config(weights), where),
         normalize="Normalize" in modules,
-        longest=window_of(weights, transformer),
+        max_length=read_max_length(weights, transformer),
         prompt=prompt,
         lowercase=bool(transformer.get("do_lower_case")),
     )
 
 
-def modules_of(folder: Path) -> dict[str, str]:
+def read_modules(folder: Path) -> dict[str, str]:
     """The modules of `modules.json` by the last word of their type, and their folders."""
     path = folder / "modules.json"
+    check_file_size(path, MOST_OBJECT_BYTES)
     try:
         found = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in read_json(path)}
     except (TypeError, KeyError):
@@ -189,7 +196,7 @@ def modules_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def mode_of(settings: Mapping[str, Any], source: Path) -> str:
+def pooling_mode(settings: Mapping[str, Any], source: Path) -> str:
     """The mode of their Pooling, in their words.
 
     Raises:
@@ -212,7 +219,7 @@ def summary_mode(config: ModelConfig) -> str:
     return "lasttoken" if config.direction == "left_to_right" else "cls"
 
 
-def pooling_of(mode: str, config: ModelConfig, source: Path) -> str:
+def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
     """Our word for a mode of theirs: "cls" is here the token that has seen all others.
 
     Raises:
@@ -229,22 +236,21 @@ def pooling_of(mode: str, config: ModelConfig, source: Path) -> str:
     return "cls"
 
 
-def window_of(weights: Path, transformer: Mapping[str, Any]) -> int:
+def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
     """Tokens that sentence-transformers reads of a text; 0 where the files do not say."""
-    longest = transformer.get("max_seq_length")
-    if not longest:
-        longest = optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
-    if not isinstance(longest, int | float):
-        raise BertkitError(f"{weights}: the longest text is {longest!r}, no number of tokens")
-    return int(longest) if longest < 1e6 else 0  # transformers writes 1e30 for "no limit"
+    max_length = transformer.get("max_seq_length")
+    if not max_length:
+        max_length = (
+            read_optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
+        )
+    if not isinstance(max_length, int | float):
+        raise BertkitError(f"{weights}: the longest text is {max_length!r}, no number of tokens")
+    return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
 
 
-def optional_json(path: Path) -> dict[str, Any]:
+def read_optional_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file that may be absent."""
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
-        raise BertkitError(f"{path} does not hold a JSON object; copy it again")
-    return found
+    return read_object(path) if path.exists() else {}
 
 
 def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:
@@ -271,8 +277,8 @@ def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> No
     flags = {flag: found == mode for flag, found in OLD_MODES.items()}
     pooled = {"word_embedding_dimension": config.hidden_size, **flags}
     write_json(folder / "1_Pooling" / "config.json", pooled)
-    longest = pooling.longest or config.max_position_embeddings
-    transformer = {"max_seq_length": longest, "do_lower_case": pooling.lowercase}
+    max_length = pooling.max_length or config.max_position_embeddings
+    transformer = {"max_seq_length": max_length, "do_lower_case": pooling.lowercase}
     write_json(folder / "sentence_bert_config.json", transformer)
     if pooling.prompt:
         prompts = {"prompts": {"default": pooling.prompt}, "default_prompt_name": "default"}

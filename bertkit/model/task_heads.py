@@ -11,20 +11,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bertkit.examples.packed import Packed
+from bertkit.checkpoints.huggingface import load_model
+from bertkit.checkpoints.weights import read_tensors
 from bertkit.model.bilstm import BiLSTM
-from bertkit.model.directory import load_model
-from bertkit.model.dropout import Dropout
+from bertkit.model.cpu import Dropout
 from bertkit.model.encoder import Encoder, ModelConfig, initialize
-from bertkit.model.features import HEAD_FILE, in_fp32, take_head, units_of
-from bertkit.model.weights import read_tensors
+from bertkit.model.features import HEAD_FILE, bilstm_units, in_fp32, take_head
+from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits
 
 
 class ClassificationModel(nn.Module):
     """Encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
 
-    With a BiLSTM, the last states of its two directions are what is pooled.
+    An ELECTRA's [CLS] gets dropout before it is pooled, too, as in transformers' class for it. With
+    a BiLSTM, the last states of its two directions are what is pooled.
     """
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
@@ -40,7 +41,9 @@ class ClassificationModel(nn.Module):
         """Logits (sequences, classes)."""
         if self.bilstm is None:
             summaries = self.encoder.summary_tokens(packed)
-            pooled = self.encoder.pool(self.encoder(packed, summaries))
+            summary = self.encoder(packed, summaries)
+            electra = self.config.pooler_act == "gelu"
+            pooled = self.encoder.pool(self.dropout(summary) if electra else summary)
         else:
             forward, backward = self.bilstm(self.encoder(packed), packed).chunk(2, dim=-1)
             ends = forward[packed.last_tokens], backward[packed.first_tokens]
@@ -132,7 +135,7 @@ def load_bilstm_model(directory: Path, model: TaskModel) -> TaskModel:
     """
     tensors = read_tensors(directory / HEAD_FILE)
     with torch.device("meta"):  # the file decides how large it is, and brings the weights
-        model = add_bilstm(model, units_of(tensors))
+        model = add_bilstm(model, bilstm_units(tensors))
     model.encoder = load_model(directory, Encoder).model  # nothing here reads its pooler
     take_head(model, tensors, "a BiLSTM", directory)
     return model.eval()

@@ -21,7 +21,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.inference import check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.task import Items, run_model
-from bertkit.training.devices import choose_precision
+from bertkit.training.device import choose_precision
 
 
 def choose_mode(name: str, device: torch.device) -> str:
@@ -79,15 +79,35 @@ class Engine:
         Args:
             items: sequences of a task.
             progress: is told how many parts are done.
+
+        Raises:
+            BertkitError: an output is NaN or infinite.
         """
         # prepared layers compute in their own precision, without autocast
         precision = "fp32" if self.device.type == "cpu" else self.mode
         run = partial(run_model, self.model, items, self.device, precision=precision)
         threads, tokens = shares(items.tokens, self.threads)
         if threads == 1:
-            return run(progress=progress)
-        with one_thread_each(threads) as pool:
-            return run(progress=progress, tokens=tokens, each=pool.map)
+            outputs = run(progress=progress)
+        else:
+            with one_thread_each(threads) as pool:
+                outputs = run(progress=progress, tokens=tokens, each=pool.map)
+        for parts in outputs:
+            check_outputs(*parts)
+        return outputs
+
+
+def check_outputs(*outputs: np.ndarray) -> None:
+    """Refuse outputs from which no answer can be made.
+
+    Raises:
+        BertkitError: one is NaN or infinite.
+    """
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise BertkitError(
+            "the model's outputs have NaN or infinite numbers: its weights are finite but too "
+            "large; use another checkpoint of the model"
+        )
 
 
 def shares(tokens: int, threads: int) -> tuple[int, int]:

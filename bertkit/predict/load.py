@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bertkit.checkpoints.families import weight_head_names
+from bertkit.checkpoints.pretrained import model_folder, read_details
+from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.errors import BertkitError
-from bertkit.model.families import heads_of
-from bertkit.model.pooling import optional_json
-from bertkit.model.saving import HEADS
-from bertkit.model.start import model_folder, read_details
-from bertkit.predict.predictor import Predictor, load_pretrained
-from bertkit.predict.tasks import PREDICTORS, TaskPredictor
-from bertkit.tasks.load import TASKS, load_task_model
-from bertkit.training.devices import choose_device
+from bertkit.model.pooling import read_optional_json
+from bertkit.predict.predictors import PREDICTORS, TaskPredictor
+from bertkit.predict.pretrained import Predictor, load_pretrained
+from bertkit.tasks.saved import TASKS, load_task_model
+from bertkit.training.device import choose_device
 
 
 def load(
@@ -51,13 +51,13 @@ def load(
         return load_pretrained(folder, device=device)
     where = choose_device(device)
     loaded = [load_task_model(one, where, null_threshold) for one in paths]
-    return PREDICTORS[loaded[0].task.kind](loaded, where, precision)
+    return PREDICTORS[loaded[0].task.task_type](loaded, where, precision)
 
 
 def is_tuned(folder: Path) -> bool:
     """Whether a model directory holds a tuned model."""
     if str(read_details(folder).get("task")) in TASKS:
         return True
-    named = optional_json(folder / "config.json").get("architectures")
-    tuned = {head for head, _ in HEADS.values()}
-    return isinstance(named, list) and any(tuned & heads_of(str(name)) for name in named)
+    named = read_optional_json(folder / "config.json").get("architectures")
+    tuned = {head for head, _ in SAVED_HEADS.values()}
+    return isinstance(named, list) and any(tuned & weight_head_names(str(name)) for name in named)

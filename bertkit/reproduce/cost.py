@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from bertkit.model.directory import read_config
+from bertkit.checkpoints.huggingface import read_model_config
+from bertkit.checkpoints.pretrained import model_folder
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.start import model_folder
-from bertkit.reproduce.scales import Scale
-from bertkit.reproduce.tables import Job
-from bertkit.reproduce.work import Step, Work
-from bertkit.training.devices import choose_device, choose_precision, matmul_peak, training_flops
+from bertkit.reproduce.experiments import TaskRun
+from bertkit.reproduce.paper import Scale
+from bertkit.reproduce.run import Reproduction, ReproductionStep
+from bertkit.training.device import choose_device, choose_precision, matmul_peak, training_flops
 from bertkit.training.recipe import PretrainRecipe
 
 ASSUMED_MFU = 0.3
@@ -36,7 +36,7 @@ SIZES = {
 """Task -> training inputs of the official set, and about how many tokens each has."""
 
 
-def describe_cost(work: Work, steps: Sequence[Step]) -> list[str]:
+def describe_cost(work: Reproduction, steps: Sequence[ReproductionStep]) -> list[str]:
     """What is to be done, in sentences."""
     left = [step for step in steps if not work.is_done(step)]
     networks = [step for step in steps if step.job is None]
@@ -52,13 +52,13 @@ def describe_cost(work: Work, steps: Sequence[Step]) -> list[str]:
         total = sum(seconds.values())
         pretraining = sum(seconds[step.name] for step in left if step.job is None)
         lines.append(
-            f"about {in_words(total)} on this machine, {pretraining / total:.0%} of it "
+            f"about {duration_text(total)} on this machine, {pretraining / total:.0%} of it "
             f"pre-training: by operations, at {mfu:.0%} of {peak / 1e9:,.0f} GFLOP/s"
         )
     return lines
 
 
-def machine_speed(work: Work) -> tuple[float, float]:
+def machine_speed(work: Reproduction) -> tuple[float, float]:
     """Operations a second of matrix products here, and the share that training reaches."""
     device = choose_device(work.device)
     precision = choose_precision(work.recipe(()).training.precision, device)
@@ -72,17 +72,17 @@ def machine_speed(work: Work) -> tuple[float, float]:
     return peak, statistics.median(shares) if shares else ASSUMED_MFU
 
 
-def operations(work: Work, step: Step) -> float:
+def operations(work: Reproduction, step: ReproductionStep) -> float:
     """Floating-point operations of a step."""
     recipe = work.recipe(step.flags)
     config = recipe.config(work.scale.vocabulary_size)
     if step.job is None:
         return pretraining_operations(recipe, config)
     given = work.given(step.variant, step.job.at)
-    return tuning_operations(work.scale, step.job, config_of(given) if given else config)
+    return tuning_operations(work.scale, step.job, network_config(given) if given else config)
 
 
-def config_of(model: Path) -> ModelConfig:
+def network_config(model: Path) -> ModelConfig:
     """The size of a given model, also of a Google checkpoint.
 
     Raises:
@@ -94,7 +94,7 @@ def config_of(model: Path) -> ModelConfig:
         folder / "bert_config.json",
         folder.parent / "bert_config.json",
     )
-    return read_config(next((file for file in files if file.is_file()), files[0]))
+    return read_model_config(next((file for file in files if file.is_file()), files[0]))
 
 
 def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float:
@@ -119,7 +119,7 @@ def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float
     return total
 
 
-def tuning_operations(scale: Scale, job: Job, config: ModelConfig) -> float:
+def tuning_operations(scale: Scale, job: TaskRun, config: ModelConfig) -> float:
     """Of all seeds and epochs; a frozen encoder only goes forward."""
     task, (inputs, length) = scale.task(job.task), SIZES.get(job.task, (10_000, 50))
     inputs = min(inputs, task.train or inputs)
@@ -134,7 +134,7 @@ def tuning_operations(scale: Scale, job: Job, config: ModelConfig) -> float:
     return passes * flops * (1 / 3 if job.head.frozen else 1)
 
 
-def in_words(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """A duration in the unit that suits it."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 1.5 * size:

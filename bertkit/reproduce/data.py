@@ -13,19 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.datasets.conll import CONLL_SITE
+from bertkit.datasets.examples import QuestionExample, TextExample
+from bertkit.datasets.glue import GLUE, PLACE, find_file
+from bertkit.datasets.squad import SQUAD_SITE
+from bertkit.datasets.swag import SWAG_SITE
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.examples.generator import SPLIT, generator
-from bertkit.reproduce.scales import TaskScale
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.conll import CONLL_SITE
-from bertkit.tasks.dataset import Dataset
-from bertkit.tasks.glue import GLUE, PLACE, find_file
-from bertkit.tasks.inputs import QuestionInput, TextInput
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import load_dataset, official_paths
-from bertkit.tasks.squad import SQUAD_SITE
-from bertkit.tasks.swag import SWAG_SITE
+from bertkit.pretraining_data.rng import SPLIT, keyed_rng
+from bertkit.reproduce.paper import TaskScale
+from bertkit.tasks.benchmarks import load_dataset, official_paths
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.data import TaskData
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 
@@ -41,13 +41,13 @@ FOLDERS = {
 """Data set -> names that its folder may have; GLUE's are in `glue`."""
 
 
-def folder_of(task: str, data: Path) -> Path:
+def find_data_folder(task: str, data: Path) -> Path:
     """The folder of a task's official files."""
     names = FOLDERS.get(task, ("glue", "GLUE", "glue_data"))
     return next((data / name for name in names if (data / name).is_dir()), data)
 
 
-def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Dataset:
+def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskData:
     """A task's data, with as many inputs as the scale says.
 
     Args:
@@ -61,14 +61,14 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Datase
     """
     if missing := absent_files(task, data):
         raise BertkitError(missing)
-    longest = min(scale.longest, positions)
-    lengths = Lengths(longest=longest, stride=scale.stride, context=scale.context)
+    max_length = min(scale.max_length, positions)
+    lengths = WindowLengths(max_length=max_length, stride=scale.stride, context=scale.context)
     if task == "squad-sentences":
         found = squad_sentences(data, scale, positions)
     else:
         if task.startswith("squad") and 0 < positions < 128:
-            lengths = replace(lengths, question_length=max(8, positions // 4))
-        files = Files(data=folder_of(task, data))
+            lengths = replace(lengths, max_question_length=max(8, positions // 4))
+        files = DataFiles(data=find_data_folder(task, data))
         found = load_dataset(task, files, Columns(), lengths, positions)
     some = some_documents if scale.context == "document" else some_of
     dev = [(name, some(inputs, scale.dev, 1)) for name, inputs in found.dev]
@@ -77,7 +77,7 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> Datase
 
 def absent_files(task: str, data: Path) -> str:
     """Why a task cannot be run, in words; "" where its files are there."""
-    folder = folder_of("squad-1.1" if task == "squad-sentences" else task, data)
+    folder = find_data_folder("squad-1.1" if task == "squad-sentences" else task, data)
     if task in GLUE:
         try:
             for split in GLUE[task].files:
@@ -88,7 +88,7 @@ def absent_files(task: str, data: Path) -> str:
         return ""
     key = "squad-1.1" if task == "squad-sentences" else task
     place = {"swag": SWAG_SITE, "conll-2003": CONLL_SITE}.get(key, SQUAD_SITE)
-    paths = official_paths(key, Files(data=folder))
+    paths = official_paths(key, DataFiles(data=folder))
     needed = [Path(path) for split, path in paths.items() if split != "test"]
     gone = [path.name for path in needed if not path.is_file()]
     if not gone:
@@ -103,7 +103,7 @@ def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
     """
     if not 0 < count < len(inputs):
         return inputs
-    chosen = generator(0, SPLIT, epoch=1, row=row).permutation(len(inputs))[:count]
+    chosen = keyed_rng(0, SPLIT, epoch=1, row=row).permutation(len(inputs))[:count]
     return [inputs[i] for i in sorted(chosen.tolist())]
 
 
@@ -114,7 +114,7 @@ def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]
     sizes = Counter(given.document for given in inputs)
     chosen: set[Any] = set()
     total = 0
-    for document in generator(0, SPLIT, epoch=1, row=row).permutation(list(sizes)).tolist():
+    for document in keyed_rng(0, SPLIT, epoch=1, row=row).permutation(list(sizes)).tolist():
         if total >= count:
             break
         chosen.add(document)
@@ -122,15 +122,15 @@ def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]
     return [given for given in inputs if given.document in chosen]
 
 
-def squad_sentences(data: Path, scale: TaskScale, positions: int) -> Dataset:
+def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
     """Question and sentence pairs of SQuAD 1.1, made of twice as many questions as are wanted."""
-    files = Files(data=folder_of("squad-1.1", data))
-    questions = load_dataset("squad-1.1", files, Columns(), Lengths(), 512)
+    files = DataFiles(data=find_data_folder("squad-1.1", data))
+    questions = load_dataset("squad-1.1", files, Columns(), WindowLengths(), 512)
     [(_, dev)] = questions.dev
     counts = questions.counts
-    return Dataset(
+    return TaskData(
         "squad-sentences",
-        Classify(LABELS, ("accuracy",), positions),
+        Classification(LABELS, ("accuracy",), positions),
         sentence_pairs(some_of(questions.train, 2 * scale.train, 2), 0, counts),
         [("dev", sentence_pairs(some_of(dev, 2 * scale.dev, 3), 1, counts))],
         counts=counts,
@@ -139,14 +139,14 @@ def squad_sentences(data: Path, scale: TaskScale, positions: int) -> Dataset:
 
 
 def sentence_pairs(
-    questions: Sequence[QuestionInput], row: int, counts: TextCounts
-) -> list[TextInput]:
+    questions: Sequence[QuestionExample], row: int, counts: TextCounts
+) -> list[TextExample]:
     """A pair for each question: with the sentence of its answer, or, half the time, with another.
 
     Which of the others is drawn at random. Questions whose paragraph is one sentence are left out,
     and so are those whose answer crosses a border; they are counted.
     """
-    coins, places = generator(0, SPLIT, epoch=2, row=row).random((2, len(questions)))
+    coins, places = keyed_rng(0, SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}
     pairs = []
     for given, coin, place in zip(questions, coins, places, strict=True):
@@ -161,7 +161,7 @@ def sentence_pairs(
             continue
         pool, label = (holding, LABELS[0]) if coin < 0.5 else (others, LABELS[1])
         drawn = pool[int(place * len(pool))]
-        pairs.append(TextInput(given.id, given.question, drawn, label, given.place))
+        pairs.append(TextExample(given.id, given.question, drawn, label, given.place))
     if not pairs:
         raise BertkitError("SQuAD has no paragraph of two sentences; check the files")
     return pairs

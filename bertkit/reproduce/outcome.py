@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bertkit.checkpoints.pretrained import model_name
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
-from bertkit.model.start import model_name
+from bertkit.finetuning.grid import RunResult, metric_spread
+from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment, TaskRun
 from bertkit.reproduce.paper import Claim, PaperTable
-from bertkit.reproduce.tables import BASE, PERPLEXITY, Cell, Experiment, Job
-from bertkit.reproduce.work import Work
-from bertkit.tasks.grid import RunResult, spread_of
-from bertkit.training.batches import commoner_label, held_out_rows
+from bertkit.reproduce.run import Reproduction
+from bertkit.training.data import commoner_label, held_out_rows
 
 LEARNED = 0.02
 """How far above the commoner label next-sentence accuracy has to be to say that it was learned."""
 
 
-def gather(work: Work, experiments: Sequence[Experiment]) -> dict[str, Any]:
+def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dict[str, Any]:
     """Everything that the rendered page says, as JSON values.
 
     Args:
@@ -38,12 +38,12 @@ def gather(work: Work, experiments: Sequence[Experiment]) -> dict[str, Any]:
     }
 
 
-def has_results(work: Work, experiment: Experiment) -> bool:
+def has_results(work: Reproduction, experiment: Experiment) -> bool:
     """Whether anything of a table was run."""
     return any(work.results(job) for job in experiment.jobs)
 
 
-def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, Any]:
+def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dict[str, Any]:
     """What a network is, and how far its pre-training came."""
     given = work.given(variant)
     records = [] if given else work.journal(variant)  # the scale's own is for figure 5 alone
@@ -77,7 +77,7 @@ def network_facts(work: Work, variant: str, flags: Sequence[str]) -> dict[str, A
     }
 
 
-def last_majority(work: Work, flags: Sequence[str]) -> float:
+def last_majority(work: Reproduction, flags: Sequence[str]) -> float:
     """NSP accuracy of always the commoner label, on the held-out examples of the last phase."""
     recipe = work.recipe(flags)
     held_out = TokenStore(work.out / "text" / "store", "held_out")
@@ -85,7 +85,9 @@ def last_majority(work: Work, flags: Sequence[str]) -> float:
     return commoner_label(recipe, held_out_rows(recipe, held_out, phase), phase)
 
 
-def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any]) -> dict[str, Any]:
+def table_facts(
+    work: Reproduction, experiment: Experiment, networks: Mapping[str, Any]
+) -> dict[str, Any]:
     """A table: cells, and what became of the paper's claims."""
     paper = experiment.paper
     cells = [cell_facts(work, experiment, cell) for cell in experiment.cells]
@@ -100,11 +102,11 @@ def table_facts(work: Work, experiment: Experiment, networks: Mapping[str, Any])
         "paper_columns": list(paper.columns),
         "paper_rows": {name: list(values) for name, values in paper.rows.items()},
         "cells": cells,
-        "claims": claims_of(paper, cells, networks),
+        "claims": judge_claims(paper, cells, networks),
     }
 
 
-def claims_of(
+def judge_claims(
     paper: PaperTable, cells: Sequence[dict[str, Any]], networks: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """What became of a table's claims, by its cells and whether the base network learned pairs."""
@@ -113,7 +115,7 @@ def claims_of(
     return [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims]
 
 
-def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]:
+def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """A cell: what was run and the values of its seeds."""
     paper_column = cell.thousands or cell.column
     found: dict[str, Any] = {
@@ -134,7 +136,7 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
         found["complete"] = bool(found["values"])
     else:
         results = work.results(cell.job)
-        found["values"] = [value_of(result, cell.metric) for result in results if result.scores]
+        found["values"] = [cell_value(result, cell.metric) for result in results if result.scores]
         found["complete"] = len(results) == work.scale.seeds
         found["degenerate"] = sum(bool(r.degenerate) for r in results if r.scores)
         if results and not found["values"]:
@@ -150,13 +152,13 @@ def cell_facts(work: Work, experiment: Experiment, cell: Cell) -> dict[str, Any]
     return found | spread(found["values"])
 
 
-def given_model(work: Work, job: Job) -> str:
+def given_model(work: Reproduction, job: TaskRun) -> str:
     """The name of the model that stands in the place of the scale's own; "" where none does."""
     model = work.given(job.variant, job.at)
     return "" if model is None else model_name(model.resolve())
 
 
-def last_perplexity(work: Work, variant: str) -> list[float]:
+def last_perplexity(work: Reproduction, variant: str) -> list[float]:
     """Of held-out text at the end of pre-training; empty before it."""
     measured: list[Any] = [r for r in work.journal(variant) if r["kind"] == "evaluation"]
     if not measured or not work.is_trained(variant, own=True):
@@ -164,7 +166,7 @@ def last_perplexity(work: Work, variant: str) -> list[float]:
     return [round(measured[-1]["mlm_perplexity"], 4)]
 
 
-def value_of(result: RunResult, metric: str) -> float:
+def cell_value(result: RunResult, metric: str) -> float:
     """A score in percent; "SPLIT METRIC" of another split than the first."""
     split, _, name = metric.rpartition(" ")
     scores = result.scores.get(split) if split else next(iter(result.scores.values()))
@@ -175,7 +177,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     """Number, median and range."""
     if not values:
         return {"n": 0}
-    found = spread_of(values)
+    found = metric_spread(values)
     rounded = {name: None if v is None else round(v, 2) for name, v in found.items()}
     return {"n": len(values), **rounded, "lowest": found["lowest"], "highest": found["highest"]}
 

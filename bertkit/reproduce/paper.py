@@ -1,14 +1,22 @@
-"""What the paper reports: `paper.toml` as tables."""
+"""What the paper reports, from `paper.toml`, and the scale at which its tables are run.
+
+A scale is a TOML file beside this one, or a file of the user's own.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
+from typing import Any
 
+from bertkit.config import read_recipe
 from bertkit.errors import BertkitError, nearest
+from bertkit.tasks.benchmarks import OFFICIAL
+from bertkit.training.recipe import PretrainRecipe
 
 
 @dataclass(frozen=True)
@@ -87,3 +95,145 @@ def find_table(name: str) -> PaperTable:
         hint = nearest(key, tables)
         raise BertkitError(f"the paper has no '{name}'{hint}; choose {', '.join(tables)} or all")
     return tables[key]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScale:
+    """How a task is tuned."""
+
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    frozen_learning_rate: float = 0.0
+    """Of what stands on a frozen encoder; 0 for `learning_rate`."""
+    epochs: int = 3
+    train: int = 0
+    """Training inputs, drawn at random; 0 for all."""
+    dev: int = 0
+    """Inputs of dev, drawn at random; 0 for all."""
+    max_length: int = 0
+    """Tokens of a window; 0 for what `bertkit finetune` takes."""
+    stride: int = 0
+    context: str = "sentence"
+    """Of tagging: sentence or document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Networks, schedules and amounts of data."""
+
+    name: str
+    title: str
+    recipe: str
+    flags: tuple[str, ...]
+    """Of the recipe, as on the command line."""
+    vocabulary_size: int
+    cased: bool
+    seeds: int
+    """Of fine-tuning; pre-training has one."""
+    sizes: tuple[tuple[int, int, int], ...]
+    """Of table 6: layers, width, heads."""
+    steps: tuple[int, ...]
+    """Of figure 5: updates after which the model is tuned."""
+    units: int
+    """Of the BiLSTM of table 7, in each direction."""
+    remarks: tuple[str, ...]
+    """What a reader of the tables has to know."""
+    tasks: Mapping[str, TaskScale]
+    stand_ins: Mapping[str, Mapping[str, str]]
+    """Table -> column of the paper -> task that is run in its place."""
+
+    def recipe_flags(self, flags: Sequence[str]) -> list[str]:
+        """The scale's flags and a network's own, which win."""
+        kept: list[str] = []
+        dropping = False
+        for word in self.flags:
+            if word.startswith("--"):
+                dropping = word in flags
+            if not dropping:
+                kept.append(word)
+        return [*kept, *flags]
+
+    def task(self, name: str) -> TaskScale:
+        """How a task is tuned at this scale."""
+        return self.tasks.get(name, self.tasks["default"])
+
+
+def shipped_scales() -> list[str]:
+    """Names of the scales, smallest first."""
+    return ["tiny", "small", "base", "large"]
+
+
+def read_scale(name: str) -> Scale:
+    """A shipped scale by name, or a .toml file.
+
+    Raises:
+        BertkitError: there is no such scale, or the file is no scale; the message names the field.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise BertkitError(f"{path} does not exist; give a scale's name or file")
+        text = path.read_text(encoding="utf-8")
+    elif name in shipped_scales():
+        text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
+    else:
+        known = shipped_scales()
+        raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}; see {known}")
+    try:
+        return build_scale(Path(name).stem, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
+        raise BertkitError(f"scale {name}: {error}; see the shipped ones for its fields") from None
+
+
+def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse names of tasks, tables and columns that nothing would ever look up.
+
+    Raises:
+        ValueError: says which.
+    """
+    known, tables = (*OFFICIAL, "squad-sentences"), paper_tables()
+    named = [("a task", task, known) for task in tasks]
+    for key, columns in stand_ins.items():
+        named.append(("a table", key, tuple(tables)))
+        own = ("mnli-m",) if key == "figure-5" else tables[key].columns if key in tables else ()
+        named += [(f"a column of {key}", column, own) for column in columns]
+        named += [("a task", task, known) for task in columns.values()]
+    for what, name, choice in named:
+        if name not in choice:
+            raise ValueError(f"'{name}' is not {what}{nearest(name, choice)}")
+
+
+def build_scale(name: str, values: dict[str, Any]) -> Scale:
+    """A scale from the content of its file."""
+    given = values.pop("tasks", {})
+    default = TaskScale(**given.pop("default", {}))
+    known = {field.name for field in fields(Scale)}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"there is no field '{unknown[0]}'{nearest(unknown[0], known)}")
+    for field in ("vocabulary_size", "seeds", "units"):
+        if type(values[field]) is not int or values[field] < 1:
+            raise ValueError(f"{field} must be a positive integer, not {values[field]!r}")
+    for field in ("sizes", "steps"):
+        if not values[field]:
+            raise ValueError(f"{field} must not be empty")
+    sizes = values["sizes"]
+    if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
+        raise ValueError("each of sizes is three numbers: layers, width, heads")
+    check_names(given, values.get("stand_ins", {}))
+    scale = Scale(
+        **{
+            **values,
+            "name": name,
+            "flags": tuple(values["flags"]),
+            "sizes": tuple(tuple(size) for size in values["sizes"]),
+            "steps": tuple(values["steps"]),
+            "remarks": tuple(values.get("remarks", ())),
+            "tasks": {"default": default}
+            | {task: replace(default, **own) for task, own in given.items()},
+            "stand_ins": values.get("stand_ins", {}),
+        }
+    )
+    total = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).phases.total_steps
+    if not all(type(step) is int and 0 < step <= total for step in scale.steps):
+        raise ValueError(f"steps are numbers of updates up to the recipe's {total:,}")
+    return scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import bertkit
-from bertkit.serve import more_routes, routes
-from bertkit.serve.gate import Gate, as_json
+from bertkit.serve import routes
+from bertkit.serve import routes as more_routes
 from bertkit.serve.limits import RefusedError
+from bertkit.serve.middleware import RequestMiddleware, json_response
 from bertkit.serve.page import page_routes
-from bertkit.serve.serving import Serving, shortened
+from bertkit.serve.service import Service, shorten_client_text
 
 WEB = Path(__file__).parent / "web"
 """The page that is served at /, where there is one."""
@@ -31,12 +32,15 @@ Every answer that is none has the form `{"error": {"message": ..., "type": ..., 
 """
 
 
-def make_app(serving: Serving, *, token: str = "", web: Path = WEB) -> FastAPI:
+def make_app(
+    serving: Service, *, token: str = "", hosts: Collection[str] = (), web: Path = WEB
+) -> FastAPI:
     """The application.
 
     Args:
         serving: the models; they are closed with the application.
         token: that requests to /v1/ and /metrics must carry; none where empty.
+        hosts: names under which it is asked, besides addresses; any where empty.
         web: a folder with index.html, served at / where it is there.
     """
 
@@ -50,20 +54,21 @@ def make_app(serving: Serving, *, token: str = "", web: Path = WEB) -> FastAPI:
         version=bertkit.__version__,
         description=ABOUT,
         lifespan=lifespan,
+        redirect_slashes=False,  # it would send back any host name
         openapi_tags=[{"name": name} for name in ("tasks", "pre-training", "embeddings", "inside")],
     )
     for made in (
         routes.task_routes(serving),
         routes.pretraining_routes(serving),
         more_routes.embedding_routes(serving),
-        more_routes.inside_routes(serving),
-        more_routes.model_routes(serving),
+        more_routes.inspection_routes(serving),
+        more_routes.model_routes(serving, reloading=bool(token)),
         more_routes.state_routes(serving),
     ):
         app.include_router(made)
     app.router.routes.extend(page_routes(web))
     app.state.serving = serving
-    app.add_middleware(Gate, serving=serving, token=token)
+    app.add_middleware(RequestMiddleware, serving=serving, token=token, hosts=hosts)
     add_refusals(app)
     if token:
         app.openapi = with_token(app)  # type: ignore[method-assign]
@@ -75,15 +80,17 @@ def add_refusals(app: FastAPI) -> None:
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedError)
-        return as_json(error)
+        return json_response(error)
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return as_json(invalid_body(error.errors()[0], request.headers.get("content-type", "")))
+        return json_response(
+            invalid_body(error.errors()[0], request.headers.get("content-type", ""))
+        )
 
     async def by_framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        answer = as_json(RefusedError(error.status_code, str(error.detail)))
+        answer = json_response(RefusedError(error.status_code, str(error.detail)))
         answer.headers.update(error.headers or {})
         return answer
 
@@ -110,7 +117,7 @@ def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
         return RefusedError(400, f"the body is no JSON at character {first['loc'][-1]}")
     # the places in a union say which of its types was tried; they are no fields
     places = [str(part) for part in first["loc"][1:]]
-    where = [shortened(place) for place in places if not TRIED.match(place)]
+    where = [shorten_client_text(place) for place in places if not TRIED.match(place)]
     param = ".".join(where) or None
     if len(where) < len(places):
         return RefusedError(422, f"{param}: takes a text, texts, ids, or lists of ids", param)

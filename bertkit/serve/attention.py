@@ -11,25 +11,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertkit.examples.packed import pack
-from bertkit.explain.network import attention_weights
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.explain.steps import attention_weights
 from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
-from bertkit.model.start import Start
-from bertkit.serve.answers import Piece
-from bertkit.serve.batching import Prepared
-from bertkit.serve.bodies import AttentionRequest, PiecesRequest
-from bertkit.serve.limits import RefusedError
-from bertkit.tokens.tokenizer import PairEncoding, Tokenizer
+from bertkit.pretraining_data.batch import pack
+from bertkit.serve.batching import PreparedRequest
+from bertkit.serve.limits import RefusedError, not_finite
+from bertkit.serve.schemas import AttentionRequest, PiecesRequest
+from bertkit.tokenizer.wordpiece import PairEncoding, Tokenizer
 
 DIGITS = 5
 """Of a weight."""
-MOST_WEIGHTS = 8_000_000
+MAX_WEIGHTS = 8_000_000
 """In the maps of one request; of base's 144 heads, 235 tokens."""
 MOST_PIECES = 10_000
 """Of an answer with pieces alone, which has about 80 bytes for each."""
 
 
-class Head(NamedTuple):
+class AttentionHead(NamedTuple):
     """A sequence, and the head that is asked for; both numbers from 0."""
 
     encoded: PairEncoding
@@ -37,18 +36,17 @@ class Head(NamedTuple):
     head: int
 
 
-class AttentionWork:
+class AttentionOperation:
     """The weights of one head.
 
     The served layers are laid out for speed and forget their weights at once, so the encoder is
     built once more, in fp32, when this is asked for the first time.
 
     Args:
-        start: the weights; those of a safetensors file are left on the disk until then, whatever
-            becomes of its folder.
+        start: the weights, in memory: whatever becomes of its folder, these are shown.
     """
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: PretrainedWeights) -> None:
         self.start, self.config, self.tokenizer = start, start.config, start.tokenizer
         self.built: Encoder | None = None
         self.building = threading.Lock()
@@ -58,10 +56,11 @@ class AttentionWork:
         """In fp32, on the CPU; built once, whoever asks first."""
         with self.building:
             if self.built is None:
-                self.built = self.start.build(Encoder, keep_head=False).model.eval()
+                made = self.start.build(Encoder, keep_head=False, copy=False)
+                self.built = made.model.eval()
             return self.built
 
-    def prepare(self, asked: AttentionRequest) -> Prepared:
+    def prepare(self, asked: AttentionRequest) -> PreparedRequest:
         """The sequence.
 
         Raises:
@@ -77,8 +76,8 @@ class AttentionWork:
                     422, f"{field}: the model has {most} {field}s, there is no {number}", field
                 )
         encoded = self.encode(asked, self.config.max_position_embeddings, "the model reads")
-        head = Head(encoded, asked.layer - 1, asked.head - 1)
-        return Prepared(head, len(encoded.ids), 1)
+        head = AttentionHead(encoded, asked.layer - 1, asked.head - 1)
+        return PreparedRequest(head, len(encoded.ids), 1)
 
     def encode(self, asked: PiecesRequest, most: int, reason: str) -> PairEncoding:
         """The sequence of a text or a pair.
@@ -99,7 +98,7 @@ class AttentionWork:
         return encoded
 
     @torch.inference_mode()
-    def run(self, many: Sequence[Head]) -> list[np.ndarray]:
+    def run(self, many: Sequence[AttentionHead]) -> list[np.ndarray]:
         """(tokens, tokens) for each request, rounded; rows are the tokens that look."""
         found = []
         for encoded, number, head in many:
@@ -118,47 +117,53 @@ class AttentionWork:
                 hidden = layer(hidden, packed)
 
 
-class AttentionMapsWork:
+class AttentionMapsOperation:
     """The weights of all heads at once, as bytes, to be looked at.
 
     Args:
         one: has the encoder.
     """
 
-    def __init__(self, one: AttentionWork) -> None:
+    def __init__(self, one: AttentionOperation) -> None:
         self.one, self.config = one, one.config
 
-    def prepare(self, asked: PiecesRequest) -> Prepared:
+    def prepare(self, asked: PiecesRequest) -> PreparedRequest:
         """The sequence.
 
         Raises:
             RefusedError: it is longer than the model, or has too many weights.
         """
         heads = self.config.num_hidden_layers * self.config.num_attention_heads
-        fitting, longest = math.isqrt(MOST_WEIGHTS // heads), self.config.max_position_embeddings
-        reason = "the model reads" if longest <= fitting else "maps of all heads are made up to"
-        encoded = self.one.encode(asked, min(fitting, longest), reason)
-        return Prepared(encoded, len(encoded.ids), 1)
+        fitting, max_length = math.isqrt(MAX_WEIGHTS // heads), self.config.max_position_embeddings
+        reason = "the model reads" if max_length <= fitting else "maps of all heads are made up to"
+        encoded = self.one.encode(asked, min(fitting, max_length), reason)
+        return PreparedRequest(encoded, len(encoded.ids), 1)
 
     @torch.inference_mode()
     def run(self, many: Sequence[PairEncoding]) -> list[bytes]:
         """A byte for each (layer, head, token, token), for each request."""
         return [
             b"".join(
-                (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()
+                as_shades(weights)
                 for weights in self.one.weights(encoded, self.config.num_hidden_layers)
             )
             for encoded in many
         ]
 
 
-def pieces_of(tokenizer: Tokenizer, encoded: PairEncoding) -> list[Piece]:
-    """The pieces of a sequence and where they stand."""
-    return [Piece(**row) for row in piece_rows(tokenizer, encoded)]
+def as_shades(weights: Tensor) -> bytes:
+    """A byte for each weight.
+
+    Raises:
+        RefusedError: 500 where one is not finite.
+    """
+    if not weights.isfinite().all():
+        raise not_finite()
+    return (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()
 
 
-def piece_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:
-    """The same as plain dictionaries, see `Piece`."""
+def token_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:
+    """The pieces of a sequence and where they stand, see `bertkit.serve.schemas.Piece`."""
     rows = zip(encoded.ids, encoded.segment_ids, encoded.offsets, encoded.text_index, strict=True)
     return [
         {

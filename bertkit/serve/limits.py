@@ -13,21 +13,27 @@ from typing import Any
 from bertkit.errors import BertkitError
 from bertkit.tasks.task import PREDICTION_TOKENS
 
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 """Inputs of one request; OpenAI's limit for embeddings."""
-MOST_PIECES = 65_536
+MAX_TOKENS = 65_536
 """Words, or ids, of one input."""
 CHARACTERS_OF_TOKEN = 6
 """Running text has fewer, so its tokens are at least its characters divided by this. So much is
 known before a text is cut."""
 
+BYTES_OF_NUMBER = 8
+"""Of an answer, with its comma; most have more."""
+
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",
+    409: "conflict_error",
     413: "too_large_error",
+    421: "invalid_request_error",
     422: "invalid_request_error",
     429: "overloaded_error",
     500: "server_error",
@@ -40,17 +46,25 @@ TYPES = {
 class Limits:
     """What a server takes on."""
 
-    max_queue: int = 65_536
+    max_queue_tokens: int = 65_536
     """Tokens that may wait for each model; a request beyond that is answered with 429."""
-    max_batch: int = PREDICTION_TOKENS
+    max_batch_tokens: int = PREDICTION_TOKENS
     """Tokens that a thread computes at once, and each model has up to two; a larger request stands
     alone."""
     deadline: float = 30.0
     """Seconds in which a request's body must come (else 408), and from then on seconds until the
-    request is answered with 503 instead."""
+    request is answered with 503 instead. A connection whose client takes longer to send a request's
+    head, or to read an answer, is closed."""
     max_bytes: int = 2 << 20
     """Of a request's body; a larger one is answered with 413."""
-    linger: float = 2.0
+    max_answer: int = 32 << 20
+    """Bytes of an answer's body; a request with a larger one is answered with 413. Of answers that
+    clients have not read, twice as many are held; requests beyond that are answered with 503."""
+    max_connections: int = 512
+    """Connections at a time, or fewer where the process may open fewer files. Beyond that the one
+    that has been idle longest is closed; where none is idle, only /health and /ready are answered
+    on new ones."""
+    max_delay: float = 2.0
     """Most milliseconds that a model waits for the clients of the batch before, once it had
     several; a request to an idle server never waits."""
     grace: float = 1.0
@@ -62,13 +76,33 @@ class Limits:
         Raises:
             BertkitError: one is out of range.
         """
-        for name in ("max_queue", "max_batch", "deadline", "max_bytes"):
+        above_zero = ("max_queue_tokens", "max_batch_tokens", "deadline", "max_bytes", "max_answer")
+        for name in (*above_zero, "max_connections"):
             if not 0 < getattr(self, name) < math.inf:
                 flag = name.replace("_", "-")
                 raise BertkitError(f"--{flag} must be above 0, got {getattr(self, name)}")
-        for name in ("linger", "grace"):
+        for name in ("max_delay", "grace"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise BertkitError(f"--{name} must be 0 or more, got {getattr(self, name)}")
+                raise BertkitError(
+                    f"--{name.replace('_', '-')} must be 0 or more, got {getattr(self, name)}"
+                )
+
+    @property
+    def max_unread(self) -> int:
+        """Bytes of answers that clients have not read."""
+        return 2 * self.max_answer
+
+    def check_answer(self, numbers: int) -> None:
+        """Refuse an answer before it is made, where it would be too large for certain.
+
+        Args:
+            numbers: that it has, or texts.
+
+        Raises:
+            RefusedError: 413.
+        """
+        if numbers * BYTES_OF_NUMBER > self.max_answer:
+            raise answer_too_large(self.max_answer)
 
 
 class RefusedError(Exception):
@@ -90,6 +124,11 @@ class RefusedError(Exception):
         if status == 401:
             self.headers["www-authenticate"] = "Bearer"
 
+    def closing(self) -> RefusedError:
+        """The same, with the end of the connection."""
+        self.headers["connection"] = "close"
+        return self
+
     def body(self) -> dict[str, Any]:
         """What the client gets."""
         kind = TYPES.get(self.status, "invalid_request_error")
@@ -107,4 +146,20 @@ def too_many(tokens: int, most: int) -> RefusedError:
         413,
         f"the request has about {tokens:,} tokens and the server takes {most:,} at a time; send "
         "fewer or shorter inputs",
+    )
+
+
+def answer_too_large(most: int) -> RefusedError:
+    """An answer beyond the limit."""
+    return RefusedError(
+        413,
+        f"the answer would be larger than {most:,} bytes; send fewer or shorter inputs, or ask for "
+        "embeddings in base64",
+    )
+
+
+def not_finite() -> RefusedError:
+    """An answer that no client could use."""
+    return RefusedError(
+        500, "the model computed a number that is not finite; its weights are damaged"
     )

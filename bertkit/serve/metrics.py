@@ -14,8 +14,8 @@ from prometheus_client import (
     generate_latest,
 )
 
-SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
+SECOND_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+TOKEN_BUCKETS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -41,13 +41,13 @@ class Metrics:
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
         self.inputs = counter("inputs", "Inputs of requests that were taken.", "model")
-        self.seconds = histogram("request_seconds", "Until the answer.", SECONDS, "route")
+        self.seconds = histogram("request_seconds", "Until the answer.", SECOND_BUCKETS, "route")
         self.in_flight = gauge("requests_in_flight", "Requests at work or waiting.")
         self.queue_requests = gauge("queue_requests", "Requests that wait.", "model")
         self.queue_tokens = gauge("queue_tokens", "Tokens that wait.", "model")
-        self.queue_seconds = histogram("queue_seconds", "From arrival to a batch.", SECONDS)
-        self.batch_seconds = histogram("batch_seconds", "Computing a batch.", SECONDS)
-        self.batch_tokens = histogram("batch_tokens", "Tokens in a batch.", TOKENS)
+        self.queue_seconds = histogram("queue_seconds", "From arrival to a batch.", SECOND_BUCKETS)
+        self.batch_seconds = histogram("batch_seconds", "Computing a batch.", SECOND_BUCKETS)
+        self.batch_tokens = histogram("batch_tokens", "Tokens in a batch.", TOKEN_BUCKETS)
         self.batch_requests = histogram("batch_requests", "Requests in a batch.", REQUESTS)
 
     def begin(self, model: str) -> None:

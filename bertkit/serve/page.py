@@ -17,7 +17,7 @@ HEADERS = {
 }
 """Nothing is loaded from, or sent to, another host; no script or style stands in the page itself;
 after an update of the package the browser takes the new files."""
-TYPES = {
+MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
@@ -37,7 +37,7 @@ def page_routes(web: Path) -> list[Route]:
     """
     if not (web / "index.html").is_file():
         return []
-    files = sorted(path for path in web.iterdir() if path.suffix in TYPES)
+    files = sorted(path for path in web.iterdir() if path.suffix in MEDIA_TYPES)
     return [file_route(path) for path in files]
 
 
@@ -45,7 +45,7 @@ def file_route(path: Path) -> Route:
     """The route of one file."""
 
     async def file(request: Request) -> Response:
-        return FileResponse(path, headers=HEADERS, media_type=TYPES[path.suffix])
+        return FileResponse(path, headers=HEADERS, media_type=MEDIA_TYPES[path.suffix])
 
     where = "/" if path.name == "index.html" else f"/{path.name}"
     return Route(where, file, include_in_schema=False)

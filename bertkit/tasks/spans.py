@@ -15,16 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertkit.datasets.examples import GoldAnswer
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import Answer
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 USUAL_STRIDE = 128
 REMEMBERED_CONTEXTS = 64  # the questions of a paragraph follow each other
 LENGTH_BONUS = 0.01  # for the max-context score, per token of a window
 
 
-class Window(NamedTuple):
+class SpanWindow(NamedTuple):
     """`[CLS] question [SEP] part of the context [SEP]`; n tokens of it are context."""
 
     ids: np.ndarray
@@ -42,7 +42,7 @@ class Window(NamedTuple):
 class Windows(NamedTuple):
     """All windows of a question, and how many tokens the question lost (0: it is whole)."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[SpanWindow, ...]
     question_cut: int
 
 
@@ -110,26 +110,26 @@ def make_windows(
     *,
     max_length: int = 384,
     stride: int = 0,
-    question_length: int = 64,
+    max_question_length: int = 64,
 ) -> Windows:
     """Cut a context into overlapping windows behind the question.
 
     Args:
-        question: its first `question_length` tokens are used.
+        question: its first `max_question_length` tokens are used.
         context: of any length; one without tokens gets one window without any.
         tokenizer: should give offsets that never decrease, as ours do.
         max_length: tokens of a window, [CLS] and both [SEP] with them.
         stride: context tokens from the start of a window to the start of the next. If a window has
             room for fewer, they lie end to end. 0 for 128, or 3/4 of the room where that is less,
             so that windows of any length overlap.
-        question_length: see `question`.
+        max_question_length: see `question`.
 
     Raises:
         BertkitError: the lengths leave no room for the context.
     """
-    check_lengths(max_length, stride, question_length)
+    check_lengths(max_length, stride, max_question_length)
     question_ids = tokenizer.encode_batch([question])[0]
-    kept = question_ids[:question_length]
+    kept = question_ids[:max_question_length]
     head = np.array([tokenizer.cls_id, *kept, tokenizer.sep_id], dtype=np.int32)
     tail = np.array([tokenizer.sep_id], dtype=np.int32)
     ids, offsets = encode_context(context, tokenizer)
@@ -144,7 +144,7 @@ def make_windows(
             int(offsets[end, 0]) if end < count else len(context),
         )
         window_ids = np.concatenate([head, ids[start:end], tail])
-        windows.append(Window(window_ids, len(head), offsets[start:end], best, reach))
+        windows.append(SpanWindow(window_ids, len(head), offsets[start:end], best, reach))
     return Windows(tuple(windows), len(question_ids) - len(kept))
 
 
@@ -153,17 +153,18 @@ def usual_step(room: int) -> int:
     return max(1, min(USUAL_STRIDE, room - max(1, room // 4)))
 
 
-def check_lengths(max_length: int, stride: int, question_length: int) -> None:
+def check_lengths(max_length: int, stride: int, max_question_length: int) -> None:
     """Refuse settings under which a long question would leave no token to the context."""
-    if stride < 0 or question_length < 1:
+    if stride < 0 or max_question_length < 1:
         raise BertkitError(
-            f"stride is {stride} and question_length {question_length}; give 0 or more, and 1 or "
-            "more"
+            f"stride is {stride} and max_question_length {max_question_length}; give 0 or more, "
+            "and 1 or more"
         )
-    if max_length - question_length - 3 < 1:
+    if max_length - max_question_length - 3 < 1:
         raise BertkitError(
             f"windows of {max_length} tokens have no room for the context behind a question of "
-            f"{question_length} and 3 special tokens; raise --longest or lower --question-length"
+            f"{max_question_length} and 3 special tokens; raise --max-length or lower "
+            "--max-question-length"
         )
 
 
@@ -187,7 +188,7 @@ def best_contexts(count: int, starts: range, room: int) -> list[np.ndarray]:
     return [winner[start : start + room] == index for index, start in enumerate(starts)]
 
 
-def align(answer: Answer, window: Window) -> tuple[int, int] | None:
+def align(answer: GoldAnswer, window: SpanWindow) -> tuple[int, int] | None:
     """First and last token of an answer, counted from [CLS]; the tightest that cover it.
 
     None if a token of the answer lies outside of the window, or if it has none (it consists of
@@ -203,7 +204,7 @@ def align(answer: Answer, window: Window) -> tuple[int, int] | None:
 
 
 def decode(
-    windows: Sequence[Window],
+    windows: Sequence[SpanWindow],
     start_logits: Sequence[np.ndarray],
     end_logits: Sequence[np.ndarray],
     context: str,
@@ -264,7 +265,7 @@ def decode(
 
 
 def candidates(
-    window: Window,
+    window: SpanWindow,
     start: np.ndarray,
     end: np.ndarray,
     nbest: int,
@@ -274,7 +275,7 @@ def candidates(
 ) -> np.ndarray:
     """The spans that a window offers, (spans, 4): both logits, first and last character.
 
-    Of its `nbest` best starts and ends; or the `nbest` best of every start and end.
+    They are made of its `nbest` best starts and ends, or of every start and end.
 
     They stand in the order of the starts' ranks, then of the ends'; of equal logits the earlier
     token comes first. The caller's stable sort keeps this order among equal sums.
@@ -287,9 +288,6 @@ def candidates(
     length = last[None, :] - first[:, None]
     rows, columns = np.nonzero((length >= 0) & (length < max_answer_length))
     first, last = first[rows], last[columns]
-    if every:
-        best = np.argsort(-(start[part][first] + end[part][last]), kind="stable")[:nbest]
-        first, last = first[best], last[best]
     return np.stack(
         [start[part][first], end[part][last], window.offsets[first, 0], window.offsets[last, 1]],
         axis=1,

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, from_arrays
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training.devices import autocast
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast
 
 PREDICTION_TOKENS = 8192
 """Tokens in a batch without gradients."""
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     """Tokens of segment 0; the rest is segment 1."""
 
 
-class Part(NamedTuple):
+class ItemPart(NamedTuple):
     """What must stay in one batch."""
 
     sequences: tuple[Encoded, ...]
@@ -66,7 +66,7 @@ class Item(NamedTuple):
 
     input: int
     """Index of the input (of the first one, where an item holds several)."""
-    parts: list[Part]
+    parts: list[ItemPart]
 
 
 class Unknown(NamedTuple):
@@ -108,7 +108,7 @@ class Items:
         return sum(part.tokens for item in self.items for part in item.parts)
 
 
-def unknown_of_text(parts: Sequence[Part], unknown: int) -> Unknown:
+def unknown_of_text(parts: Sequence[ItemPart], unknown: int) -> Unknown:
     """What the vocabulary lacks of one text, `[CLS] text [SEP]` in one or more windows.
 
     Args:
@@ -161,7 +161,7 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
     """One of the five kinds, ready for its data: it knows the names of the labels."""
 
     @property
-    def kind(self) -> str:
+    def task_type(self) -> str:
         """The task's name in `bertkit.json`: classify, multi-label, regress, choose, ..."""
 
     @property
@@ -183,7 +183,7 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
         """
 
     def targets(
-        self, parts: Sequence[Part], place: np.ndarray, starts: np.ndarray
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Tensors and counts for the objective.
 
@@ -261,7 +261,7 @@ class TaskDefaults:
 
 
 def make_batch(
-    parts: Sequence[Part],
+    parts: Sequence[ItemPart],
     targets: Callable[..., tuple[dict[str, Tensor], dict[str, int]]] | None = None,
     compact: np.ndarray | None = None,
 ) -> TaskBatch:
@@ -290,9 +290,9 @@ def make_batch(
     return TaskBatch(packed, tensors, counts, place)
 
 
-def split_parts(parts: Sequence[Part], tokens: int) -> Iterator[list[Part]]:
+def split_parts(parts: Sequence[ItemPart], tokens: int) -> Iterator[list[ItemPart]]:
     """Neighbouring parts in groups of at most so many tokens; a longer part stands alone."""
-    group: list[Part] = []
+    group: list[ItemPart] = []
     size = 0
     for part in parts:
         if group and size + part.tokens > tokens:
@@ -328,6 +328,9 @@ def run_model(
     Returns:
         For each item, for each part: (sequences, classes) from a head on [CLS], (tokens, classes)
         from a head on tokens, whose parts have one sequence; fp32.
+
+    Raises:
+        BertkitError: an output is no finite number, of which no answer and no JSON can be made.
     """
     model.eval()
     places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
@@ -335,11 +338,16 @@ def run_model(
     order = sorted(range(len(flat)), key=lambda n: -len(flat[n].sequences[0].ids))
 
     @torch.inference_mode()
-    def compute(group: list[Part]) -> list[np.ndarray]:
+    def compute(group: list[ItemPart]) -> list[np.ndarray]:
         batch = make_batch(group).to(device)
         with autocast(device, precision):
             logits = model(batch.packed)
         rows = logits.float().cpu().numpy()
+        if not np.isfinite(rows).all():
+            raise BertkitError(
+                "the model's output is NaN or infinite: its weights are damaged or so large that "
+                "they overflow; restore the model or tune it again"
+            )
         return list(split_outputs(rows, batch, group, isinstance(model, ClassificationModel)))
 
     outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
@@ -354,7 +362,7 @@ def run_model(
 
 
 def split_outputs(
-    logits: np.ndarray, batch: TaskBatch, parts: Sequence[Part], pooled: bool
+    logits: np.ndarray, batch: TaskBatch, parts: Sequence[ItemPart], pooled: bool
 ) -> Iterator[np.ndarray]:
     """The rows of each part: of its sequences where pooled, else of its one sequence's tokens."""
     lengths = batch.packed.lengths

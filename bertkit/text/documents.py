@@ -15,15 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import Row, TextCounts, text_lines
-from bertkit.text.separated import split_rows
+from bertkit.text.lines import NumberedRow, TextCounts, check_length, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
 
 PARQUET_ROWS = 1024
-LONGEST_DOCUMENT = 1 << 28
-"""Characters of plain text without a blank line, after which it is a mistake: all are held."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -42,12 +39,12 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
     if source.format == "unknown":
         counts.note("file of unknown type", source.path)
         return
-    if source.format not in READERS:
+    if source.format not in DOCUMENT_READERS:
         raise BertkitError(f"unknown format '{source.format}'{nearest(source.format, FORMATS)}")
     counts.files += 1
     before = counts.documents, counts.skipped.total()
     try:
-        for number, text in READERS[source.format](source, counts, column):
+        for number, text in DOCUMENT_READERS[source.format](source, counts, column):
             document, place = text.strip(), f"{source.path}:{number}"
             if not document:
                 counts.note("empty document", place)
@@ -70,7 +67,7 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
         counts.note("empty file", source.path)
 
 
-def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """Blocks of lines between blank lines."""
     lines: list[str] = []
     start = size = 0
@@ -79,11 +76,7 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
             start, size = (start, size) if lines else (number, 0)
             lines.append(line)
             size += len(line)
-            if size > LONGEST_DOCUMENT:
-                raise BertkitError(
-                    f"{source.path}:{start}: no blank line, which ends a document, in the next "
-                    f"{size:,} characters; put one between documents"
-                )
+            check_length(f"{source.path}:{start}", size, "no blank line, which ends a document,")
         elif lines:
             yield start, "\n".join(lines)
             lines = []
@@ -91,16 +84,18 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
         yield start, "\n".join(lines)
 
 
-def wikiextractor_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def wikiextractor_documents(
+    source: Source, counts: TextCounts, column: str
+) -> Iterator[NumberedRow]:
     """The bodies of `<doc id=... url=... title=...>` ... `</doc>`, their title line first."""
     lines: list[str] | None = None  # None outside a document
-    start = 0
+    start = size = 0
     for number, line in text_lines(source, counts):
         if line.startswith("<doc ") and line.rstrip().endswith(">"):
             if lines is not None:
                 counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
                 yield start, "\n".join(lines)
-            lines, start = [], number
+            lines, start, size = [], number, 0
         elif lines is None:
             if line and not line.isspace():
                 counts.note("line outside <doc>", f"{source.path}:{number}")
@@ -109,17 +104,21 @@ def wikiextractor_documents(source: Source, counts: TextCounts, column: str) -> 
             lines = None
         else:
             lines.append(line)
+            size += len(line)
+            check_length(f"{source.path}:{start}", size, "no </doc>")
     if lines is not None:
         counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
         yield start, "\n".join(lines)
 
 
-def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """One field of one JSON object a line."""
-    return column_of(jsonl_rows(source, counts), source, counts, column)
+    return text_column(jsonl_documents_rows(source, counts), source, counts, column)
 
 
-def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Mapping[str, object]]]:
+def jsonl_documents_rows(
+    source: Source, counts: TextCounts
+) -> Iterator[tuple[int, Mapping[str, object]]]:
     """The JSON objects of a file; other JSON values count as objects without fields."""
     first_bad = parsed = 0
     for number, line in text_lines(source, counts):
@@ -139,7 +138,7 @@ def jsonl_rows(source: Source, counts: TextCounts) -> Iterator[tuple[int, Mappin
         )
 
 
-def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """One field of each row of CSV (quoted as spreadsheets do) or TSV (no quotes); header first."""
     lines = split_rows(source, counts, [column])
     _, header = next(lines, (0, []))
@@ -150,10 +149,10 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
                 counts.note("field beyond the header", f"{source.path}:{number}")
             yield number, dict(zip(header, fields, strict=False))
 
-    yield from column_of(rows(), source, counts, column)
+    yield from text_column(rows(), source, counts, column)
 
 
-def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """One column of a Parquet file; only that column is read, some rows at a time."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
@@ -165,17 +164,19 @@ def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterat
                 raise missing_column(source, column, names)
             batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=[column])
             rows = (row for batch in batches for row in batch.to_pylist())
-            yield from column_of(enumerate(rows, 1), source, counts, column)
+            yield from text_column(enumerate(rows, 1), source, counts, column)
         except arrow_error as error:
             raise OSError(one_line(error)) from error
 
 
-def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[Row]:
+def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
     """One column of a streamed Hugging Face data set."""
-    return column_of(huggingface_rows(source, column), source, counts, column)
+    return text_column(open_huggingface_rows(source, column), source, counts, column)
 
 
-def huggingface_rows(source: Source, column: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+def open_huggingface_rows(
+    source: Source, column: str
+) -> Iterator[tuple[int, Mapping[str, object]]]:
     """The rows of a data set as they arrive."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
@@ -200,12 +201,12 @@ def optional_library(name: str, purpose: str) -> Any:
         ) from error
 
 
-def column_of(
+def text_column(
     rows: Iterable[tuple[int, Mapping[str, object]]],
     source: Source,
     counts: TextCounts,
     column: str,
-) -> Iterator[Row]:
+) -> Iterator[NumberedRow]:
     """The text of one column; rows without it are counted, and it is an error if all are."""
     found = False
     number = 0
@@ -234,7 +235,7 @@ def missing_column(source: Source, column: str, names: Iterable[str]) -> Bertkit
     return BertkitError(f"no row of {source.path} has text in column '{column}'{listed}{hint}")
 
 
-READERS: dict[str, Callable[[Source, TextCounts, str], Iterator[Row]]] = {
+DOCUMENT_READERS: dict[str, Callable[[Source, TextCounts, str], Iterator[NumberedRow]]] = {
     "text": text_documents,
     "wikiextractor": wikiextractor_documents,
     "jsonl": jsonl_documents,

@@ -1,17 +1,25 @@
-"""Files to numbered lines of text, and the account of what was lost on the way."""
+"""Files to numbered lines of text, CSV and TSV rows to fields, and the account of what was lost.
+
+CSV is quoted as spreadsheets quote it; TSV has no quotes.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, BinaryIO, Self
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, printable
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
-BLOCK_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+LONGEST = 1 << 28
+"""Bytes of a line, or characters of a document or a row of CSV: they are held in memory whole, and
+a small compressed file can hold any number of them."""
 ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 NUL_SHARE = 0.01
 UNDECODABLE_SHARE = 0.10
@@ -19,7 +27,7 @@ UNDECODABLE = 20
 """So many of the first characters, and more than there are valid ones beyond ASCII, are letters of
 another encoding and no damage."""
 
-Row = tuple[int, str]
+NumberedRow = tuple[int, str]
 """The number of a line, or of the line or row where a document begins, from 1; and its text."""
 
 
@@ -60,7 +68,7 @@ class TextCounts:
         }
 
 
-def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[Row]:
+def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[NumberedRow]:
     r"""Number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
     Decoding goes by blocks of whole lines; only a block with invalid bytes is decoded by lines.
@@ -85,7 +93,7 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
             number += len(lines)
 
 
-def plain_lines(source: Source, counts: TextCounts) -> Iterator[Row]:
+def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
     """The same, of a file that has nothing but lines, so that its damage is found here.
 
     Raises:
@@ -108,7 +116,8 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
     """
     unix = bytes if ends else unix_lines
     pending: list[bytes] = []  # joined once, so that a line of any length costs linear time
-    block = stream.read(BLOCK_BYTES)
+    number, size = 1, 0
+    block = stream.read(READ_BYTES)
     check_encoding(block[:HEAD_BYTES], path)
     block = block.removeprefix(BYTE_ORDER_MARK)
     while block:
@@ -116,10 +125,31 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
         if newline:
             yield unix(b"".join([*pending, lines]))
             pending.clear()
+            number, size = number + lines.count(b"\n") + 1, 0
         pending.append(rest)
-        block = stream.read(BLOCK_BYTES)
+        size += len(rest)
+        check_length(f"{path}:{number}", size, "no line end")
+        block = stream.read(READ_BYTES)
     if last := b"".join(pending):
         yield unix(last)
+
+
+def check_length(place: str, size: int, missing: str) -> None:
+    """Refuse what never ends, before it takes all memory.
+
+    Args:
+        place: where it began.
+        size: what was read of it so far.
+        missing: what would have ended it.
+
+    Raises:
+        BertkitError: it is longer than LONGEST.
+    """
+    if size > LONGEST:
+        raise BertkitError(
+            f"{place}: {missing} in {LONGEST:,} characters, the most that are read at once; "
+            "mend the file or leave it out"
+        )
 
 
 def unix_lines(block: bytes) -> bytes:
@@ -146,16 +176,16 @@ def check_encoding(head: bytes, path: str) -> None:
     text = head.decode(errors="replace")
     undecodable = text.count("\ufffd") - head.count("\ufffd".encode())
     valid = len(text) - len(text.encode("ascii", errors="ignore")) - undecodable
-    encoding = "UTF-16"
+    encoding = "CP1252"  # Latin-1 and what Windows adds to it
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        problem = "it begins with a UTF-16 byte order mark"
+        problem, encoding = "it begins with a UTF-16 byte order mark", "UTF-16"
     elif head.count(0) > NUL_SHARE * len(head):
         problem = f"{head.count(0) / len(head):.0%} of its first bytes are NUL, as in UTF-16"
+        encoding = "UTF-16"
     elif undecodable > UNDECODABLE_SHARE * len(text):
         problem = f"{undecodable / len(text):.0%} of its first characters cannot be decoded"
     elif undecodable >= UNDECODABLE and undecodable > valid:
         problem = f"{undecodable:,} of its first letters cannot be decoded, and only {valid:,} can"
-        encoding = "CP1252"
     else:
         return
     raise BertkitError(
@@ -167,8 +197,10 @@ def check_encoding(head: bytes, path: str) -> None:
 def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
     """What was left out or changed, how often, and where first."""
     return [
-        f"counted: {reason}: {count:,}"
-        + (f" (first: {examples[reason]})" if reason in examples else "")
+        printable(
+            f"counted: {reason}: {count:,}"
+            + (f" (first: {examples[reason]})" if reason in examples else "")
+        )
         for reason, count in sorted(skipped.items())
     ]
 
@@ -185,3 +217,111 @@ def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
             block, there = [], 0
     if block:
         yield block
+
+
+LONGEST_FIELD = (1 << 31) - 1
+DIVIDERS = {";": "semicolons", "\t": "tabs"}
+SEPARATOR = re.compile("sep=(.)")
+"""The first line of some CSV: it tells Excel what divides the fields."""
+QUOTED_TSV = "field of TSV quoted as in CSV (the format csv reads its quotes), kept"
+
+
+def split_rows(
+    source: Source, counts: TextCounts, columns: Sequence[str] | None, *, ends: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """First line and fields of every row that is not blank.
+
+    Args:
+        source: a CSV or TSV.
+        counts: is told of invalid UTF-8, of TSV written with the quotes of CSV, as pandas does, and
+            where commas do not divide a CSV.
+        columns: what the header must name; None where the first line is no header.
+        ends: whether lines within a quoted field end as in the file, so that offsets are those of
+            the user's text; else all end as on Unix.
+
+    Raises:
+        BertkitError: a quote is never closed, or closed in the middle of a field.
+    """
+    if source.format == "tsv":
+        lines = text_lines(source, counts)
+        for number, line in lines:
+            if '""' in line and any(is_quoted(field) for field in line.split("\t")):
+                counts.note(QUOTED_TSV, f"{source.path}:{number}")
+            if line:
+                yield number, line.split("\t")
+        return
+    csv.field_size_limit(LONGEST_FIELD)
+    divider, before, lines = detect_divider(
+        source, text_lines(source, counts, ends=ends), counts, columns
+    )
+    start, size = before + 1, 0
+
+    def texts() -> Iterator[str]:
+        nonlocal size
+        for _, line in lines:
+            size += len(line)
+            check_length(f"{source.path}:{start}", size, "no end of the row that begins here")
+            yield line if ends else f"{line}\n"
+
+    # strict: an unclosed quote would otherwise swallow the rest of the file
+    reader = csv.reader(texts(), delimiter=divider, strict=True)
+    try:
+        for fields in reader:
+            if fields:
+                yield start, fields
+            start, size = before + reader.line_num + 1, 0
+    except csv.Error as error:
+        raise BertkitError(
+            f"{source.path}:{start}: bad quotes in the row that begins here ({error}); double "
+            f"quotes inside a quoted field, or give the format tsv"
+        ) from error
+
+
+def is_quoted(field: str) -> bool:
+    """Whether a field stands in quotes and has quotes inside, all doubled: no prose looks so."""
+    inside = field[1:-1]
+    return field[:1] == field[-1:] == '"' and '""' in inside and '"' not in inside.replace('""', "")
+
+
+def detect_divider(
+    source: Source,
+    lines: Iterator[tuple[int, str]],
+    counts: TextCounts,
+    columns: Sequence[str] | None,
+) -> tuple[str, int, Iterator[tuple[int, str]]]:
+    """What divides the fields of a CSV, how many lines come before its header, and the others.
+
+    Args:
+        source: the file.
+        lines: its lines.
+        counts: is told where commas do not divide it.
+        columns: what the header must name; None where there is none.
+    """
+    if columns is None:
+        return ",", 0, lines
+    for number, line in lines:
+        header = line.rstrip("\r\n")
+        if not header.strip(" \t"):
+            continue
+        if number == 1 and (said := SEPARATOR.fullmatch(header)):
+            return said[1], number, lines
+        divider = field_divider(header, columns)
+        if divider != ",":
+            counts.note(f"CSV divided by {DIVIDERS[divider]}, kept", source.path)
+        return divider, number - 1, chain([(number, line)], lines)
+    return ",", 0, lines
+
+
+def field_divider(header: str, columns: Sequence[str]) -> str:
+    """A comma, unless the header is then one name that none asked for, and else divided."""
+    names = {divider: header_names(header, divider) for divider in (",", *DIVIDERS)}
+    if len(names[","]) != 1 or names[","] == [*columns]:
+        return ","
+    others = [divider for divider in DIVIDERS if len(names[divider]) > 1]
+    known = [divider for divider in others if set(columns).intersection(names[divider])]
+    return next(iter(known or others), ",")
+
+
+def header_names(header: str, divider: str) -> list[str]:
+    """The names in a header."""
+    return [name.strip() for name in next(csv.reader([header], delimiter=divider), [])]

@@ -19,6 +19,9 @@ from bertkit.errors import BertkitError
 
 WINDOW = 4000
 """Characters; 5 of 337,000 lines of English Wikipedia are longer."""
+STEPS = 8
+"""The most windows that read a character: of "A.A.A." the library ends a sentence at the first dot
+alone, and a window that moved on by two characters would read nearly the same again."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 REGION = re.compile(r"(?<=^[a-z]{2})-([a-z]{2}|[0-9]{3})$")
 WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
@@ -100,17 +103,21 @@ def segment_windows(code: str, line: str) -> Iterator[str]:
     """The pieces of a long line, found in windows each of which begins at a boundary.
 
     The last piece of a window may go on, so the next window begins with it. A window without a
-    boundary is joined to what follows: no sentence is cut for its length.
+    boundary, or with one at its beginning alone, is joined to what follows: no sentence is cut for
+    its length, and no character is read by more than some windows.
     """
     start = 0
     unfinished: list[str] = []
     while start + WINDOW < len(line):
         pieces = sentencex.segment(code, line[start : start + WINDOW])
         if len(pieces) > 1:
-            pieces.pop()
+            last = pieces.pop()
             yield "".join([*unfinished, pieces[0]])
             yield from pieces[1:]
             unfinished.clear()
+            if len(last) > WINDOW - WINDOW // STEPS:
+                pieces.append(last)
+                unfinished.append(last)
         else:
             unfinished += pieces
         start += sum(map(len, pieces))

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-import fsspec
 import zstandard
 
 from bertkit.errors import BertkitError, nearest
@@ -41,6 +40,8 @@ EXTENSIONS = {
 }
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 """How a URL begins, also once `Path` took one of its slashes; a drive has a single letter."""
+SILENT_SECONDS = 20.0
+"""How long a web server may say nothing, while it is asked or while it sends."""
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
 """What reading a missing, truncated or corrupt file raises."""
 
@@ -79,11 +80,13 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
         raise BertkitError("no input was named; give files, folders, globs or hf:NAME data sets")
     sources: list[Source] = []
     for path in paths:
+        if not path:
+            raise BertkitError("an input's name is empty; give a path, or '.' for this folder")
         if format == "huggingface" or (path.startswith("hf:") and not path.startswith("hf://")):
             sources.append(huggingface_source(path))
             continue
-        files, named = remote_files(path) if "://" in path else local_files(path)
-        found = [Source(name, format_of(name, format), size) for name, size in files]
+        files, named = files_at(path)
+        found = [Source(name, source_format(name, format), size) for name, size in files]
         if not any(source.format != "unknown" for source in found):
             known = ", ".join(extension for extension in EXTENSIONS if extension)
             what = "has an unknown extension" if named else "holds no file with a known extension"
@@ -117,6 +120,15 @@ def huggingface_source(path: str) -> Source:
     return Source(f"hf:{name}:{config}:{split or 'train'}", "huggingface", 0)
 
 
+def files_at(path: str) -> tuple[list[tuple[str, int]], bool]:
+    """(name, size) of every file that a path or a URL stands for, and whether it is one file."""
+    if "://" not in path:
+        return local_files(path)
+    from bertkit.text.remote import remote_files
+
+    return remote_files(path)
+
+
 def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
     """(name, size) of every file that a local path stands for, and whether it is one file."""
     path = str(Path(path).expanduser())
@@ -148,7 +160,7 @@ def folder_files(folder: str) -> list[str]:
     """Every file below a folder, sorted by path; hidden ones and hidden folders left out."""
     files: list[str] = []
     visited: set[str] = set()
-    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable):
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable_source):
         real = os.path.realpath(parent)
         if real in visited:  # a linked folder may lead back to one of its parents
             folders.clear()
@@ -159,7 +171,7 @@ def folder_files(folder: str) -> list[str]:
     return sorted(files)
 
 
-def unreadable(error: OSError) -> None:
+def unreadable_source(error: OSError) -> None:
     """A folder that cannot be listed would be left out without a word."""
     raise BertkitError(
         f"the folder {error.filename} cannot be read ({error.strerror}); change its rights or move "
@@ -172,35 +184,7 @@ def is_remote(path: Path) -> bool:
     return REMOTE.match(str(path)) is not None
 
 
-def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
-    """`local_files` for an fsspec URL."""
-    try:
-        system, root = fsspec.url_to_fs(url)
-        if "::" in url or system.isfile(root):  # a chained URL names one member of an archive
-            return [(url, 0 if "::" in url else system.size(root) or 0)], True
-        found = system.glob(root) if glob.has_magic(root) else system.find(root)
-        hidden = {name for name in found if "/." in name.removeprefix(root)}
-        names = sorted(name for name in found if name not in hidden and system.isfile(name))
-        files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
-    except ImportError as error:
-        raise missing_package(url, error) from error
-    except Exception as error:  # every file system raises errors of its own
-        raise BertkitError(f"cannot reach {url}: {one_line(error)}") from error
-    if not files:
-        raise BertkitError(f"{url} does not exist or holds no file; check the address")
-    return files, False
-
-
-def missing_package(url: str, error: ImportError) -> BertkitError:
-    """What to say where fsspec lacks what it needs for the protocol of an address."""
-    protocol = url.partition("://")[0].split("::")[-1]
-    return BertkitError(
-        f"{url} needs a package that is not installed ({one_line(error)}); "
-        f"run: pip install 'fsspec[{protocol}]'"
-    )
-
-
-def format_of(path: str, wanted: str) -> str:
+def source_format(path: str, wanted: str) -> str:
     """The format of one file: the one wanted, or by extension and first characters."""
     if "://" not in path and is_pipe(path):
         return "unknown"  # in a folder: to open it might wait for ever
@@ -228,6 +212,8 @@ def begins_with_doc(path: str) -> bool:
     try:
         with open_binary(path) as stream:
             head = stream.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
+    except TimeoutError as error:  # reading it would wait again
+        raise BertkitError(f"cannot read {path}: {one_line(error)}") from error
     except DAMAGE:
         return False  # reading it will say what is wrong
     return head.lstrip().startswith(b"<doc ")
@@ -237,52 +223,16 @@ def begins_with_doc(path: str) -> bool:
 def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     """Open a local file or an fsspec URL for reading, decompressing by its extension on the way."""
     with ExitStack() as stack:
-        raw: Any = (fsspec.open if "://" in path else open)(path, "rb")
-        stream: BinaryIO = stack.enter_context(raw)
         if "://" in path:
-            stream = cast("BinaryIO", io.BufferedReader(RemoteStream(stream), COMPRESSED_BYTES))
+            from bertkit.text.remote import open_remote
+
+            stream: BinaryIO = stack.enter_context(open_remote(path))
+        else:
+            stream = stack.enter_context(Path(path).open("rb"))
         opener = DECOMPRESSORS.get(PurePosixPath(path).suffix.lower())
         if decompress and opener:
             stream = stack.enter_context(opener(stream))
         yield stream
-
-
-class RemoteStream(io.RawIOBase):
-    """A file of fsspec whose failures are OSErrors, whatever its library raises."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
-
-    def readable(self) -> bool:
-        """True: the stream can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether parts can be skipped, as Parquet needs."""
-        return self.file.seekable()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
-        return self.file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """The place."""
-        return self.file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes; 0 at the end.
-
-        Raises:
-            OSError: the connection failed.
-        """
-        try:
-            block = self.file.read(len(buffer))
-        except (OSError, EOFError):
-            raise
-        except Exception as error:  # every file system raises errors of its own
-            raise OSError(one_line(error)) from error
-        buffer[: len(block)] = block
-        return len(block)
 
 
 class ZstandardStream(io.RawIOBase):
@@ -340,4 +290,6 @@ DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
 
 def one_line(error: BaseException) -> str:
     """The first line of another library's message, for the end of one of ours."""
+    if isinstance(error, TimeoutError):
+        return f"no answer for {SILENT_SECONDS:g} seconds"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch import Tensor
 
+from bertkit.checkpoints.weights import read_tensors, write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
-from bertkit.model.weights import read_tensors, write_tensors
 
 FORMAT_VERSION = 1
 PROGRESS = "progress.json"
@@ -72,7 +72,7 @@ def save_checkpoint(
     with new_folder(path) as temporary:
         for name, values in tensors.items():
             write_tensors(temporary / f"{name}.safetensors", values)
-        seal(temporary, step, progress)
+        seal_checkpoint(temporary, step, progress)
     prune(folder, step, keep)
     return path
 
@@ -103,12 +103,12 @@ def save_shards(
     with new_folder(path) as temporary:
         for file in found:
             file.replace(temporary / file.name)
-        seal(temporary, step, progress)
+        seal_checkpoint(temporary, step, progress)
     prune(folder, step, keep)
     return path
 
 
-def seal(checkpoint: Path, step: int, progress: dict[str, Any]) -> None:
+def seal_checkpoint(checkpoint: Path, step: int, progress: dict[str, Any]) -> None:
     """Write size and checksum of every file of a new checkpoint beside the progress."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
@@ -140,8 +140,13 @@ def prune(folder: Path, step: int, keep: int) -> None:
         for _, path in known:
             if path not in kept:  # renamed first: a kill here must not leave half a checkpoint
                 path.rename(path.with_name(f".{path.name}.tmp-removed"))
-        for leftover in (*folder.glob(".step-*.tmp-*"), *folder.glob(".shards-*")):
-            shutil.rmtree(leftover, ignore_errors=True)
+    remove_unfinished(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed saves and removals have left; nobody else may be saving."""
+    for leftover in (*folder.glob(".step-*.tmp-*"), *folder.glob(".shards-*")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:

@@ -21,7 +21,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, write_text
+from bertkit.files import disk_errors, not_through_links, write_text
 from bertkit.processes import rank
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Journal:
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("a", encoding="utf-8")
+            opener = not_through_links
+            self.file = open(self.path, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
         self.events: Any = None
         if tensorboard and importlib.util.find_spec("tensorboard") is None:
             message = "no TensorBoard events: the package tensorboard is not installed"
@@ -233,7 +234,7 @@ class Console:
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation gets its own line."""
         if record.get("kind") == "evaluation":
-            self.say(f"step {record['step']:,}, held out: {', '.join(shown(record))}")
+            self.say(f"step {record['step']:,}, held out: {', '.join(shown_record(record))}")
             return
         if not self.seen:
             self.start(None)
@@ -241,7 +242,7 @@ class Console:
         self.seen.append((now, record.get("step", record.get("done", self.seen[-1][1]))))
         while len(self.seen) > 2 and self.seen[1][0] < now - RATE_SECONDS:
             self.seen.popleft()
-        text = ", ".join([self._counted(), *shown(record)])
+        text = ", ".join([self._counted(), *shown_record(record)])
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
             return
@@ -310,15 +311,15 @@ def progress_bar(stream: TextIO) -> Progress:
     )
 
 
-def shown(record: dict[str, Any]) -> list[str]:
+def shown_record(record: dict[str, Any]) -> list[str]:
     """The parts of a record worth showing, as text."""
     formats = SHOWN.get(record.get("kind", ""))
     if formats is None:
-        return [counted(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
+        return [count_text(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
     return [text.format(record[n]) for n, text in formats.items() if record.get(n) is not None]
 
 
-def counted(name: str, value: Any) -> str:
+def count_text(name: str, value: Any) -> str:
     """A count of anything, such as `1,234 documents` or `56.7 MB`."""
     if name == "bytes":
         return f"{value / 1e6:,.1f} MB"

@@ -34,7 +34,7 @@ from bertkit.files import disk_errors
 from bertkit.model.encoder import Layer
 
 
-def share_out(model: nn.Module, device: torch.device) -> None:
+def apply_fsdp(model: nn.Module, device: torch.device) -> None:
     """FSDP2: leave on this process its part of every weight; before the optimizer is built.
 
     Args:
@@ -51,7 +51,7 @@ def share_out(model: nn.Module, device: torch.device) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def replicated(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     """DDP: the same model, whose backward pass adds gradients up over the ranks.
 
     It begins with the first rank's weights everywhere.
@@ -87,7 +87,7 @@ def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
         yield
 
 
-def whole(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
+def gather_full(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
     """Tensors gathered from all ranks, one after the other, on the CPU; all have to call this.
 
     Args:
@@ -102,7 +102,7 @@ def whole(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tens
     return found
 
 
-def part_of(whole_tensor: Tensor, own: Tensor) -> Tensor:
+def shard_like(whole_tensor: Tensor, own: Tensor) -> Tensor:
     """What of a whole tensor belongs on this process, as `own` is shared out."""
     if not isinstance(own, DTensor):
         return whole_tensor

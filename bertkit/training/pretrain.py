@@ -13,53 +13,54 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import DivergedError
-from bertkit.examples.stream import BatchBuilder, stream_steps
-from bertkit.examples.table import START, AnyPlace, Examples
-from bertkit.files import only_process, read_json
-from bertkit.model.saving import save_generator, save_model
-from bertkit.training.batches import (
+from bertkit.files import exclusive_lock, read_json
+from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
+from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
+from bertkit.training.checkpoint_writer import CheckpointWriter, model_tensors, restore_model
+from bertkit.training.data import (
     commoner_label,
     held_out_batches,
-    held_out_of,
     held_out_rows,
+    held_out_store,
     missing_evaluations,
     opening_lines,
     start_record,
     training_examples,
 )
-from bertkit.training.devices import (
+from bertkit.training.device import (
     choose_device,
     choose_precision,
     matmul_peak,
     slow_precision,
 )
-from bertkit.training.journal import Console, Journal
-from bertkit.training.loop import LoopSettings, evaluate, train_steps
-from bertkit.training.optimizer import trainable_parameters
-from bertkit.training.ranks import (
+from bertkit.training.distributed import (
     ALONE,
     Ranks,
     check_strategy,
     code_digest,
-    joined,
+    init_distributed,
     local_device,
     mark_of_first,
 )
-from bertkit.training.recipe import PretrainRecipe, claim_folder, origin
-from bertkit.training.saving import Checkpoints
-from bertkit.training.setup import set_up
-from bertkit.training.state import model_tensors, restore_model
-from bertkit.training.watching import Interval, StopRequest
+from bertkit.training.journal import Console, Journal
+from bertkit.training.metrics import GracefulStop, PretrainMetrics
+from bertkit.training.optimizer import trainable_parameters
+from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
+from bertkit.training.setup import build_train_state
+from bertkit.training.step import LoopSettings, evaluate_batches, train_steps
 
 
 class PretrainingRun:
@@ -73,7 +74,7 @@ class PretrainingRun:
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         compiled: compile the layers, for CUDA; the first update of a shape takes long.
-        models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
+        save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
         start: a model to go on from; its sizes take the place of the recipe's.
         ranks: the processes that share the work.
         strategy: of several ranks: "ddp", or "fsdp" for a network too large for one.
@@ -95,7 +96,7 @@ class PretrainingRun:
         workers: int = 0,
         device: str = "auto",
         compiled: bool = False,
-        models_at: Sequence[int] = (),
+        save_models_at: Sequence[int] = (),
         start: Path | None = None,
         ranks: Ranks = ALONE,
         strategy: str = "ddp",
@@ -105,13 +106,13 @@ class PretrainingRun:
         self.store, self.folder = store, folder
         self.ranks, self.sharded = ranks, strategy == "fsdp" and ranks.world > 1
         self.recipe_name, self.workers, self.console = recipe_name, workers, console
-        self.models_at = frozenset(models_at)
+        self.save_models_at = frozenset(save_models_at)
         self.tokenizer = store.tokenizer
         self.device = choose_device(device)
         self.precision = choose_precision(recipe.training.precision, self.device)
         self.micro_batches = ranks.micro_batches(recipe.training.accumulate)
-        self.stop = StopRequest(patient=ranks.world > 1)
-        trained = set_up(
+        self.stop = GracefulStop(patient=ranks.world > 1)
+        trained = build_train_state(
             recipe,
             store,
             start,
@@ -122,7 +123,7 @@ class PretrainingRun:
         )
         self.recipe, self.config = trained.recipe, trained.config
         self.model, self.optimizer = trained.model, trained.optimizer
-        self.objective, self.written = trained.objective, trained.written
+        self.objective, self.written = trained.objective, trained.eval_loss_fn
         self.settings = LoopSettings(
             device=self.device,
             precision=self.precision,
@@ -134,15 +135,16 @@ class PretrainingRun:
         )
         # of several, the first may have been cut off and replaced, and still be saving
         wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
-        ranks.together(lambda: held.enter_context(only_process(folder, wait)))
+        ranks.together(lambda: held.enter_context(exclusive_lock(folder, wait)))
         ranks.agree(self._facts(trained.start, strategy))
         self.changes = ranks.together(self._claim(trained.start)) or []
-        self.checkpoints = Checkpoints(
+        self.checkpoints = CheckpointWriter(
             folder / "checkpoints", self.model, self.optimizer, ranks, sharded=self.sharded
         )
         self.done, self.place = self._resume()
         self.trained = self._spread()
-        self.opened: tuple[int, Examples, BatchBuilder] | None = None
+        self.opened: tuple[int, ExampleSource, BatchBuilder] | None = None
+        self.evaluated: tuple[int, np.ndarray] | None = None  # the held-out examples of a phase
         self.matmul_peak = matmul_peak(self.device, self.precision, seconds=0.3)
 
     def _facts(self, start: str, strategy: str) -> dict[str, str]:
@@ -162,14 +164,14 @@ class PretrainingRun:
             "the kind of device": self.device.type,
             "the precision (training.precision)": self.precision,
             "--strategy": strategy,
-            "--models-at": str(sorted(self.models_at)),
+            "--save-models-at": str(sorted(self.save_models_at)),
         }
 
     def _claim(self, start: str) -> Callable[[], list[str]]:
         recipe = as_json(self.recipe)
-        return lambda: claim_folder(self.folder, recipe, self.recipe_name, self.store, start)
+        return lambda: claim_run_folder(self.folder, recipe, self.recipe_name, self.store, start)
 
-    def _resume(self) -> tuple[int, AnyPlace]:
+    def _resume(self) -> tuple[int, AnyPosition]:
         checkpoint = self.checkpoints.resume(self.console.say)
         if checkpoint is None:
             return 0, START
@@ -187,9 +189,9 @@ class PretrainingRun:
         """The model as the ranks train it together."""
         if self.ranks.world == 1 or self.sharded:
             return self.model
-        from bertkit.training.parallel import replicated
+        from bertkit.training.parallel import apply_ddp
 
-        return replicated(self.model, self.device)
+        return apply_ddp(self.model, self.device)
 
     def run(self) -> int | None:
         """Train to the end of the recipe, or until a signal; the folder is held by the caller.
@@ -208,11 +210,11 @@ class PretrainingRun:
         self.journal = self.ranks.together(lambda: Journal(self.folder, resume_step=self.done))
         started = time.perf_counter()
         try:
-            with self.stop.listening():
+            with self.stop.install():
                 self._announce()
                 self.console.start(total, self.done, title="training")
                 self.model.train()
-                while self.done < total and not self.stop.decided(False, self.ranks):
+                while self.done < total and not self.stop.should_stop(False, self.ranks):
                     self._run_phase(self.recipe.phases.locate(self.done)[0])
                 return self._finish(time.perf_counter() - started)
         except DivergedError:
@@ -251,17 +253,17 @@ class PretrainingRun:
         for line in opening_lines(start, self.recipe, self.store):
             self.console.say(line)
         if self.changes:
-            self._note(f"resumed elsewhere: {'; '.join(self.changes)}")
+            self._note(f"resumed with changes: {'; '.join(self.changes)}")
         if slow := slow_precision(self.precision, self.device):
             self._note(slow)
-        for line in missing_evaluations(start, self.store):
+        for line in missing_evaluations(start, self.held_out):
             self._note(line)
 
     def _note(self, message: str) -> None:
         self._write({"kind": "note", "step": self.done, "message": message})
         self.console.say(message)
 
-    def _examples(self, phase: int) -> tuple[Examples, BatchBuilder]:
+    def _examples(self, phase: int) -> tuple[ExampleSource, BatchBuilder]:
         """The examples of a phase; those of the phase before are given up."""
         if self.opened is None or self.opened[0] != phase:
             self._close_examples()
@@ -291,30 +293,31 @@ class PretrainingRun:
             world=self.ranks.world,
             workers=self.workers,
         )
-        interval = Interval(self.model, self.matmul_peak, phase, self.ranks)
+        interval = PretrainMetrics(self.model, self.matmul_peak, phase, self.ranks)
         records = train_steps(
             self.trained, self.optimizer, self.objective, steps, self.settings, done=self.done
         )
-        for record in records:
-            self.done, self.place = record.step, record.after
-            interval.add(record)
-            saved = self._watch(interval, phase)
-            if self.stop.decided(record.stop, self.ranks):
-                if not saved:
-                    self._log(interval)
-                    self.save()
-                return
+        with closing(steps):
+            for record in records:
+                self.done, self.place = record.step, record.after
+                interval.add(record)
+                saved = self._watch(interval, phase)
+                if self.stop.should_stop(record.stop, self.ranks):
+                    if not saved:
+                        self._log(interval)
+                        self.save()
+                    return
 
-    def _watch(self, interval: Interval, phase: int) -> bool:
+    def _watch(self, interval: PretrainMetrics, phase: int) -> bool:
         """Log, evaluate and save where the recipe says so; returns whether it saved."""
-        watching, phases = self.recipe.watching, self.recipe.phases
+        logging, phases = self.recipe.logging, self.recipe.phases
         last = self.done == phases.total_steps
         ends_phase = phases.locate(self.done)[0] != phase
-        saving = last or self.done % watching.checkpoint_every == 0
-        evaluating = last or self.done % watching.evaluate_every == 0
-        writing = self.done in self.models_at
-        logging = ends_phase or self.done % watching.log_every == 0
-        if saving or evaluating or writing or logging:
+        saving = last or self.done % logging.checkpoint_every == 0
+        evaluating = last or self.done % logging.evaluate_every == 0
+        writing = self.done in self.save_models_at
+        is_log_due = ends_phase or self.done % logging.log_every == 0
+        if saving or evaluating or writing or is_log_due:
             self._log(interval)  # which stops where weights are no longer numbers
         if evaluating:
             self._evaluate(phase)
@@ -326,7 +329,7 @@ class PretrainingRun:
             interval.restart()
         return saving
 
-    def _log(self, interval: Interval) -> None:
+    def _log(self, interval: PretrainMetrics) -> None:
         """Write the interval down, which refuses a loss that is not a number."""
         self._note_saved(wait=False)
         if interval.updates:
@@ -334,14 +337,20 @@ class PretrainingRun:
             self._write(record)
             self.console.update(record)
 
+    @cached_property
+    def held_out(self) -> TokenStore | None:
+        """Opened and verified once for all evaluations."""
+        return held_out_store(self.store)
+
     def _evaluate(self, phase: int) -> None:
-        held_out = held_out_of(self.store)
-        if held_out is None:
+        if self.held_out is None:
             return
-        rows = held_out_rows(self.recipe, held_out, phase)
-        batches = held_out_batches(self.recipe, held_out, phase, rows)
+        if self.evaluated is None or self.evaluated[0] != phase:
+            self.evaluated = (phase, held_out_rows(self.recipe, self.held_out, phase))
+        rows = self.evaluated[1]
+        batches = held_out_batches(self.recipe, self.held_out, phase, rows)
         torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
-        means, counts = evaluate(self.model, self.written, batches, self.settings)
+        means, counts = evaluate_batches(self.model, self.written, batches, self.settings)
         words = "mlm" if "mlm_loss" in means else "lm"
         perplexity = math.exp(min(means[f"{words}_loss"], 700.0))
         record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
@@ -354,12 +363,12 @@ class PretrainingRun:
     def save(self) -> None:
         """Begin a checkpoint of the current state; the one before is finished first."""
         self._note_saved(wait=True)
-        self.checkpoints.begin(self.done, {"place": list(self.place), **self._computed()})
+        self.checkpoints.save_async(self.done, {"place": list(self.place), **self._computed()})
         self._note_saved(wait=False)
 
     def _note_saved(self, *, wait: bool) -> None:
         """Write down a checkpoint that has been finished, or refuse to go on without it."""
-        if record := self.checkpoints.take(wait=wait):
+        if record := self.checkpoints.poll(wait=wait):
             self._write(record)
 
     def write_model(self, folder: Path) -> None:
@@ -369,9 +378,9 @@ class PretrainingRun:
         """
         tensors: dict[str, Tensor] = {}
         if self.sharded:
-            from bertkit.training.parallel import whole
+            from bertkit.training.parallel import gather_full
 
-            tensors = whole(model_tensors(self.model), keep=self.ranks.first)
+            tensors = gather_full(model_tensors(self.model), keep=self.ranks.first)
         self.ranks.together(lambda: self._write_whole(tensors, folder))
 
     def _write_whole(self, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -419,7 +428,7 @@ def pretrain(
     workers: int = 0,
     device: str = "auto",
     compiled: bool = False,
-    models_at: Sequence[int] = (),
+    save_models_at: Sequence[int] = (),
     start: Path | None = None,
     strategy: str = "ddp",
     timeout: float = 600.0,
@@ -435,7 +444,7 @@ def pretrain(
         workers: loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", ...
         compiled: compile the layers, for long runs on CUDA.
-        models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
+        save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
         start: a model to go on from, such as one with domain words added (`bertkit vocab extend`).
         strategy: of several processes: "ddp" or "fsdp"; see `bertkit.training.parallel`.
         timeout: seconds to wait for another process before giving it up.
@@ -452,7 +461,7 @@ def pretrain(
     opened = store if isinstance(store, TokenStore) else TokenStore(store)
     device = local_device(device)
     check_strategy(strategy)
-    with joined(choose_device(device), timeout) as ranks, ExitStack() as held:
+    with init_distributed(choose_device(device), timeout) as ranks, ExitStack() as held:
         return PretrainingRun(
             resolved,
             opened,
@@ -461,7 +470,7 @@ def pretrain(
             workers=workers,
             device=device,
             compiled=compiled,
-            models_at=models_at,
+            save_models_at=save_models_at,
             start=start,
             ranks=ranks,
             strategy=strategy,

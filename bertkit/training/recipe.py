@@ -10,18 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertkit.config import claim_settings
+from bertkit.config import as_json, claim_settings, differences
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions, count_targets
-from bertkit.examples.pairs import PairOptions
+from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Objectives
-from bertkit.training.devices import keep_environment
+from bertkit.pretraining_data.masking import MaskingOptions, count_targets
+from bertkit.pretraining_data.pairs import PairOptions
+from bertkit.training.device import keep_environment
 from bertkit.training.optimizer import learning_rate
 
 if TYPE_CHECKING:
-    from bertkit.examples.mixture import MixedStore
+    from bertkit.pretraining_data.mixture import MixedStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +141,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watching:
+class Logging:
     """What a run writes down, and how often; in updates."""
 
     log_every: int = 50
@@ -162,13 +163,13 @@ class PretrainRecipe:
     objectives: Objectives = field(default_factory=Objectives)
     masking: MaskingOptions = field(default_factory=MaskingOptions)
     training: Training = field(default_factory=Training)
-    watching: Watching = field(default_factory=Watching)
+    logging: Logging = field(default_factory=Logging)
 
     def __post_init__(self) -> None:
-        longest = max(self.phases.lengths)
-        if longest > self.model.max_position_embeddings:
+        max_length = max(self.phases.lengths)
+        if max_length > self.model.max_position_embeddings:
             raise BertkitError(
-                f"phases.lengths has {longest}, but model.max_position_embeddings is only "
+                f"phases.lengths has {max_length}, but model.max_position_embeddings is only "
                 f"{self.model.max_position_embeddings}; raise it or shorten the examples"
             )
         for length in self.phases.lengths:
@@ -180,8 +181,8 @@ class PretrainRecipe:
             )
         self.config(vocabulary_size=1)
         self.learning_rate(0)  # refuses an impossible schedule before anything is made
-        if min(vars(self.watching).values()) < 1:
-            raise BertkitError("the watching fields must be at least 1")
+        if min(vars(self.logging).values()) < 1:
+            raise BertkitError("the logging fields must be at least 1")
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         """The network's configuration."""
@@ -204,22 +205,22 @@ class PretrainRecipe:
         )
 
 
-def mixture_of(store: TokenStore) -> MixedStore | None:
+def mixture_record(store: TokenStore) -> MixedStore | None:
     """The store, if it is a mixture of several."""
     if type(store) is TokenStore:
         return None
-    from bertkit.examples.mixture import MixedStore
+    from bertkit.pretraining_data.mixture import MixedStore
 
     return store if isinstance(store, MixedStore) else None
 
 
 def origin(store: TokenStore) -> dict[str, Any]:
     """What a run writes down of its corpus: the folder, and of a mixture the stores and shares."""
-    mixture = mixture_of(store)
+    mixture = mixture_record(store)
     return mixture.origin() if mixture else {"store": store.place}
 
 
-def claim_folder(
+def claim_run_folder(
     folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, start: str = ""
 ) -> list[str]:
     """Begin a run directory, or make sure that it holds this very run.
@@ -232,7 +233,7 @@ def claim_folder(
         start: SHA-256 of the weights that the run begins with; "" for random ones.
 
     Returns:
-        What is different about this machine since the run was begun, in words.
+        What is different since the run was begun, about how it is watched and about this machine.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or corpus, or something else.
@@ -246,7 +247,12 @@ def claim_folder(
     }
     if start:
         settings["start"] = start
-    may_change = {"store", "stores", "recipe_name"}  # a store may move, a recipe may be renamed
-    others = ("journal.jsonl", "finetune.json", "model")
-    claim_settings(folder / "recipe.json", settings, "a run", ignored=may_change, foreign=others)
-    return keep_environment(folder)
+    # a store may move, a recipe may be renamed, and how a run is watched changes no weight
+    may_change = {"store", "stores", "recipe_name", "recipe.logging"}
+    path = folder / "recipe.json"
+    defaults = {"recipe": as_json(PretrainRecipe())}
+    begun = claim_settings(path, settings, "a run", ignored=may_change, defaults=defaults)
+    before, now = ({"logging": one["logging"]} for one in (begun["recipe"], recipe))
+    if changes := differences(before, now):
+        write_json(path, settings)
+    return changes + keep_environment(folder)

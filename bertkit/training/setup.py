@@ -1,4 +1,8 @@
-"""What a pre-training run trains: the network, its optimizer and its objective (paper, A.2)."""
+"""What a pre-training run trains: the network, its optimizer and its objective (paper, A.2).
+
+The weights are drawn at random or come from an existing model, such as one whose vocabulary was
+extended.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +13,34 @@ from typing import Any
 
 import torch
 
+from bertkit.checkpoints.weights import shown_names
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
-from bertkit.model.weights import some
-from bertkit.training.devices import check_memory
+from bertkit.training.device import check_memory
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import PretrainRecipe
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network that is ready to be trained, on its device."""
+class TrainState:
+    """A network that is ready to be trained, on its device, with everything an update needs."""
 
     recipe: PretrainRecipe
-    """As given, but for the sizes of a model to go on from."""
+    """As given, but with the sizes of the model that the run is initialised from."""
     config: ModelConfig
     model: Any
     optimizer: torch.optim.Optimizer
     objective: Callable[..., Any]
     """For updates; compiled where that was asked for."""
-    written: Callable[..., Any]
-    """The same as it is written, for evaluation."""
+    eval_loss_fn: Callable[..., Any]
+    """The uncompiled loss, used for evaluation."""
     start: str
-    """A digest of the weights that it begins with; "" for random ones."""
+    """A digest of the initial weights; "" if they are random."""
 
 
-def set_up(
+def build_train_state(
     recipe: PretrainRecipe,
     store: TokenStore,
     start: Path | None,
@@ -45,7 +49,7 @@ def set_up(
     parts: int,
     compiled: bool,
     say: Callable[[str], None],
-) -> Trained:
+) -> TrainState:
     """Build or load the network, and all that belongs to it.
 
     Args:
@@ -68,25 +72,27 @@ def set_up(
         check_memory(count_parameters(config, heads=True) // parts, device)
         model = recipe.objectives.model(config)
     else:
-        from bertkit.training.continuing import begin_with
+        from bertkit.training.initialize import init_from
 
-        found = begin_with(start, recipe, store.tokenizer)
+        found = init_from(start, recipe, store.tokenizer)
         recipe, config, model = found.recipe, found.config, found.network
         digest = found.start.digest
-        new = f"; new: {some(found.new)}" if found.new else ""
-        unused = f"; left behind: {some(found.unused)}" if found.unused else ""
+        new = f"; new: {shown_names(found.missing_keys)}" if found.missing_keys else ""
+        unused = (
+            f"; left behind: {shown_names(found.unexpected_keys)}" if found.unexpected_keys else ""
+        )
         say(f"the weights are those of {start}{new}{unused}")
     model.to(device)
     if parts > 1:
-        from bertkit.training.parallel import share_out
+        from bertkit.training.parallel import apply_fsdp
 
-        share_out(model, device)
+        apply_fsdp(model, device)
     objective = written = recipe.objectives.function()
     if compiled:
-        from bertkit.training.compiled import compile_layers
-
         if recipe.objectives.words == "replaced":
-            raise BertkitError("--compile does not know objectives.words = replaced; leave it")
+            raise BertkitError("--compile does not support ELECTRA; remove --compile")
+        from bertkit.training.compile import compile_layers
+
         objective = compile_layers(model.encoder, objective, device)
     optimizer = build_optimizer(
         model,
@@ -94,4 +100,4 @@ def set_up(
         weight_decay=recipe.training.weight_decay,
         bias_correction=recipe.training.bias_correction,
     )
-    return Trained(recipe, config, model, optimizer, objective, written, digest)
+    return TrainState(recipe, config, model, optimizer, objective, written, digest)

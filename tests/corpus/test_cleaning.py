@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.corpus import documents_out
-from bertkit.corpus.cleaning import (
+from bertkit.cli.clean import clean_command as clean_verb
+from bertkit.corpus import writers as documents_out
+from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.clean import (
     EXACT,
     NEAR,
     CleanOptions,
     clean,
-    judge,
+    judge_document,
     poor_quality,
     repeated_share,
 )
-from bertkit.corpus.documents_out import new_documents
-from bertkit.corpus.prepare import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
+from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts, find_sources, read_documents
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.clean import clean as clean_verb
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document
 from tests.markdown import ROOT, blocks
 
@@ -92,7 +92,7 @@ def test_nearly_equal_documents_are_dropped(
 def test_any_number_of_processes_writes_the_same(
     corpus: tuple[list[Path], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertkit.corpus.cleaning.BLOCK_CHARACTERS", 5_000)
+    monkeypatch.setattr("bertkit.corpus.clean.JUDGE_CHARACTERS", 5_000)
     paths = [str(path) for path in corpus[0]]
     options = CleanOptions(near=True, min_words=320)
     one = clean(paths, tmp_path / "1.jsonl.zst", options)
@@ -119,15 +119,15 @@ GOOD = "The river runs below the bridge in winter."
 def test_rules_of_quality(document: str, reason: str) -> None:
     assert poor_quality(document, CleanOptions()).startswith(reason)
     assert bool(poor_quality(document, CleanOptions())) == bool(reason)
-    assert judge(document, CleanOptions()).reason == "", "off unless wanted"
-    assert judge(document, CleanOptions(quality=True)).reason.startswith(reason)
+    assert judge_document(document, CleanOptions()).reason == "", "off unless wanted"
+    assert judge_document(document, CleanOptions(quality=True)).reason.startswith(reason)
 
 
 def test_length_is_counted_in_words() -> None:
     options = CleanOptions(min_words=3, max_words=5)
-    reasons = [judge(" ".join(["word"] * n), options).reason for n in (2, 3, 5, 6)]
+    reasons = [judge_document(" ".join(["word"] * n), options).reason for n in (2, 3, 5, 6)]
     assert reasons == ["fewer than 3 words", "", "", "more than 5 words"]
-    assert judge("\u6cb3\u6d41\u548c", options).reason == ""
+    assert judge_document("\u6cb3\u6d41\u548c", options).reason == ""
     assert repeated_share("one\n\n\none\ntwo\n") == pytest.approx(3 / 9)
 
 
@@ -162,7 +162,7 @@ def test_files_are_compressed_by_name_and_equal_each_time(tmp_path: Path, ending
     made = []
     for folder in ("x", "y"):
         out = tmp_path / folder / f"out.jsonl{ending}"
-        with new_documents(out) as write:
+        with open_writer(out) as write:
             assert [write(text) for text in texts] == [len(text.encode()) for text in texts]
         assert written(out) == texts
         made.append(out.read_bytes())

@@ -13,18 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertkit.cli import application
+from bertkit.cli.app import application
+from bertkit.cli.prepare import prepare_command as prepare_verb
 from bertkit.config import parse
 from bertkit.corpus import cluster as module
 from bertkit.corpus import job as job_module
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.cluster import ClusterOptions, local_executor, prepare_on_cluster, run_task
-from bertkit.corpus.job import Job, merge, unmark_damaged
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.job import Job, merge_parts, unmark_damaged
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import only_process
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.prepare import prepare as prepare_verb
+from bertkit.files import exclusive_lock
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document
 from tests.corpus.test_prepare import digests
 from tests.markdown import ROOT, commands, section
@@ -228,7 +228,7 @@ def test_other_machines_are_waited_for(
 ) -> None:
     folder = tmp_path / "store"
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.15)
-    with only_process(folder), pytest.raises(BertkitError, match="another process is working"):
+    with exclusive_lock(folder), pytest.raises(BertkitError, match="another process is working"):
         prepare_on_cluster(texts[-1:], tokenizer, folder, OPTIONS, ON_HOSTS)
     started = time.monotonic()
     monkeypatch.setattr(module, "WAIT_SECONDS", 30)
@@ -303,10 +303,10 @@ def test_marks_of_whole_parts_stay(
     assert marks(folder) == ["00000", "00001", "00003"]
     assert local_executor(job, range(FILES)).get_incomplete_ranks(range(FILES)) == [2]
     with pytest.raises(BertkitError, match="1 of 4 parts"):
-        merge(job)
-    module.quiet()
+        merge_parts(job)
+    module.quiet_logger()
     run_task(job, 2)
-    merge(job)
+    merge_parts(job)
     assert len(marks(folder)) == FILES
 
 

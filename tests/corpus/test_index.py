@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks.reading import write_store
-from bertkit.corpus import writing
-from bertkit.corpus.index import ShardIndex, read_index, row_type, to_rows
-from bertkit.corpus.shards import ARRAYS, ShardInfo
+from bertkit.corpus import writers as writing
+from bertkit.corpus.shards import (
+    ARRAYS,
+    ShardIndex,
+    ShardInfo,
+    read_shard_index,
+    row_type,
+    shard_rows,
+)
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_array, write_json
@@ -39,9 +45,9 @@ def entries(count: int = 10) -> list[ShardInfo]:
 def test_rows_hold_what_entries_do(tmp_path: Path) -> None:
     shards = entries()
     path = tmp_path / "shards.npy"
-    write_array(path, to_rows(shards))
+    write_array(path, shard_rows(shards))
     for split in ("train", "held_out"):
-        index = read_index(path, sha256_file(path), split)
+        index = read_shard_index(path, sha256_file(path), split)
         expected = [shard for shard in shards if shard.split == split]
         assert list(index) == expected
         assert list(index[1:]) == expected[1:]
@@ -84,7 +90,7 @@ def test_a_table_changes_nothing_but_the_manifest(pair: tuple[TokenStore, TokenS
 @pytest.mark.parametrize("damage", ["missing", "corrupt", "other", "split", "objects"])
 def test_damaged_tables_are_named(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "shards.npy"
-    rows = to_rows(entries())
+    rows = shard_rows(entries())
     write_array(path, rows)
     checksum = sha256_file(path)
     if damage == "missing":
@@ -101,7 +107,7 @@ def test_damaged_tables_are_named(damage: str, tmp_path: Path) -> None:
     if damage not in ("missing", "corrupt"):
         checksum = sha256_file(path)
     with pytest.raises(BertkitError, match=r"shards\.npy (is|has) ") as caught:
-        read_index(path, checksum, "train")
+        read_shard_index(path, checksum, "train")
     assert "\n" not in str(caught.value)
 
 
@@ -110,7 +116,7 @@ def test_damaged_tables_are_named(damage: str, tmp_path: Path) -> None:
     [("name", b"../secret"), ("name", b""), ("name", b"\xff"), ("tokens", -1), ("bytes", 1 << 60)],
 )
 def test_rows_are_checked_as_entries_are(field: str, value: object, tmp_path: Path) -> None:
-    rows = to_rows(entries())
+    rows = shard_rows(entries())
     rows[field][2] = value
     index = ShardIndex(rows, tmp_path / "shards.npy")
     assert index[1].name

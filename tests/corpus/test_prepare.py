@@ -15,12 +15,12 @@ import pytest
 
 from bertkit.corpus import blocks as module
 from bertkit.corpus.blocks import cut_strings, is_held_out
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.corpus.writing import offsets
+from bertkit.corpus.writers import offsets
 from bertkit.errors import BertkitError
 from bertkit.text.sentences import split_sentences
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import make_document
 
 
@@ -110,7 +110,7 @@ def test_stopped_preparation_goes_on(
     assert finished >= 1
     before = len(calls)
     prepare([str(large_text)], tokenizer, tmp_path / "stopped", SMALL_SHARDS)
-    total_blocks = -(-large_text.stat().st_size // module.BLOCK_CHARACTERS) + 1
+    total_blocks = -(-large_text.stat().st_size // module.TOKENIZE_CHARACTERS) + 1
     assert len(calls) - before < total_blocks, "finished shards were tokenised again"
     assert digests(tmp_path / "whole") == digests(tmp_path / "stopped")
 

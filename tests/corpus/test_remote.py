@@ -19,9 +19,9 @@ import pytest
 
 from benchmarks.reading import write_store
 from bertkit.corpus import cache as cache_module
-from bertkit.corpus import fetching
+from bertkit.corpus import remote as fetching
 from bertkit.corpus import remote as remote_module
-from bertkit.corpus.cache import CacheFullError, Hold
+from bertkit.corpus.cache import CacheFullError, ShardLease
 from bertkit.corpus.remote import RemoteStore, address, open_remote
 from bertkit.corpus.shards import ARRAYS
 from bertkit.corpus.store import TokenStore
@@ -69,7 +69,7 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(remote_module, "ROOM_SECONDS", 0.1)
     monkeypatch.setattr(fetching, "PAUSES", (0.0, 0.0))
 
 
@@ -353,7 +353,7 @@ def test_one_of_two_fetches(served: Served, tmp_path: Path, monkeypatch: Any) ->
         thread.join()
     assert begun.is_set()
     assert served.shards_sent().total() == 1
-    assert all(isinstance(hold, Hold) for hold in holds)
+    assert all(isinstance(hold, ShardLease) for hold in holds)
     path = store.folder / f"{shard.name}.tokens.npy"
     assert not cache_module.remove_unused(path)
     for hold in holds:

@@ -1,4 +1,4 @@
-"""A small slice of `python -m benchmarks.crashes`: the whole of it takes minutes.
+"""A small slice of `python -m tests.tools.crashes`: the whole of it takes minutes.
 
 It runs in a process of its own, which forks: what pytest has loaded would be in every fork.
 """
@@ -6,6 +6,7 @@ It runs in a process of its own, which forks: what pytest has loaded would be in
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,20 +15,25 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import crashes
-from benchmarks.crash_bench import Bench
-from benchmarks.crash_runs import Ended, Moment, at_event
-from benchmarks.crash_subjects import Subject
+from tests.tools.crashes.__main__ import stop
+from tests.tools.crashes.bench import Bench
+from tests.tools.crashes.damage import damage_checkpoints, damage_runs, remove_in_use
+from tests.tools.crashes.runs import Ended, Hook, Moment
+from tests.tools.crashes.subjects import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = (
+    *("pretrain", "finetune", "prepare", "learn", "clean", "vocab extend"),
+    *("predict", "embed", "features", "export"),
+)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 def test_every_kind_of_crash_ends_with_the_same_bytes() -> None:
-    """Kills, SIGTERM in a save, damage to checkpoints, shards and runs, a full disk."""
+    """Kills, signals and full disks for every command; damage to checkpoints, shards and runs."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.crashes", "--quick"],
+        [sys.executable, "-m", "tests.tools.crashes", "--quick"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -35,22 +41,22 @@ def test_every_kind_of_crash_ends_with_the_same_bytes() -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "BERTKIT_CHECK_SHAPES": "0"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for row in ("pretrain, killed", "finetune, killed", "prepare, killed"):
-        assert f"{row}: " in done.stdout
-    assert "other bytes" not in done.stdout
-    assert "stuck" not in done.stdout
+    for command in COMMANDS:
+        for row in ("killed", "stopped"):
+            assert re.search(rf"^{command}, {row}: .*1 equal bytes$", done.stdout, re.MULTILINE)
 
 
 def test_an_action_happens_in_the_command_which_goes_on(tmp_path: Path) -> None:
     """An audit hook cannot be taken away, so it is called here by hand."""
     done: list[int] = []
-    hook = at_event(str(tmp_path), Moment(event=2, action=lambda: done.append(1)))
+    hook = Hook(str(tmp_path), Moment(event=2, action=lambda: done.append(1)))
     for name, path in (("open", "/elsewhere"), ("open", tmp_path / "a"), ("exec", tmp_path / "b")):
         hook(name, (str(path), "r", 0))
     assert done == []
     for _ in range(3):
         hook("os.rename", (str(tmp_path / "a"), str(tmp_path / "b"), -1, -1))
     assert done == [1]
+    assert hook.seen == 4
 
 
 class FakeBench(Bench):
@@ -59,22 +65,29 @@ class FakeBench(Bench):
     live = Ended(0, "", 0.0)
 
     def go(self, subject: Subject, out: Path, moment: Moment | None = None) -> Ended:
-        if moment is None or moment.action is None:
-            return Ended(0, "", 0.0)
-        assert moment.event
-        moment.action()
-        return self.live
+        if moment is not None and moment.action:
+            assert moment.event
+            moment.action()
+            return self.live
+        return self.live if moment and moment.signal != signal.SIGKILL else Ended(0, "", 0.0)
 
 
-def fake(home: Path) -> tuple[FakeBench, Subject]:
-    subject = Subject("pretrain", lambda out: [str(out)], lambda out: {"model": "other"})
+class FakeSubject(Subject):
+    left = "other"
+
+    def outcome(self, place: Path) -> dict[str, str]:
+        return {"model": self.left}
+
+
+def fake(home: Path) -> tuple[FakeBench, FakeSubject]:
     bench = FakeBench(home, 1, events={"pretrain": 200}, whole={"pretrain": {"model": "whole"}})
     (home / "store").mkdir()
     (home / "store" / "train-0.npy").write_text("a shard")
-    return bench, subject
+    (home / "whole" / "pretrain").mkdir(parents=True)
+    return bench, FakeSubject("pretrain", ("pretrain",))
 
 
-@pytest.mark.parametrize("damage", [crashes.damage_checkpoints, crashes.damage_runs])
+@pytest.mark.parametrize("damage", [damage_checkpoints, damage_runs])
 def test_a_row_without_damage_is_a_failure(damage: object, tmp_path: Path) -> None:
     bench, subject = fake(tmp_path)
     assert callable(damage)
@@ -85,11 +98,11 @@ def test_a_row_without_damage_is_a_failure(damage: object, tmp_path: Path) -> No
 
 def test_other_bytes_after_a_removal_are_a_failure(tmp_path: Path) -> None:
     bench, subject = fake(tmp_path)
-    crashes.remove_in_use(bench, subject, 2)
+    remove_in_use(bench, subject, 2)
     row = bench.counts["pretrain, file in use removed"]
     assert row == {"removals": 2, "went on": 2, "other bytes": 2}
     assert len(bench.failures) == 2
-    assert "was removed under it at #" in bench.failures[0]
+    assert "after the removal of" in bench.failures[0]
     assert "differ: model" in bench.failures[0]
     assert (tmp_path / "store" / "train-0.npy").read_text() == "a shard", "put back"
 
@@ -109,11 +122,41 @@ def test_a_removal_that_is_not_said_in_one_line_is_a_failure(
     bench, subject = fake(tmp_path)
     bench.whole["pretrain"] = {"model": "other"}
     bench.live = Ended(status, shown.replace("HOME", str(tmp_path)), 0.0)
-    crashes.remove_in_use(bench, subject, 1)
+    remove_in_use(bench, subject, 1)
     (failure,) = bench.failures
     assert f"it ended with {status}" in failure
     bench.failures.clear()
     bench.live = Ended(2, f"error: {tmp_path}/removed/journal.jsonl is missing", 0.0)
     shutil.rmtree(tmp_path / "spare")
-    crashes.remove_in_use(bench, subject, 2)
+    remove_in_use(bench, subject, 2)
     assert bench.failures == []
+
+
+@pytest.mark.parametrize(
+    ("status", "shown", "failed"),
+    [
+        (128 + signal.SIGTERM, "stopped; run the same command to go on", ""),
+        (-signal.SIGTERM, "", ""),
+        (0, "", ""),
+        (1, "", "it ended with 1"),
+        (128 + signal.SIGTERM, "Traceback (most recent call last):\n  x", "it printed 'Traceback"),
+    ],
+)
+def test_a_stop_is_quiet_and_says_its_signal(
+    tmp_path: Path, status: int, shown: str, failed: str
+) -> None:
+    bench, subject = fake(tmp_path)
+    subject.left, bench.live = "whole", Ended(status, shown, 0.0)
+    bench.events["pretrain"], bench.seconds["pretrain"] = 200, 1.0
+    stop(bench, subject, 1)
+    assert bench.counts["pretrain, stopped"]["SIGTERM"] == 1
+    assert [failed in failure for failure in bench.failures] == [True] * bool(failed)
+
+
+def test_files_beside_the_wanted_ones_are_a_failure(tmp_path: Path) -> None:
+    bench, subject = fake(tmp_path)
+    subject.left = "whole"
+    bench.whole["pretrain"] = {}
+    bench.compare("row", subject, tmp_path, "a kill")
+    (failure,) = bench.failures
+    assert "these were left: model" in failure

@@ -14,16 +14,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.shards import ShardArrays
 from bertkit.corpus.store import TokenStore
-from bertkit.doctor import copies, scan
+from bertkit.doctor import copies
+from bertkit.doctor import copies as scan
 from bertkit.doctor.copies import Tally, Texts, hash_documents, hash_sentences, piece_keys
 from bertkit.doctor.corpus import check_store, is_store
-from bertkit.doctor.findings import LIMITS, STORE_LIMITS, Finding, Limit, judged, percent
+from bertkit.doctor.findings import (
+    STORE_LIMITS,
+    THRESHOLDS,
+    Finding,
+    Threshold,
+    judge_value,
+    percent,
+)
 from bertkit.doctor.pairs import stump
-from bertkit.tokens.learn import learn_vocabulary
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.train import learn_vocabulary
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import Console
 from tests.conftest import WORDS, make_document
 
@@ -334,7 +342,7 @@ def test_a_tally_counts_every_copy_of_what_it_remembers(
     numbers: list[list[int]], most: int
 ) -> None:
     tally = Tally(most)
-    spread = copies.mixed(np.arange(301, dtype=np.uint64))
+    spread = copies.mix_hashes(np.arange(301, dtype=np.uint64))
     place = 0
     for part in numbers:
         chosen = np.array(part, dtype=np.int64)
@@ -386,18 +394,18 @@ def test_a_stump_finds_what_one_number_tells() -> None:
 
 
 def test_limits_grade_from_both_sides() -> None:
-    high, low = Limit(0.1, 0.5), Limit(100, 10, "documents", low=True)
+    high, low = Threshold(0.1, 0.5), Threshold(100, 10, "documents", low=True)
     assert [high.grade(value) for value in (0.0, 0.1, 0.49, 0.5)] == [
         *("ok", "notice", "notice", "problem")
     ]
     assert [low.grade(value) for value in (101, 100, 11, 10)] == [
         *("ok", "notice", "notice", "problem")
     ]
-    assert Limit(0.1).grade(1e9) == "notice"
-    assert judged("fertility", 3.0, {}, "said", "do").lines() == [
+    assert Threshold(0.1).grade(1e9) == "notice"
+    assert judge_value("fertility", 3.0, {}, "said", "do").lines() == [
         *("problem  fertility: said", "         > do")
     ]
-    for limit in LIMITS.values():
+    for limit in THRESHOLDS.values():
         assert limit.notice <= limit.problem or limit.low, limit
     assert [percent(value) for value in (0, 1e-7, 0.0001, 0.0512, 0.512, 0.9999, 1)] == [
         *("0%", "less than 0.001%", "0.01%", "5.1%", "51%", "99.99%", "100%")

@@ -19,21 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bertkit.doctor
+from bertkit.cli.doctor import diagnose, doctor_command
 from bertkit.config import as_json
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
-from bertkit.doctor.findings import LIMITS, RUN_LIMITS, STORE_LIMITS, Finding
+from bertkit.doctor.findings import RUN_LIMITS, STORE_LIMITS, THRESHOLDS, Finding
 from bertkit.doctor.learning import copying_loss
-from bertkit.doctor.records import Run
+from bertkit.doctor.records import RunRecords
 from bertkit.doctor.run import check_run
 from bertkit.errors import BertkitError
-from bertkit.examples.mixture import MixedStore, mix
-from bertkit.files import only_process, write_json
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.files import exclusive_lock, write_json
+from bertkit.pretraining_data.mixture import MixedStore, mix_stores
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import Console, json_line
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
-from bertkit.verbs.doctor import doctor, examine
+from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 from tests.conftest import WORDS
 from tests.markdown import ROOT, table_rows
 
@@ -112,7 +112,7 @@ def write(folder: Path, records: list[Record], recipe: Record | None = None) -> 
 
 
 def findings(folder: Path) -> dict[str, Finding]:
-    found = check_run(Run(folder), [])
+    found = check_run(RunRecords(folder), [])
     assert len({one.name for one in found}) == len(found)
     return {one.name: one for one in found}
 
@@ -173,7 +173,7 @@ def test_stuck_at_the_entropy_itself_is_a_problem_however_early(tmp_path: Path) 
 
 
 def test_causes_of_a_plateau_are_named(tmp_path: Path) -> None:
-    run = Run(write(tmp_path, journal(lambda step: 6.4)))
+    run = RunRecords(write(tmp_path, journal(lambda step: 6.4)))
     duplicates = Finding("duplicate-documents", "problem", {}, "half")
     fine = Finding("fertility", "ok", {}, "low")
     (found,) = [
@@ -462,7 +462,7 @@ def test_a_run_that_diverged(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_is_recognised(tmp_path: Path) -> None:
     folder = write(tmp_path, journal(updates=3000, reason=None))
-    with only_process(folder):
+    with exclusive_lock(folder):
         assert severity(folder, "state") == "ok"
     assert severity(folder, "state") == "notice"
 
@@ -555,7 +555,7 @@ TINY = PretrainRecipe(
     ),
     phases=Phases(lengths=(16,), steps=(60,), batch_sizes=(32,), max_predictions=(3,)),
     training=Training(learning_rate=4e-3, warmup_steps=15, precision="fp32"),
-    watching=Watching(log_every=5, evaluate_every=50, held_out_sequences=64, checkpoint_every=999),
+    logging=Logging(log_every=5, evaluate_every=50, held_out_sequences=64, checkpoint_every=999),
 )  # fmt: skip
 
 
@@ -610,7 +610,7 @@ def learnt(chain: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_healthy_run(
     learnt: Path, chain: TokenStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert doctor(learnt, json=tmp_path / "found.json") == 0
+    assert doctor_command(learnt, json=tmp_path / "found.json") == 0
     shown = capsys.readouterr().out
     assert "0 problems" in shown
     assert shown.startswith(f"run {learnt}\n  ok       state: finished, 140 of 140 updates\n")
@@ -647,7 +647,7 @@ def mixture_run(folder: Path, store: TokenStore) -> tuple[Path, Path, Path]:
     one, two = folder / "stores" / "one", folder / "stores" / "two"
     for copy in (one, two):
         shutil.copytree(store.folder, copy)
-    mixture = mix([TokenStore(one), TokenStore(two)], weights=[3.0, 1.0])
+    mixture = mix_stores([TokenStore(one), TokenStore(two)], weights=[3.0, 1.0])
     run = write(folder / "runs" / "mixed", journal())
     claims = {"recipe": RECIPE, **mixture.origin(), "corpus": mixture.content_hash}
     names = ["stores/one", "stores/two"]  # as they are named from the folder above
@@ -660,16 +660,16 @@ def test_the_stores_of_a_mixture_are_opened(tmp_path: Path, store: TokenStore) -
     run, one, two = mixture_run(tmp_path, store)
     found = findings(run)
     assert (found["corpus"].severity, found["vocabulary"].severity) == ("ok", "ok")
-    opened = Run(run).store
+    opened = RunRecords(run).store
     assert isinstance(opened, MixedStore)
     assert opened.shares == pytest.approx([0.75, 0.25])
-    titles = [title for title, _ in examine(run, Console(stream=io.StringIO()))]
+    titles = [title for title, _ in diagnose(run, Console(stream=io.StringIO()))]
     assert titles == [f"run {run}", f"its token store {one}", f"its token store {two}"]
     shutil.rmtree(two)
     found = findings(run)
     assert found["corpus"].severity == "notice"
     assert "of the mixture of 2 stores, 1 are within reach" in found["corpus"].meaning
-    titles = [title for title, _ in examine(run, Console(stream=io.StringIO()))]
+    titles = [title for title, _ in diagnose(run, Console(stream=io.StringIO()))]
     assert titles == [f"run {run}", f"its token store {one}"]
 
 
@@ -699,14 +699,14 @@ def test_exit_status_and_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], store: TokenStore
 ) -> None:
     run = write(tmp_path / "run", journal(lambda step: 6.4))
-    assert doctor(run) == 1
+    assert doctor_command(run) == 1
     lines = capsys.readouterr().out.splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("  problem  plateau: "))
     assert lines[at + 1].startswith("           > attention has not formed")
     assert re.fullmatch(r"1 problem, 1 notice, \d+ ok", lines[-1])
-    assert doctor(write(tmp_path / "run", journal())) == 0
-    assert doctor(store.folder) == 0, "too little text is worth notices"
-    ((title, _),) = examine(store.folder, Console(stream=io.StringIO()))
+    assert doctor_command(write(tmp_path / "run", journal())) == 0
+    assert doctor_command(store.folder) == 0, "too little text is worth notices"
+    ((title, _),) = diagnose(store.folder, Console(stream=io.StringIO()))
     assert title == f"token store {store.folder}"
 
 
@@ -722,18 +722,18 @@ def test_exit_status_and_output(
 def test_other_paths_are_refused(tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / file).touch()
     with pytest.raises(BertkitError, match=f"{said}.*name a pre-training run or a token store"):
-        doctor(tmp_path)
+        doctor_command(tmp_path)
     with pytest.raises(BertkitError, match="is a file"):
-        doctor(tmp_path / file)
+        doctor_command(tmp_path / file)
     with pytest.raises(BertkitError, match="does not exist"):
-        doctor(tmp_path / "nowhere")
+        doctor_command(tmp_path / "nowhere")
 
 
 def test_runs_of_a_fine_tuning_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "runs" / "seed-0", journal())
     (tmp_path / "finetune.json").write_text("{}")
     with pytest.raises(BertkitError, match="is one run of a fine-tuning"):
-        doctor(folder)
+        doctor_command(folder)
 
 
 def test_every_finding_is_explained_with_its_limits() -> None:
@@ -747,7 +747,7 @@ def test_every_finding_is_explained_with_its_limits() -> None:
         if limit.unit != "rule" and not (limits is RUN_LIMITS and name in STORE_LIMITS)
     ]
     assert sorted(row for row in rows if "rule" not in row[1]) == sorted(expected)
-    assert {name for name, _ in rows} == set(LIMITS)
+    assert {name for name, _ in rows} == set(THRESHOLDS)
 
 
 def test_every_finding_in_the_code_has_a_limit() -> None:
@@ -757,8 +757,8 @@ def test_every_finding_in_the_code_has_a_limit() -> None:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id in {"found", "judged"}
+                and node.func.id in {"make_finding", "judge_value"}
                 and isinstance(node.args[0], ast.Constant)
             ):
                 used.add(node.args[0].value)
-    assert used == set(LIMITS)
+    assert used == set(THRESHOLDS)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.explain.trace import Trace, follow
+from bertkit.checkpoints.save import save_model
+from bertkit.explain.trace import Trace, trace_example
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TEXT = "River stone, bridge <script>alert('no')</script> walking quickly & slowly."
 PAIR = "The lantern & the \u2603 [bold]harvest[/bold]."
@@ -42,4 +42,4 @@ def directory(
 
 @pytest.fixture(scope="session")
 def trace(directory: Path) -> Trace:
-    return follow(directory, TEXT, PAIR, seed=5)
+    return trace_example(directory, TEXT, PAIR, seed=5)

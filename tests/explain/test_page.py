@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bertkit.cli.explain import explain_command
 from bertkit.errors import BertkitError
 from bertkit.explain import page as module
-from bertkit.explain.page import as_bytes, page_of, write_page
-from bertkit.explain.sections import SECTIONS
+from bertkit.explain.page import as_bytes, explanation_page, write_page
 from bertkit.explain.trace import Trace
-from bertkit.verbs.explain import explain
+from bertkit.explain.wording import SECTIONS
 from tests.explain.conftest import PAIR, TEXT
 from tests.test_report import Page
 
 
 @pytest.fixture(scope="module")
 def text(trace: Trace) -> str:
-    return page_of(trace)
+    return explanation_page(trace)
 
 
 def data_of(text: str) -> dict[str, object]:
@@ -59,13 +59,13 @@ def test_what_a_text_holds_is_no_markup(text: str) -> None:
 
 def test_bytes_that_are_no_text_are_written_out(directory: Path, tmp_path: Path) -> None:
     """A command line with invalid UTF-8 comes as lone surrogates, which no file can hold."""
-    explain(directory, "river \udcff stone", html=tmp_path / "page.html")
+    explain_command(directory, "river \udcff stone", html=tmp_path / "page.html")
     assert r"river \udcff stone: bertkit explain" in (tmp_path / "page.html").read_text()
 
 
 def test_the_question_of_the_pairs_is_named(trace: Trace) -> None:
-    assert "next-sentence prediction" in Page(page_of(trace)).prose()
-    swapped = Page(page_of(replace(trace, pairs="order"))).prose()
+    assert "next-sentence prediction" in Page(explanation_page(trace)).prose()
+    swapped = Page(explanation_page(replace(trace, pairs="order"))).prose()
     assert "sentence order" in swapped
     assert "next-sentence prediction" not in swapped
 
@@ -73,7 +73,7 @@ def test_the_question_of_the_pairs_is_named(trace: Trace) -> None:
 def test_data_cannot_end_the_script(trace: Trace) -> None:
     """No vocabulary is trusted, either: a piece may be anything."""
     bad = trace.tokens[3]._replace(seen="</script><b>", piece="<i>&")
-    text = page_of(replace(trace, tokens=[*trace.tokens[:3], bad, *trace.tokens[4:]]))
+    text = explanation_page(replace(trace, tokens=[*trace.tokens[:3], bad, *trace.tokens[4:]]))
     assert Page(text).tags.count("script") == 2
     assert "</script><b>" not in text
     assert data_of(text)["pieces"][3] == "</script><b>"
@@ -133,26 +133,26 @@ def test_what_is_left_out_is_said(trace: Trace) -> None:
         pooled=None,
         task="",
     )
-    prose = Page(page_of(lacking)).prose()
+    prose = Page(explanation_page(lacking)).prose()
     for reason in lacking.left_out.values():
         assert f"Not shown: {reason}." in prose
-    assert "sunny 90.0%." in Page(page_of(replace(trace, task="sunny 90.0%"))).prose()
+    assert "sunny 90.0%." in Page(explanation_page(replace(trace, task="sunny 90.0%"))).prose()
 
 
 def test_too_many_weights_for_a_page(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_WEIGHTS", 600)
     with pytest.raises(BertkitError, match=f"from {len(trace.tokens)} to 10 tokens"):
-        page_of(trace)
+        explanation_page(trace)
 
 
 def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     html = tmp_path / "pages" / "one.html"
-    explain(directory, TEXT, PAIR, html=html, seed=5)
+    explain_command(directory, TEXT, PAIR, html=html, seed=5)
     assert capsys.readouterr().out == f"explanation: {html}\n"
     again = tmp_path / "two.html"
-    explain(directory, TEXT, PAIR, html=again, seed=5)
+    explain_command(directory, TEXT, PAIR, html=again, seed=5)
     assert html.read_bytes() == again.read_bytes()
-    explain(directory, TEXT, layer=1)
+    explain_command(directory, TEXT, layer=1)
     shown = capsys.readouterr().out
     assert "Layer 1 of 3" in shown
     assert "Not shown: one text was given" in shown
@@ -161,7 +161,7 @@ def test_the_command(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_the_page_has_every_head_already(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="leave --layer and --head out"):
-        explain(directory, TEXT, html=tmp_path / "page.html", layer=1)
+        explain_command(directory, TEXT, html=tmp_path / "page.html", layer=1)
     assert not (tmp_path / "page.html").exists()
 
 

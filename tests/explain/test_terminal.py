@@ -10,15 +10,15 @@ import pytest
 import rich.console
 
 from bertkit.errors import BertkitError
-from bertkit.explain.sections import SECTIONS
-from bertkit.explain.terminal import digit, show
-from bertkit.explain.trace import Trace, follow
+from bertkit.explain.terminal import digit, print_explanation
+from bertkit.explain.trace import Trace, trace_example
+from bertkit.explain.wording import SECTIONS
 
 
 def printed(trace: Trace, *, layer: int | None = None, head: int | None = None) -> str:
     stream = io.StringIO()
     console = rich.console.Console(file=stream, width=80, highlight=False)
-    show(trace, console, layer=layer, head=head)
+    print_explanation(trace, console, layer=layer, head=head)
     return stream.getvalue()
 
 
@@ -49,7 +49,7 @@ def test_the_numbers_are_the_traces(trace: Trace) -> None:
 
 
 def test_one_head_in_full(directory: Path) -> None:
-    small = follow(directory, "river stone")
+    small = trace_example(directory, "river stone")
     lines = printed(small, layer=2, head=1).splitlines()
     start = lines.index("Layer 2 of 3, head 1 of 2:")
     expected = ["".join(map(digit, row)) for row in small.inside.attention[1, 0].tolist()]

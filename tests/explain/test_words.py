@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.explain.words import Match, cuts, match, normalisation, visible
-from bertkit.tokens.normalize import split_words
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.explain.steps import Match, cuts, match, normalisation, printable
+from bertkit.tokenizer.normalize import split_words
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 LETTERS = list("abcdefghijklmnopqrstuvwxyz漢\u1100\u1161")
 VOCABULARY = [*SPECIAL_TOKENS, *LETTERS, *(f"##{c}" for c in LETTERS), "un", "##able", ".", "##ab"]
@@ -72,4 +72,4 @@ def test_a_word_that_is_too_long_is_unknown_untried() -> None:
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:
-    assert visible("a\nb\xa0\u200b\ud800 漢") == r"a\nb\xa0\u200b\ud800 漢"
+    assert printable("a\nb\xa0\u200b\ud800 漢") == r"a\nb\xa0\u200b\ud800 漢"

@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 import torch
 
+from bertkit.checkpoints.save import save_model
 from bertkit.export.padded import Discriminator
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import TextPooling, write_pooling
-from bertkit.model.saving import save_model
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.regress import Regress
-from bertkit.tasks.tag import Tag
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TASKS: dict[str, Any] = {
-    "classify": Classify(("dry", "damp", "wet"), longest=40),
-    "multi-label": ClassifyMany(("a", "b"), longest=40),
-    "regress": Regress(longest=40),
-    "choose": Choose(longest=40),
-    "tag": Tag(("O", "B-X", "I-X"), longest=40),
-    "answer": Answer(null=True, longest=40, stride=8, question_length=16),
+    "classify": Classification(("dry", "damp", "wet"), max_length=40),
+    "multi-label": MultiLabelClassification(("a", "b"), max_length=40),
+    "regress": Regression(max_length=40),
+    "choose": MultipleChoice(max_length=40),
+    "tag": TokenClassification(("O", "B-X", "I-X"), max_length=40),
+    "answer": QuestionAnswering(null=True, max_length=40, stride=8, max_question_length=16),
 }
 
 
@@ -50,19 +50,24 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("models")
     plain = sizes(tokenizer)
     for name, task in TASKS.items():
-        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         save_model(folder / name, task.build(plain), tokenizer, details)
     pretraining = {"task": "pretraining"}
     save_model(folder / "pretraining", PretrainingModel(plain), tokenizer, pretraining)
     spans = sizes(tokenizer, direction="left_to_right")
     task = TASKS["answer"]
-    details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
     save_model(folder / "answer-left-to-right", task.build(spans), tokenizer, details)
     albert = sizes(tokenizer, num_hidden_layers=2, share_layers=True, embedding_size=16)
     save_model(folder / "albert", PretrainingModel(albert), tokenizer, pretraining)
     for direction in ("left_to_right", "right_to_left"):
         model = PretrainingModel(sizes(tokenizer, direction=direction), pairs=False)
         save_model(folder / direction, model, tokenizer, pretraining)
+    for name in ("classify", "choose"):
+        task = TASKS[name]
+        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+        narrow = sizes(tokenizer, embedding_size=16, pooler_act="gelu")
+        save_model(folder / f"electra-{name}", task.build(narrow), tokenizer, details)
     electra = Discriminator(sizes(tokenizer, embedding_size=16))
     save_model(folder / "electra", electra, tokenizer, pretraining)
     encoder = Encoder(plain)
@@ -72,7 +77,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         encoder,
         tokenizer,
         {"task": "embedding"},
-        extra=lambda inside: write_pooling(inside, TextPooling("mean", longest=24), plain),
+        extra=lambda inside: write_pooling(inside, TextPooling("mean", max_length=24), plain),
     )
     tags = TASKS["tag"]
     details = {"task": "tag", "labels": list(tags.labels), "settings": tags.settings()}

@@ -11,23 +11,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.tensorflow import read_checkpoint
+from bertkit.cli.app import main
+from bertkit.cli.export import export_command
+from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
 from bertkit.export.directories import read_back
-from bertkit.export.examples import Opened, built_in, padded_arrays, run_exported, run_packed
-from bertkit.export.export import Check, compare, export_model
+from bertkit.export.export import Check, compare_outputs, export_model
 from bertkit.export.padded import OUTPUTS
-from bertkit.export.source import Source, read_source
+from bertkit.export.source import ExportSource, read_export_source
+from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
 from bertkit.files import temporary_name
-from bertkit.model.saving import save_model
-from bertkit.model.tensorflow import read_checkpoint
-from bertkit.predict.embedding import load_embedder
+from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.inputs import TextInput
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.export import export
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.export.conftest import sizes
 
 EVERY = {
@@ -35,6 +36,8 @@ EVERY = {
     "multi-label": "multi-label",
     "regress": "regress",
     "choose": "choose",
+    "electra-classify": "classify",
+    "electra-choose": "choose",
     "tag": "tag",
     "frozen": "tag",
     "answer": "answer",
@@ -52,15 +55,15 @@ EVERY = {
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_padded_network_equals_the_packed_one(name: str, models: Path) -> None:
-    source = read_source(models / name)
+    source = read_export_source(models / name)
     assert source.head == EVERY[name]
-    found = compare(source, read_back(source.padded()).run, Check(), exact=True)
+    found = compare_outputs(source, read_back(source.padded()).run, Check(), exact=True)
     assert tuple(found["outputs"]) == OUTPUTS[source.head]
     assert max(one["max_error"] for one in found["outputs"].values()) < 1e-5
     lengths = {len(part.sequences[0].ids) for part in built_in(source)}
     if source.head != "choose":
         assert len(lengths) > 3  # so that something is padded
-        assert max(lengths) == source.longest
+        assert max(lengths) == source.max_length
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
@@ -70,9 +73,9 @@ def test_vectors_of_any_model_equal_those_of_the_embedder(
 ) -> None:
     if (name, pooling) == ("left_to_right", "pooler"):
         with pytest.raises(BertkitError, match="has no pooler, its model was trained without"):
-            read_source(models / name, head="embedding", pooling=pooling)
+            read_export_source(models / name, head="embedding", pooling=pooling)
         return
-    source = read_source(models / name, head="embedding", pooling=pooling)
+    source = read_export_source(models / name, head="embedding", pooling=pooling)
     texts = ["river stone", "walking slowly to the bridge", "lantern"]
     embedder = load_embedder(models / name, device="cpu", precision="fp32", pooling=pooling)
     parts = [part for text in embedder.encode(texts) for part in text.parts]
@@ -82,7 +85,7 @@ def test_vectors_of_any_model_equal_those_of_the_embedder(
 
 
 def test_padding_of_any_amount_changes_nothing(models: Path) -> None:
-    source = read_source(models / "left_to_right")
+    source = read_export_source(models / "left_to_right")
     run, [part, *_] = read_back(source.padded()).run, built_in(source)[::-1]
     arrays = padded_arrays([part], source.head)
     short = {name: array[:, :9] for name, array in arrays.items()}
@@ -100,7 +103,7 @@ def test_directories_of_every_head_or_a_refusal(
         "tensorflow": {*EVERY}
         - {"classify", "multi-label", "regress", "answer", "pretraining", "encoder"},
     }
-    source, out = read_source(models / name), tmp_path / "out"
+    source, out = read_export_source(models / name), tmp_path / "out"
     if name in refused[to]:
         with pytest.raises(BertkitError, match=r"--to onnx|--head encoder"):
             export_model(source, to, out)
@@ -118,10 +121,10 @@ def test_directories_of_every_head_or_a_refusal(
         described = json.loads((out / "config.json").read_text())
         if labels:
             assert list(described["id2label"].values()) == labels
-        again = read_source(out)
+        again = read_export_source(out)
         assert again.head == name if name in OUTPUTS else again.head == source.head
     elif name == "pretraining":
-        first, second = source.model.state_dict(), read_source(out).model.state_dict()
+        first, second = source.model.state_dict(), read_export_source(out).model.state_dict()
         assert all(torch.equal(first[key], second[key]) for key in first)
         assert "erf" in manifest["note"]
 
@@ -132,12 +135,12 @@ def test_without_their_library_bertkit_reads_directories_back(
 ) -> None:
     """And says so: also a check that was asked for is run, not left out."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    source = read_source(models / name)
+    source = read_export_source(models / name)
     labelled = None
     if source.pooling is not None:
         source = replace(source, pooling=replace(source.pooling, prompt="A ", lowercase=True))
     if source.task is not None:
-        labelled = [TextInput(str(i), "river stone", None, "dry", "f:1") for i in range(3)]
+        labelled = [TextExample(str(i), "river stone", None, "dry", "f:1") for i in range(3)]
     manifest = export_model(source, "huggingface", tmp_path / "out", Check(labelled=labelled))
     assert manifest["check"]["by"] == "bertkit"
     assert max(one["max_error"] for one in manifest["check"]["outputs"].values()) < 1e-5
@@ -153,13 +156,15 @@ def test_a_tuned_google_checkpoint_has_the_names_of_its_scripts(
     models: Path, tmp_path: Path
 ) -> None:
     for name, variable in (("classify", "output_weights"), ("answer", "cls/squad/output_weights")):
-        source = read_source(models / name)
+        source = read_export_source(models / name)
         export_model(source, "tensorflow", tmp_path / name)
         found = read_checkpoint(tmp_path / name / "bert_model.ckpt")
         head = source.model.classifier if name == "classify" else source.model.qa_outputs
         np.testing.assert_array_equal(found[variable], head.weight.detach())
         assert found["bert/encoder/layer_0/output/dense/kernel"].shape == (64, 32)
-        again = read_source(tmp_path / name, head="encoder")  # no task is named in a checkpoint
+        again = read_export_source(
+            tmp_path / name, head="encoder"
+        )  # no task is named in a checkpoint
         first, second = source.encoder.state_dict(), again.encoder.state_dict()
         assert again.pooler is (name == "classify")
         assert all(torch.equal(first[k], second[k]) for k in first if "pooler" not in k)
@@ -172,7 +177,7 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
     library = pytest.importorskip("sentence_transformers")
     texts = ["river stone", "walking slowly to the bridge", "", "copper thread market " * 9]
     for name, pooling in (("encoder", "cls"), ("encoder", "mean"), ("left_to_right", "cls")):
-        source = read_source(models / name, head="embedding", pooling=pooling)
+        source = read_export_source(models / name, head="embedding", pooling=pooling)
         out = tmp_path / f"{name}-{pooling}"
         manifest = export_model(source, "huggingface", out)
         assert manifest["check"]["by"] == "sentence-transformers"
@@ -186,13 +191,13 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
                 pooling=pooling if folder == models / name else "auto",
             )
             np.testing.assert_allclose(own.many(texts, windows=False), theirs, atol=1e-5)
-    source = read_source(models / "encoder", head="embedding", pooling="pooler")
+    source = read_export_source(models / "encoder", head="embedding", pooling="pooler")
     with pytest.raises(BertkitError, match="sentence-transformers has no pooling 'pooler'"):
         export_model(source, "huggingface", tmp_path / "out")
 
 
 def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> None:
-    bilstm, plain = read_source(models / "bilstm"), read_source(models / "encoder")
+    bilstm, plain = read_export_source(models / "bilstm"), read_export_source(models / "encoder")
     with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no form with padding"):
         export_model(bilstm, "onnx", tmp_path / "out")
     with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
@@ -200,11 +205,11 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
     with pytest.raises(BertkitError, match="no format is called 'onx'; did you mean 'onnx'"):
         export_model(plain, "onx", tmp_path / "out")
     with pytest.raises(BertkitError, match="no head is called 'encode'; did you mean 'encoder'"):
-        read_source(models / "encoder", head="encode")
+        read_export_source(models / "encoder", head="encode")
     with pytest.raises(BertkitError, match="--pooling and --normalize are of --head embedding"):
-        read_source(models / "encoder", pooling="mean")
+        read_export_source(models / "encoder", pooling="mean")
     with pytest.raises(BertkitError, match="the head 'encoder' has no metric; leave --dev out"):
-        export(models / "encoder", to="tensorflow", out=tmp_path / "out", dev="x.csv")
+        export_command(models / "encoder", to="tensorflow", out=tmp_path / "out", dev="x.csv")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(BertkitError, match="mine exists and is no export; choose another folder"):
@@ -216,13 +221,15 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
 
 def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "hf"
-    export_model(read_source(models / "encoder"), "huggingface", out)
+    export_model(read_export_source(models / "encoder"), "huggingface", out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(BertkitError, match="hf holds the model that is exported"):
-        export_model(read_source(out), "tensorflow", out)
+        export_model(read_export_source(out), "tensorflow", out)
     (out / "dev.csv").write_text("text\nriver\n")
-    with pytest.raises(BertkitError, match=r"dev\.csv lies in .*hf, which is replaced"):
-        export(models / "encoder", to="tensorflow", out=out, inputs=str(out / "dev.csv"))
+    words = ["--to", "tensorflow", "--out", str(out), "--inputs", str(out / "dev.csv")]
+    with pytest.raises(SystemExit) as ended:
+        main(["export", str(models / "encoder"), *words])
+    assert ended.value.code == 2
     assert before.items() <= {path: path.read_bytes() for path in out.iterdir()}.items()
 
 
@@ -232,16 +239,16 @@ def test_a_pooler_that_nothing_trained_is_not_exported(
 ) -> None:
     """A model of masked words alone has none; one drawn at random would pass for a real one."""
     for number in range(2):
-        source = read_source(models / "left_to_right", head=head)
+        source = read_export_source(models / "left_to_right", head=head)
         export_model(source, "huggingface", tmp_path / str(number))
     first, second = (load_file(tmp_path / str(n) / "model.safetensors") for n in range(2))
     assert not any("pooler" in name for name in first)
     assert first.keys() == second.keys()
-    assert not read_source(tmp_path / "0", head="encoder").pooler
+    assert not read_export_source(tmp_path / "0", head="encoder").pooler
 
 
 def test_rules_that_vocab_txt_cannot_say_are_noted(models: Path, tmp_path: Path) -> None:
-    source = read_source(models / "encoder")
+    source = read_export_source(models / "encoder")
     plain = export_model(source, "tensorflow", tmp_path / "plain")
     assert plain["do_lower_case"] is True
     assert "vocab.txt does not say" not in plain["note"]
@@ -251,11 +258,11 @@ def test_rules_that_vocab_txt_cannot_say_are_noted(models: Path, tmp_path: Path)
     assert "vocab.txt does not say how text is normalised" in found["note"]
 
 
-def spoiled(source: Source, amount: float) -> Any:
+def spoiled(source: ExportSource, amount: float) -> Any:
     """A writer whose model's outputs are wrong by this share."""
     run = read_back(source.padded()).run
 
-    def write(source: Source, folder: Path) -> Any:
+    def write(source: ExportSource, folder: Path) -> Any:
         (folder / "model").write_text("wrong")
         return Opened(
             ("torch",),
@@ -271,13 +278,13 @@ def spoiled(source: Source, amount: float) -> Any:
 def test_results_beyond_the_bounds_are_refused_and_not_written(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = read_source(models / "classify")
+    source = read_export_source(models / "classify")
     monkeypatch.setitem(export_module.WRITERS, "onnx", spoiled(source, 1e-3))
     with pytest.raises(BertkitError, match=r"logits differs .* and the bound is 0\.0001; choose"):
         export_model(source, "onnx", tmp_path / "out")
     words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
     classify = load(models / "classify", device="cpu", precision="fp32")
-    labelled = [TextInput(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
+    labelled = [TextExample(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
     monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, 5.0))
     check = Check(labelled=labelled, dev="dev.csv")
     with pytest.raises(BertkitError, match=r"lowers accuracy on dev\.csv from 100\.00 to .* 1\.00"):
@@ -288,12 +295,12 @@ def test_results_beyond_the_bounds_are_refused_and_not_written(
 def test_numbers_that_are_none_are_refused_in_every_format(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = read_source(models / "classify")
+    source = read_export_source(models / "classify")
     for amount in (np.nan, np.inf):
         monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, amount))
         with pytest.raises(BertkitError, match="exported logits has NaN or infinity; choose"):
             export_model(source, "onnx-int8", tmp_path / "out")
-    broken = read_source(models / "classify")
+    broken = read_export_source(models / "classify")
     monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(broken, 0.0))
     torch.nn.init.constant_(broken.model.classifier.bias, torch.nan)
     with pytest.raises(BertkitError, match="the model's own logits has NaN or infinity"):
@@ -306,8 +313,8 @@ def test_files_without_inputs_are_refused(models: Path, tmp_path: Path) -> None:
     (tmp_path / "none.txt").write_text("")
     file, out = str(tmp_path / "none.txt"), tmp_path / "out"
     with pytest.raises(BertkitError, match=r"none\.txt holds no inputs to compare outputs on"):
-        export(models / "encoder", to="tensorflow", out=out, inputs=file)
-    source = read_source(models / "classify")
+        export_command(models / "encoder", to="tensorflow", out=out, inputs=file)
+    source = read_export_source(models / "classify")
     with pytest.raises(BertkitError, match=r"dev\.csv holds no labelled inputs"):
         export_model(source, "tensorflow", out, Check(labelled=[], dev="dev.csv"))
     assert not out.exists()
@@ -319,7 +326,7 @@ def test_the_verb_compares_on_given_inputs_and_measures_the_metric(
     rows = ["text,label", "river stone,dry", '"bridge, lantern",wet', "harvest " * 60 + ",damp"]
     (tmp_path / "dev.csv").write_text("\n".join(rows) + "\n")
     file, out = str(tmp_path / "dev.csv"), tmp_path / "out"
-    export(models / "classify", to="huggingface", out=out, inputs=file, dev=file)
+    export_command(models / "classify", to="huggingface", out=out, inputs=file, dev=file)
     manifest = json.loads((out / "export.json").read_text())
     assert manifest["check"]["examples"] == file
     assert manifest["check"]["sequences"] > 3  # the last text takes several windows
@@ -330,7 +337,7 @@ def test_the_verb_compares_on_given_inputs_and_measures_the_metric(
     assert "accuracy on " in shown
     (tmp_path / "lines.txt").write_text("river\nstone bridge\n")
     lines = str(tmp_path / "lines.txt")
-    export(models / "pretraining", to="huggingface", out=out, inputs=lines)
+    export_command(models / "pretraining", to="huggingface", out=out, inputs=lines)
     assert json.loads((out / "export.json").read_text())["check"]["sequences"] == 2
 
 
@@ -350,10 +357,10 @@ def test_official_files_of_the_set_that_a_model_was_tuned_on(
     file = tmp_path / "GLUE" / "MRPC" / "dev.tsv"
     file.write_text("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + 2 * MRPC_ROW)
     labels = ("not_equivalent", "equivalent")
-    tuned(tmp_path / "pairs", tokenizer, Classify(labels, longest=40), "mrpc")
+    tuned(tmp_path / "pairs", tokenizer, Classification(labels, max_length=40), "mrpc")
     glue = str(tmp_path / "GLUE")
     out = tmp_path / "out"
-    export(tmp_path / "pairs", to="huggingface", out=out, inputs=str(file), dev=glue)
+    export_command(tmp_path / "pairs", to="huggingface", out=out, inputs=str(file), dev=glue)
     manifest = json.loads((out / "export.json").read_text())
     assert manifest["check"]["sequences"] == manifest["metric"]["inputs"] == 2
     assert manifest["check"]["tokens"] == 2 * 7  # both texts of a pair
@@ -361,29 +368,31 @@ def test_official_files_of_the_set_that_a_model_was_tuned_on(
     own.mkdir()
     for name in ("a.csv", "b.csv"):
         (own / name).write_text("text,label\nriver stone,dry\n")
-    export(models / "classify", to="huggingface", out=out, dev=str(own))
+    export_command(models / "classify", to="huggingface", out=out, dev=str(own))
     assert json.loads((out / "export.json").read_text())["metric"]["inputs"] == 2
 
     (tmp_path / "val.csv").write_text(SWAG_ROWS)
-    tuned(tmp_path / "endings", tokenizer, Choose(longest=40), "swag")
+    tuned(tmp_path / "endings", tokenizer, MultipleChoice(max_length=40), "swag")
     swag = str(tmp_path / "val.csv")
-    export(tmp_path / "endings", to="huggingface", out=out, inputs=swag, dev=swag)
+    export_command(tmp_path / "endings", to="huggingface", out=out, inputs=swag, dev=swag)
     manifest = json.loads((out / "export.json").read_text())
     assert manifest["metric"]["inputs"] == 2
     assert manifest["metric"]["name"] == "accuracy"
     (tmp_path / "test.csv").write_text(re.sub(r",(label|\d)\n", "\n", SWAG_ROWS))
     with pytest.raises(BertkitError, match=r"test\.csv:2: the dev data has no label here"):
-        export(tmp_path / "endings", to="huggingface", out=out, dev=str(tmp_path / "test.csv"))
+        export_command(
+            tmp_path / "endings", to="huggingface", out=out, dev=str(tmp_path / "test.csv")
+        )
 
 
 def tuned(folder: Path, tokenizer: Tokenizer, task: Any, data: str) -> None:
     """A model directory that says on which official set it was tuned."""
-    details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
     save_model(folder, task.build(sizes(tokenizer)), tokenizer, {**details, "data": data})
 
 
 def test_choices_are_run_in_groups_of_one_number(models: Path) -> None:
-    source = read_source(models / "choose")
+    source = read_export_source(models / "choose")
     parts = built_in(source)
     mixed = [parts[0], parts[1]._replace(sequences=parts[1].sequences[:2]), parts[2]]
     found = run_exported(read_back(source.padded()).run, source, mixed)

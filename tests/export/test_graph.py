@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from bertkit.datasets.examples import TextExample
 from bertkit.export.export import Check, export_model
-from bertkit.export.padded import INPUTS, OUTPUTS
-from bertkit.export.source import read_source
+from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
+from bertkit.export.source import read_export_source
 from bertkit.predict.load import load
-from bertkit.tasks.inputs import TextInput
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -23,17 +23,17 @@ HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "en
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_path: Path) -> None:
-    source = read_source(models / name)
+    source = read_export_source(models / name)
     manifest = export_model(source, "onnx", tmp_path / "out")
     worst = max(one["max_error"] for one in manifest["check"]["outputs"].values())
     assert worst < 1e-5
-    assert tuple(manifest["inputs"]) == INPUTS
+    assert tuple(manifest["inputs"]) == PADDED_INPUTS
     assert tuple(manifest["outputs"]) == OUTPUTS[source.head]
     shape = ["batch", "choices", "sequence"] if name == "choose" else ["batch", "sequence"]
     assert {tuple(one["shape"]) for one in manifest["inputs"].values()} == {tuple(shape)}
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     ones = np.ones((1,) * len(shape), dtype=np.int64)
-    for array in session.run(None, dict.fromkeys(INPUTS, ones)):
+    for array in session.run(None, dict.fromkeys(PADDED_INPUTS, ones)):
         assert array.shape[0] == 1
         assert np.isfinite(array).all()
     import onnx
@@ -48,10 +48,10 @@ def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_pat
 @pytest.mark.slow
 def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> None:
     """Also the file of a plain classifier, whose graph three tasks share."""
-    source = read_source(models / "classify")
+    source = read_export_source(models / "classify")
     words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
     classify = load(models / "classify", device="cpu", precision="fp32")
-    labelled = [TextInput(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
+    labelled = [TextExample(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
     check = Check(labelled=labelled, dev="dev.csv", bound=50)
     manifest = export_model(source, "onnx-int8", tmp_path / "out", check)
     output = manifest["check"]["outputs"]["logits"]
@@ -72,7 +72,7 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_program_of_torch_is_plain_numbers(models: Path, tmp_path: Path) -> None:
-    source = read_source(models / "tag")
+    source = read_export_source(models / "tag")
     manifest = export_model(source, "torch-export", tmp_path / "out")
     assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
     assert manifest["outputs"] == ["logits"]

@@ -35,7 +35,7 @@ learning_rate = 1e-3
 warmup_steps = 5
 accumulate = 6
 precision = "fp32"
-[watching]
+[logging]
 log_every = 10
 evaluate_every = 10000
 held_out_sequences = 16

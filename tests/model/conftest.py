@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.examples.packed import Packed, pack
+from bertkit.checkpoints.save import foreign_tensors
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.saving import foreign_tensors
+from bertkit.pretraining_data.batch import Packed, pack
 
 Batch = Callable[..., Packed]
 
@@ -78,8 +78,8 @@ def padded() -> Callable[[Packed], dict[str, torch.Tensor]]:
     """What a padded library wants for the same batch."""
 
     def make(packed: Packed) -> dict[str, torch.Tensor]:
-        rows, longest = len(packed.lengths), packed.max_seqlen
-        ids = torch.zeros(rows, longest, dtype=torch.long)
+        rows, max_length = len(packed.lengths), packed.max_seqlen
+        ids = torch.zeros(rows, max_length, dtype=torch.long)
         segments, mask = ids.clone(), ids.clone()
         for row, (part, kinds) in enumerate(
             zip(

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 import bertkit.model.attention as attention_module
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, pack
 from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
-from bertkit.model.dropout import Dropout, keep_mask, keep_scale
-from bertkit.model.grouping import groups_of, similar_runs
+from bertkit.model.cpu import Dropout, attention_groups, keep_mask, keep_scale, merge_similar
+from bertkit.pretraining_data.batch import Packed, pack
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -209,7 +208,7 @@ def test_padded_agrees_with_the_definition_on_a_gpu(lengths: list[int]) -> None:
 def test_sequences_of_a_prediction_in_bf16_have_few_lengths(direction: str) -> None:
     """As a server's batches: lengths differ. Where many are equal, all stay exact."""
     packed = lengths_batch([200, 180, 97, 80, 70, 33, 31, 20, 7, 1])
-    groups = groups_of(packed, torch.bfloat16, similar=True, few=True)
+    groups = attention_groups(packed, torch.bfloat16, similar=True, few=True)
     assert [(group.sequences, group.length) for group in groups] == [
         (1, 224),
         (1, 192),
@@ -218,8 +217,10 @@ def test_sequences_of_a_prediction_in_bf16_have_few_lengths(direction: str) -> N
         (1, 48),
         (4, 32),
     ]
-    assert groups_of(packed, torch.bfloat16, similar=True, few=True) is groups
-    equal = groups_of(lengths_batch([9] * 4 + [7] * 4), torch.bfloat16, similar=True, few=True)
+    assert attention_groups(packed, torch.bfloat16, similar=True, few=True) is groups
+    equal = attention_groups(
+        lengths_batch([9] * 4 + [7] * 4), torch.bfloat16, similar=True, few=True
+    )
     assert [(group.sequences, group.length, group.mask) for group in equal] == [
         (4, 9, None),
         (4, 7, None),
@@ -234,7 +235,7 @@ def test_sequences_of_a_prediction_in_bf16_have_few_lengths(direction: str) -> N
 def test_sequences_of_similar_length_share_a_call(direction: str) -> None:
     """In double precision the CPU's kernel pads similar lengths to each other; nothing changes."""
     packed = lengths_batch([31, 30, 30, 29, 25, 24, 24, 11, 10, 9, 3, 1])
-    assert [len(group) for group in similar_runs(packed)] == [5, 3, 1, 1]
+    assert [len(group) for group in merge_similar(packed)] == [5, 3, 1, 1]
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(3, len(packed.ids), 2, 8, generator=generator, dtype=torch.float64)]
     own, plain = (tensor.clone().requires_grad_() for tensor in tensors * 2)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import pack
 from bertkit.files import read_json
 from bertkit.model import bilstm
 from bertkit.model.bilstm import BiLSTM, step_order
@@ -27,7 +26,8 @@ from bertkit.model.task_heads import (
     add_bilstm,
     load_bilstm_model,
 )
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data.batch import pack
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 KINDS: dict[str, Callable[[ModelConfig], TaskModel]] = {
     "classify": lambda config: ClassificationModel(config, 3),

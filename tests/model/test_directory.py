@@ -11,21 +11,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertkit.errors import BertkitError
-from bertkit.files import read_json, write_json
-from bertkit.model.directory import (
-    check_vocabulary,
+from bertkit.checkpoints.huggingface import (
     load_config,
     load_encoder,
     load_model,
     load_pretraining_model,
     load_state,
 )
-from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.checkpoints.save import save_model
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
+from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 
 class FakeTokenizer:
@@ -154,7 +153,7 @@ def test_transformers_loads_encoders_and_classifiers(config: ModelConfig, tmp_pa
     assert not report["unexpected_keys"]
     assert other.config.id2label == {0: "good", 1: "bad", 2: "neither"}
     loaded = load_model(tmp_path / "c", three_classes)
-    assert (loaded.new, loaded.unused) == ([], [])
+    assert (loaded.missing_keys, loaded.unexpected_keys) == ([], [])
 
 
 def test_sharded_and_headless_directories_of_transformers(
@@ -200,14 +199,14 @@ def test_sixteen_bit_weights_become_fp32(
 
 def test_missing_heads_are_new_and_named(saved: Path, model: PretrainingModel) -> None:
     loaded = load_model(saved, three_classes)
-    assert loaded.new == ["classifier.weight", "classifier.bias"]
-    assert len(loaded.unused) == 7
-    assert all(name.startswith("cls.") for name in loaded.unused)
+    assert loaded.missing_keys == ["classifier.weight", "classifier.bias"]
+    assert len(loaded.unexpected_keys) == 7
+    assert all(name.startswith("cls.") for name in loaded.unexpected_keys)
     assert equal(loaded.model.encoder, model.encoder)
     assert loaded.model.classifier.weight.any()
 
     rewrite(saved, lambda tensors: [tensors.pop(n) for n in list(tensors) if "pooler" in n])
-    assert "bert.pooler.dense.weight" in load_model(saved, Encoder).new
+    assert "bert.pooler.dense.weight" in load_model(saved, Encoder).missing_keys
     with pytest.raises(BertkitError, match=r"lacks bert.pooler.dense.weight, bert.pooler.dense.b"):
         load_encoder(saved)
 
@@ -316,7 +315,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(saved: Path, tmp_path: Path) 
         ({"weight_map": {"a": "../secret.safetensors"}}, "'../secret.safetensors' is not the name"),
         ({"weight_map": {"a": 5}}, "5 is not the name of a file"),
         ({"weight_map": {}}, "has no weight_map"),
-        ([], "has no weight_map"),
+        ([], "does not hold a JSON object"),
         ({"weight_map": {"a": "shard.safetensors"}}, "shard.safetensors is missing"),
         ({"weight_map": {"a": "part.safetensors"}}, "lacks a, which its index promises"),
     ],

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, pack
-from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig, check_batch
+from bertkit.pretraining_data.batch import Packed, pack
 
 TINY = ModelConfig(
     vocab_size=30,
@@ -185,7 +185,7 @@ def test_dropout_happens_in_training_only_and_at_every_site(
     assert torch.equal(encoder(packed), encoder(packed))
     hidden, weights = [], []
     import bertkit.model.attention as attention_module
-    import bertkit.model.dropout as dropout_module
+    import bertkit.model.cpu as dropout_module
 
     original = dropout_module.keep_mask
 

@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.cli import application as cli
-from bertkit.config import parse
-from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, pack
-from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_encoder, load_model, load_pretraining_model
-from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.extend import (
+from bertkit.checkpoints.extend import (
     Extension,
+    cut_into_tokens,
     extend_model,
     extend_tensors,
     extend_vocabulary,
-    pieces_of,
 )
+from bertkit.checkpoints.huggingface import load_encoder, load_model, load_pretraining_model
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.app import application as cli
+from bertkit.cli.vocab import vocab_application
+from bertkit.config import parse
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
+from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start, read_start
 from bertkit.model.task_heads import ClassificationModel
+from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.text.documents import TextCounts
-from bertkit.tokens.learn import choose_words
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bertkit.verbs.vocab import application
+from bertkit.tokenizer.train import choose_domain_words
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 PIECES = [
     *SPECIAL_TOKENS, "[unused0]", "[unused1]", "[unused2]", "the", "cell", "mito", "##cho",
@@ -51,7 +51,9 @@ def small() -> Tokenizer:
     return Tokenizer.from_vocabulary(PIECES, lowercase=True)
 
 
-def save(folder: Path, tokenizer: Tokenizer, kind: str = "both", rows: int = 0) -> Start:
+def save(
+    folder: Path, tokenizer: Tokenizer, kind: str = "both", rows: int = 0
+) -> PretrainedWeights:
     """A random model with the given heads, saved and read."""
     torch.manual_seed(1)
     config = toy(rows or tokenizer.size)
@@ -64,18 +66,18 @@ def save(folder: Path, tokenizer: Tokenizer, kind: str = "both", rows: int = 0) 
         save_model(folder, model, tokenizer, {"task": "classify", "labels": ["a", "b", "c"]})
     else:
         save_model(folder, Encoder(config), tokenizer, {})
-    return read_start(folder)
+    return read_pretrained(folder)
 
 
 def extend(
-    start: Start, out: Path, *words: str, place: str = "append", init: str = "mean"
-) -> Start:
+    start: PretrainedWeights, out: Path, *words: str, place: str = "append", init: str = "mean"
+) -> PretrainedWeights:
     counts = TextCounts()
     extension = extend_vocabulary(
         start.tokenizer, [(word, "list") for word in words], counts, place=place
     )
     extend_model(start, extension, out, place=place, init=init)
-    return read_start(out)
+    return read_pretrained(out)
 
 
 def batch(tokenizer: Tokenizer, *texts: str) -> Packed:
@@ -118,7 +120,7 @@ def test_rows_are_the_means_of_the_pieces_before(tmp_path: Path, small: Tokenize
     for row, (word, pieces) in enumerate(words.items(), start=len(PIECES)):
         assert new.tokenizer.vocabulary[row] == word
         before = [PIECES.index(piece) for piece in pieces]
-        assert pieces_of(word, small) == before
+        assert cut_into_tokens(word, small) == before
         for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias"):
             expected = torch.stack([start.tensors[name][index] for index in before]).mean(0)
             torch.testing.assert_close(new.tensors[name][row], expected)
@@ -163,7 +165,7 @@ def test_any_heads(tmp_path: Path, small: Tokenizer, kind: str) -> None:
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     if kind == "classify":
         loaded = load_model(tmp_path / "new", lambda c: ClassificationModel(c, 3))
-        assert loaded.new == []
+        assert loaded.missing_keys == []
         assert read_json(tmp_path / "new" / "bertkit.json")["labels"] == ["a", "b", "c"]
 
 
@@ -184,7 +186,7 @@ def test_how_it_was_made_is_written_down(tmp_path: Path, small: Tokenizer) -> No
     assert (first["words"], first["place"], first["init"]) == (["lines"], "append", "mean")
     assert (second["words"], second["place"], second["init"]) == (["cells"], "unused", "random")
     assert first["weights_and_vocabulary"] == start.digest
-    assert once.tokenizer.size == read_start(tmp_path / "b").tokenizer.size
+    assert once.tokenizer.size == read_pretrained(tmp_path / "b").tokenizer.size
 
 
 def test_what_cannot_be_added_is_counted(small: Tokenizer) -> None:
@@ -271,7 +273,7 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
 
 def test_how_texts_become_vectors_is_kept(tmp_path: Path, small: Tokenizer) -> None:
     start = save(tmp_path / "old", small, "encoder")
-    wanted = TextPooling("cls", normalize=False, longest=16, prompt="query: ")
+    wanted = TextPooling("cls", normalize=False, max_length=16, prompt="query: ")
     write_pooling(start.path, wanted, start.config)
     extend(start, tmp_path / "new", "coenzyme")
     assert read_pooling(tmp_path / "new")[1] == read_pooling(tmp_path / "old")[1] == wanted
@@ -281,10 +283,10 @@ def test_words_are_chosen_by_the_pieces_they_save(small: Tokenizer) -> None:
     counts = {"mitochondrial": 2, "lines": 2, "cells": 7, "the": 99, "quark": 50, "linen": 2}
     # 2 x 3, 2 x 3, 7 x 1, one piece, [UNK], 2 x 3 saved pieces
     found = [("cells", 7), ("linen", 6), ("lines", 6), ("mitochondrial", 6)]
-    assert choose_words(small, counts, 10) == found
-    assert choose_words(small, dict(reversed(counts.items())), 2) == found[:2]
+    assert choose_domain_words(small, counts, 10) == found
+    assert choose_domain_words(small, dict(reversed(counts.items())), 2) == found[:2]
     with pytest.raises(BertkitError, match="at least 1"):
-        choose_words(small, counts, 0)
+        choose_domain_words(small, counts, 0)
 
 
 def test_a_vocabulary_of_googles_keeps_its_size(data: Path, tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def test_a_vocabulary_of_googles_keeps_its_size(data: Path, tmp_path: Path) -> N
 
 
 def test_a_checkpoint_of_googles(data: Path, tmp_path: Path) -> None:
-    start = read_start(data / "tf-checkpoint")
+    start = read_pretrained(data / "tf-checkpoint")
     new = extend(start, tmp_path / "new", "qqq")
     assert new.tokenizer.encode("qqq").ids == [start.tokenizer.size]
     assert read_json(tmp_path / "new" / "config.json")["architectures"] == ["BertForPreTraining"]
@@ -315,7 +317,7 @@ def test_a_checkpoint_of_googles(data: Path, tmp_path: Path) -> None:
 def run(*arguments: str) -> None:
     app = cli()
     if "vocab" not in set(app):
-        app.command(application, name="vocab")
+        app.command(vocab_application, name="vocab")
     parse(app, ["vocab", *arguments])
 
 
@@ -363,7 +365,7 @@ def test_the_verb_wants_one_kind_of_words(tmp_path: Path) -> None:
         (("--count", "0"), "--count must be at least 1"),
         (("--count", "1", "--place", "apend"), "unknown --place 'apend'; did you mean 'append'"),
         (("--count", "1", "--init", "men"), "unknown --init 'men'; did you mean 'mean'"),
-        (("--count", "1", "--out", "old"), "is the model itself"),
+        (("--count", "1", "--out", "old"), "is also an input"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[-1],
 )

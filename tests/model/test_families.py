@@ -11,20 +11,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.families import (
+    bert_name,
+    choose_class,
+    family_name,
+    parameter_names,
+    weight_head_names,
+)
+from bertkit.checkpoints.huggingface import (
+    load_config,
+    load_encoder,
+    load_model,
+    load_pretraining_model,
+)
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import Packed, pack
 from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_config, load_encoder, load_model, load_pretraining_model
+from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.families import bert_name, choose_class, family_name, heads_of
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.model.inference import prepare_encoder
-from bertkit.model.names import parameter_names
-from bertkit.model.replaced import ReplacedTokenModel
-from bertkit.model.saving import save_generator, save_model
-from bertkit.model.start import read_start
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 
@@ -33,6 +43,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "albert": {"share_layers": True, "embedding_size": 8},
     "shared": {"share_layers": True},
     "factorised": {"embedding_size": 8},
+    "electra": {"embedding_size": 8, "pooler_act": "gelu"},
+    "electra-base": {"pooler_act": "gelu"},
     "left_to_right": {"direction": "left_to_right"},
     "right_to_left": {"direction": "right_to_left"},
 }
@@ -51,6 +63,10 @@ def classifier(config: ModelConfig) -> ClassificationModel:
     return ClassificationModel(config, 3)
 
 
+def chooser(config: ModelConfig) -> ClassificationModel:
+    return ClassificationModel(config, 1)
+
+
 def tagger(config: ModelConfig) -> TokenClassificationModel:
     return TokenClassificationModel(config, 3)
 
@@ -61,6 +77,7 @@ BUILD: dict[str, Callable[[ModelConfig], Any]] = {
     "words": words_only,
     "replaced": replaced,
     "classify": classifier,
+    "choose": chooser,
     "tag": tagger,
     "answer": SpanModel,
 }
@@ -73,6 +90,7 @@ AUTO = {
     "causal": "AutoModelForCausalLM",
     "replaced": "AutoModelForPreTraining",
     "classify": "AutoModelForSequenceClassification",
+    "choose": "AutoModelForMultipleChoice",
     "tag": "AutoModelForTokenClassification",
     "answer": "AutoModelForQuestionAnswering",
 }
@@ -97,6 +115,14 @@ KNOWN = [
     ("factorised", "replaced", "ElectraForPreTraining"),
     ("factorised", "tag", "ElectraForTokenClassification"),
     ("factorised", "answer", "ElectraForQuestionAnswering"),
+    ("electra", "classify", "ElectraForSequenceClassification"),
+    ("electra", "choose", "ElectraForMultipleChoice"),
+    ("electra", "tag", "ElectraForTokenClassification"),
+    ("electra-base", "classify", "ElectraForSequenceClassification"),
+    ("electra-base", "choose", "ElectraForMultipleChoice"),
+    ("electra-base", "encoder", "ElectraModel"),
+    ("bert", "choose", "BertForMultipleChoice"),
+    ("albert", "choose", "AlbertForMultipleChoice"),
     ("left_to_right", "encoder", "BertModel"),
     ("left_to_right", "words", "BertLMHeadModel"),
     ("left_to_right", "tag", "BertForTokenClassification"),
@@ -112,6 +138,8 @@ OWN = [
     ("left_to_right", "answer"),
     ("factorised", "pairs"),
     ("factorised", "classify"),
+    ("factorised", "choose"),
+    ("electra", "pairs"),
     ("albert", "replaced"),
     ("shared", "replaced"),
 ]
@@ -141,7 +169,7 @@ def with_large_weights(model: Any) -> Any:
 @pytest.fixture
 def write(tokenizer: Tokenizer, tmp_path: Path) -> Callable[[Any, str], Path]:
     def save(model: Any, head: str) -> Path:
-        task = {"task": head} if head in ("classify", "tag", "answer") else {}
+        task = {"task": head} if head in ("classify", "choose", "tag", "answer") else {}
         save_model(tmp_path / "model", model, tokenizer, task)
         return tmp_path / "model"
 
@@ -165,6 +193,8 @@ def our_outputs(model: Any, packed: Packed) -> list[Tensor]:
 
 @torch.no_grad()
 def their_outputs(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    if type(model).__name__.endswith("ForMultipleChoice"):  # each sequence is the only choice
+        return [model.eval()(**{name: rows[:, None] for name, rows in inputs.items()})["logits"]]
     output, real = model.eval()(**inputs), inputs["attention_mask"].bool()
     wanted = ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits")
     found = [output[name] for name in wanted if name in output]
@@ -182,7 +212,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor]) -> None:
 
 def assert_is_a_start(folder: Path, model: Any) -> None:
     """Fine-tuning can begin with it: the encoder's weights, and a head that is new."""
-    start = read_start(folder)
+    start = read_pretrained(folder)
     assert start.config.direction == model.config.direction
     assert start.config.share_layers == model.config.share_layers
     built = start.build(classifier, keep_head=False)
@@ -190,7 +220,7 @@ def assert_is_a_start(folder: Path, model: Any) -> None:
     encoder = model if isinstance(model, Encoder) else model.encoder
     for name, tensor in encoder.state_dict().items():
         assert name.startswith("pooler.") or torch.equal(found[name], tensor), name
-    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in built.new)
+    assert all(name.startswith(("classifier.", "bert.pooler.")) for name in built.missing_keys)
 
 
 @pytest.mark.parametrize(("network", "head", "name"), KNOWN)
@@ -233,8 +263,8 @@ def test_what_transformers_has_not_is_read_back(
     assert load_config(folder) == model.config
     loaded = load_model(folder, BUILD[head])
     left = ("generator.", "bert.pooler.") if head in ("words", "replaced") else ()
-    assert all(name.startswith(left) for name in loaded.new)
-    assert loaded.unused == []
+    assert all(name.startswith(left) for name in loaded.missing_keys)
+    assert loaded.unexpected_keys == []
     assert_is_a_start(folder, model)
     packed = batch(5, 12, 12)
     assert_same(our_outputs(loaded.model, packed), our_outputs(model, packed))
@@ -247,7 +277,7 @@ def test_poolers_come_back_where_the_class_has_one(make: Any, write: Any) -> Non
     folder = write(make("factorised", "encoder"), "encoder")
     with pytest.raises(BertkitError, match=r"lacks bert.pooler"):
         load_encoder(folder)
-    assert "bert.pooler.dense.weight" in load_model(folder, Encoder).new
+    assert "bert.pooler.dense.weight" in load_model(folder, Encoder).missing_keys
 
 
 def theirs(name: str, **fields: Any) -> Any:
@@ -275,6 +305,10 @@ FOREIGN = [
     ("ElectraModel", "encoder", {"embedding_size": 24}),
     ("ElectraModel", "encoder", {"embedding_size": 8, "is_decoder": True}),
     ("ElectraForQuestionAnswering", "answer", {"embedding_size": 8}),
+    ("ElectraForSequenceClassification", "classify", {"embedding_size": 8, "num_labels": 3}),
+    ("ElectraForSequenceClassification", "classify", {"embedding_size": 24, "num_labels": 3}),
+    ("ElectraForMultipleChoice", "choose", {"embedding_size": 8}),
+    ("ElectraForMultipleChoice", "choose", {"embedding_size": 24, "hidden_act": "gelu_new"}),
     ("BertLMHeadModel", "words", {"is_decoder": True}),
     ("BertModel", "encoder", {"is_decoder": True}),
 ]
@@ -287,8 +321,10 @@ def test_directories_of_transformers_load(
     other = theirs(name, **fields)
     other.save_pretrained(tmp_path)
     loaded = load_model(tmp_path, BUILD[head])
-    assert all(new.startswith(("generator.", "bert.pooler.")) for new in loaded.new), loaded.new
-    assert loaded.unused == []
+    assert all(new.startswith(("generator.", "bert.pooler.")) for new in loaded.missing_keys), (
+        loaded.missing_keys
+    )
+    assert loaded.unexpected_keys == []
     packed = batch(5, 12, 12, 1)
     assert_same(our_outputs(loaded.model, packed), their_outputs(other, padded(packed)))
     if head in ("pairs", "words"):
@@ -389,9 +425,9 @@ def test_names_go_there_and_back(config: ModelConfig) -> None:
 
 
 def test_classes_by_architecture() -> None:
-    assert heads_of("BertForMaskedLM") == {"words"}
-    assert heads_of("AlbertForQuestionAnswering") == {"span"}
-    assert heads_of("bertkit") == heads_of("GPT2LMHeadModel") == set()
+    assert weight_head_names("BertForMaskedLM") == {"words"}
+    assert weight_head_names("AlbertForQuestionAnswering") == {"span"}
+    assert weight_head_names("bertkit") == weight_head_names("GPT2LMHeadModel") == set()
     plain = ModelConfig(vocab_size=9)
     assert choose_class(plain, "pairs") == ("bert", "BertForPreTraining")
     own = ("bertkit", "bertkit")

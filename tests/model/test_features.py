@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.errors import BertkitError
-from bertkit.examples.packed import pack
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import (
@@ -21,13 +21,13 @@ from bertkit.model.features import (
     check_layers,
     combine,
     encoder_features,
+    feature_width,
     load_feature_model,
     save_feature_model,
-    width_of,
 )
 from bertkit.model.inference import MODES, check_mode, prepare_encoder
-from bertkit.model.start import read_start
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data.batch import pack
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_layers_are_those_of_transformers(
         ("concat-last-four", torch.cat(hidden[2:], dim=-1)),
     ):
         found = encoder_features(encoder, packed, layers)
-        assert found.shape == (22, width_of(layers, deep))
+        assert found.shape == (22, feature_width(layers, deep))
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -174,7 +174,7 @@ def saved(tokenizer: Tokenizer, tmp_path: Path, small_units: None) -> tuple[Path
     model = FeatureModel(config, 3, "weighted-sum-last-four", "bilstm")
     assert model.mix is not None
     torch.nn.init.normal_(model.mix)
-    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"longest": 32}}
+    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"max_length": 32}}
     save_feature_model(tmp_path / "model", model.eval(), tokenizer, details)
     return tmp_path / "model", model
 
@@ -215,12 +215,12 @@ def test_transformers_loads_the_encoder(saved: tuple[Path, FeatureModel]) -> Non
 def test_a_start_makes_the_model(saved: tuple[Path, FeatureModel]) -> None:
     """As fine-tuning does: the encoder's weights, and a head drawn by the seed."""
     folder, model = saved
-    start = read_start(folder)
+    start = read_pretrained(folder)
 
     def build(seed: int) -> FeatureModel:
         torch.manual_seed(seed)
         make = start.build(lambda config: FeatureModel(config, 3, "last", "bilstm"), keep_head=True)
-        assert all(not name.startswith("bert.") for name in make.new)
+        assert all(not name.startswith("bert.") for name in make.missing_keys)
         return make.model
 
     one, same, other = build(1), build(1), build(2)
@@ -277,7 +277,7 @@ def test_an_encoder_beside(head: str, tokenizer: Tokenizer, tmp_path: Path, batc
     assert all(p.grad is None for p in (*beside.parameters(), *model.encoder.parameters()))
     assert model.classifier.weight.grad is not None
 
-    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"longest": 32}}
+    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"max_length": 32}}
     save_feature_model(tmp_path / "m", model.eval(), tokenizer, details)
     assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
     assert read_json(tmp_path / "m" / "beside" / "config.json")["direction"] == "right_to_left"

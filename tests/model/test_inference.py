@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.model import inference
-from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.inference import FloatProduct, Int8Product, prepare_encoder, quantize
 from tests.model.test_encoder import spread

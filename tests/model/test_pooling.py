@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers.normalizers import Lowercase
 
+from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.pooling import TextPooling, lower, read_pooling, write_pooling
-from bertkit.model.saving import save_model
-from bertkit.predict.embedding import Embedder, load_embedder
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.predict.embeddings import Embedder, load_embedder
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZàσς:[],."
 TEXTS = ["River Stone", "A [MASK] B, [Mask] c", "ÀÉ ΣΑΣ [MASK][SEP] İx", "", "mAsk", "[mask]"]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertkit.examples.packed import Packed, pack
-from bertkit.examples.stream import PretrainingBatch
+from bertkit.model.electra import ReplacedTokenModel, generator_config
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.replaced import ReplacedTokenModel, generator_config
 from bertkit.objectives import DISCRIMINATOR_WEIGHT, replaced_objective, total_loss
+from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training.optimizer import trainable_parameters
 
 MASK = 4

@@ -13,15 +13,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.errors import BertkitError
-from bertkit.examples.packed import pack
-from bertkit.model import crc32c as crc32c_module
-from bertkit.model.crc32c import crc32c, masked_crc32c
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel
-from bertkit.model.names import parameter_names
-from bertkit.model.sstable import read_table, read_varint, varint, write_table
-from bertkit.model.tensorflow import (
+from bertkit.checkpoints import sstable as crc32c_module
+from bertkit.checkpoints.families import parameter_names
+from bertkit.checkpoints.sstable import (
+    crc32c,
+    masked_crc32c,
+    read_table,
+    read_varint,
+    varint,
+    write_table,
+)
+from bertkit.checkpoints.tensorflow import (
     from_google_name,
     google_name,
     load_google_checkpoint,
@@ -29,6 +31,10 @@ from bertkit.model.tensorflow import (
     save_google_checkpoint,
     write_checkpoint,
 )
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.pretraining_data.batch import pack
 
 
 @pytest.fixture
@@ -193,7 +199,7 @@ def test_checksum_equals_the_bit_by_bit_one(data: bytes) -> None:
 
 
 def test_checksum_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crc32c_module, "BLOCK_WORDS", 16)
+    monkeypatch.setattr(crc32c_module, "CHECKSUM_BLOCK_WORDS", 16)
     for length in (63, 64, 65, 128, 1000):
         data = random.Random(length).randbytes(length)
         assert crc32c(data) == slow_crc32c(data)

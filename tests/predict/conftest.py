@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 import torch
 
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.saving import save_model
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.regress import Regress
-from bertkit.tasks.tag import Tag
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TASKS: dict[str, Any] = {
-    "classify": Classify(("dry", "damp", "wet"), longest=40),
-    "multi-label": ClassifyMany(("a", "b"), longest=40),
-    "regress": Regress(longest=40),
-    "choose": Choose(longest=40),
-    "tag": Tag(("O", "B-X", "I-X"), longest=40),
-    "documents": Tag(("O", "B-X", "I-X"), longest=40, context="document"),
-    "answer": Answer(null=True, longest=40, stride=8, question_length=16),
+    "classify": Classification(("dry", "damp", "wet"), max_length=40),
+    "multi-label": MultiLabelClassification(("a", "b"), max_length=40),
+    "regress": Regression(max_length=40),
+    "choose": MultipleChoice(max_length=40),
+    "tag": TokenClassification(("O", "B-X", "I-X"), max_length=40),
+    "documents": TokenClassification(("O", "B-X", "I-X"), max_length=40, context="document"),
+    "answer": QuestionAnswering(null=True, max_length=40, stride=8, max_question_length=16),
 }
 
 
@@ -43,6 +43,6 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         initializer_range=0.2,
     )
     for name, task in TASKS.items():
-        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         save_model(folder / name, task.build(config), tokenizer, details)
     return folder

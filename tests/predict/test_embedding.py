@@ -11,17 +11,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.checkpoints.huggingface import load_encoder
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.embed import embed_command, similar_command
 from bertkit.errors import BertkitError
-from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling
-from bertkit.model.saving import save_model
-from bertkit.predict import embedding, engine
-from bertkit.predict.embedding import Embedder, load_embedder, nearest_texts
-from bertkit.tasks.feature_files import read_npy
-from bertkit.tasks.features import Extraction, extract
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.embed import embed, similar
+from bertkit.predict import embeddings as embedding
+from bertkit.predict import engine
+from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts
+from bertkit.predict.feature_files import read_npy
+from bertkit.predict.features import Extraction, extract
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
 LONG = TEXTS[3]
@@ -61,7 +62,7 @@ def test_the_mean_is_that_of_features_also_over_windows(directory: Path) -> None
 def test_poolings_are_what_they_say(directory: Path) -> None:
     encoder, embedder = load_encoder(directory), load(directory)
     [text] = embedder.encode(["River stone, meadow."])
-    from bertkit.examples.packed import pack
+    from bertkit.pretraining_data.batch import pack
 
     with torch.no_grad():
         states = encoder.layers_of(pack([text.parts[0].sequences[0].ids.tolist()]))
@@ -107,10 +108,10 @@ def test_order_company_and_threads_change_nothing(
 def test_cutting_is_asked_for_and_counted(directory: Path) -> None:
     embedder = load(directory)
     whole, cut = embedder.encode([LONG])[0], embedder.encode([LONG], windows=False)[0]
-    assert (whole.cut, len(cut.parts), cut.tokens) == (0, 1, embedder.longest)
-    assert cut.cut == len(embedder.tokenizer.encode(LONG).ids) - (embedder.longest - 2) > 0
+    assert (whole.cut, len(cut.parts), cut.tokens) == (0, 1, embedder.max_length)
+    assert cut.cut == len(embedder.tokenizer.encode(LONG).ids) - (embedder.max_length - 2) > 0
     shorter = embedder.tokenizer.encode(LONG)
-    prefix = LONG[: shorter.offsets[embedder.longest - 3][1]]
+    prefix = LONG[: shorter.offsets[embedder.max_length - 3][1]]
     np.testing.assert_allclose(
         embedder.many([LONG], windows=False), embedder.many([prefix]), atol=1e-6
     )
@@ -158,7 +159,7 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
 ) -> None:
     config = load_encoder(directory).config
     save_model(tmp_path / "m", load_encoder(directory), tokenizer, {"task": "features"})
-    said = TextPooling("cls", normalize=False, longest=20, prompt="river ")
+    said = TextPooling("cls", normalize=False, max_length=20, prompt="river ")
     write_pooling(tmp_path / "m", said, config)
     assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
     prompted = load(tmp_path / "m", normalize=None).many(["stone"])
@@ -169,7 +170,7 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
     with pytest.raises(BertkitError, match=r"config\.json: pooling by max is not supported"):
         load(tmp_path / "m")
-    assert load(tmp_path / "m", "mean").longest == 24  # what is said cannot be relied on
+    assert load(tmp_path / "m", "mean").max_length == 24  # what is said cannot be relied on
     dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "m" / "modules.json").write_text(json.dumps(dense))
     with pytest.raises(BertkitError, match=r"modules\.json: Dense is missing or not supported"):
@@ -191,23 +192,23 @@ def test_wrong_names_are_refused(directory: Path) -> None:
 def test_a_file_of_vectors(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedding, "CHUNK", 2)
+    monkeypatch.setattr(embedding, "CHUNK_TEXTS", 2)
     lines = [text or " " for text in TEXTS]
     (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
     out = tmp_path / "v.npy"
-    embed(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
+    embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
     rows, index = read_npy(out)
     np.testing.assert_allclose(rows, load(directory, normalize=True).many(TEXTS), atol=1e-6)
     assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
     assert "5 vectors of 32 numbers, 1 in several windows, 0 cut" in capsys.readouterr().err
-    embed(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
+    embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
     assert "0 in several windows, texts cut: 1" in capsys.readouterr().err
 
 
 def test_the_nearest_text_is_itself(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedding, "CHUNK", 2)
+    monkeypatch.setattr(embedding, "CHUNK_TEXTS", 2)
     found = nearest_texts(load(directory), "lantern", TEXTS, 3)
     assert found[0][1:] == (4, "lantern")
     assert found[0][0] == pytest.approx(1, abs=1e-5)
@@ -217,7 +218,9 @@ def test_the_nearest_text_is_itself(
     assert [one[1:] for one in every[:3]] == [one[1:] for one in found]
     assert sorted(number for _, number, _ in every) == [0, 1, 2, 3, 4]
     (tmp_path / "t.txt").write_text("walking slowly\nlantern\n")
-    similar(directory, str(tmp_path / "t.txt"), "lantern", top=1, device="cpu", precision="fp32")
+    similar_command(
+        directory, str(tmp_path / "t.txt"), "lantern", top=1, device="cpu", precision="fp32"
+    )
     assert "lantern" in capsys.readouterr().out
 
 
@@ -242,7 +245,7 @@ def test_genuine_weights_equal_sentence_transformers(minilm: Path, real_texts: l
     library = pytest.importorskip("sentence_transformers")
     expected = library.SentenceTransformer(str(minilm), device="cpu").encode(real_texts)
     exact = load_embedder(minilm, device="cpu", precision="fp32")
-    assert (exact.longest, exact.width) == (256, 384)
+    assert (exact.max_length, exact.width) == (256, 384)
     found = exact.many(real_texts, windows=False)
     assert exact.encode(real_texts[-1:], windows=False)[0].cut > 0
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bertkit import load
-from bertkit.cli import main
+from bertkit.cli.app import main
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
 from bertkit.predict.engine import check_change, choose_mode, one_thread_each
-from bertkit.predict.tasks import TaskPredictor
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
+from bertkit.predict.predictors import TaskPredictor
+from bertkit.tasks.classification import Classification
 from tests.predict.conftest import TASKS
 
 CPU = torch.device("cpu")
@@ -42,13 +42,13 @@ def inputs_of(kind: str, count: int) -> list[object]:
     texts = [" ".join(words(number)) for number in range(count)]
     if kind == "choose":
         return [
-            ChoiceInput(str(i), t, ("the line", "a file"), None, "") for i, t in enumerate(texts)
+            ChoiceExample(str(i), t, ("the line", "a file"), None, "") for i, t in enumerate(texts)
         ]
     if kind in {"tag", "documents"}:
-        return [WordsInput(str(i), tuple(words(i)), None, i, "") for i in range(count)]
+        return [WordsExample(str(i), tuple(words(i)), None, i, "") for i in range(count)]
     if kind == "answer":
-        return [QuestionInput(str(i), "what", t, None, "") for i, t in enumerate(texts)]
-    return [TextInput(str(i), t, None, None, "") for i, t in enumerate(texts)]
+        return [QuestionExample(str(i), "what", t, None, "") for i, t in enumerate(texts)]
+    return [TextExample(str(i), t, None, None, "") for i, t in enumerate(texts)]
 
 
 def outputs(model: Path, precision: str, inputs: list[object]) -> list[np.ndarray]:
@@ -190,13 +190,13 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     dev.write_text("\n".join(["text,label", *rows]) + "\n")
     command = ["evaluate", "classify", "--model", str(models / "classify"), "--dev", str(dev)]
     command += ["--precision", "int8", "--device", "cpu"]
-    tokenized, real = [], Classify.items
+    tokenized, real = [], Classification.items
 
     def counted(*given: object) -> object:
         tokenized.append(1)
         return real(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Classify, "items", counted)
+    monkeypatch.setattr(Classification, "items", counted)
     with pytest.raises(SystemExit) as ended:
         main([*command, "--bound", "100"])
     assert ended.value.code == 0

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from bertkit import load
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
 
-WORDS = WordsInput("0", ("river",), None, 0, "f")
-QUESTION = QuestionInput("0", "who", "a river", None, "f")
+WORDS = WordsExample("0", ("river",), None, 0, "f")
+QUESTION = QuestionExample("0", "who", "a river", None, "f")
 
 
-def texts() -> Iterator[TextInput]:
+def texts() -> Iterator[TextExample]:
     """Three inputs, as a reader gives them."""
     for number in range(3):
-        yield TextInput(str(number), "river stone " * number, None, None, "f")
+        yield TextExample(str(number), "river stone " * number, None, None, "f")
 
 
 def test_inputs_may_come_one_after_the_other(models: Path) -> None:
@@ -32,16 +32,16 @@ def test_inputs_may_come_one_after_the_other(models: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("classify", [("a", "b")], r"a list of TextInput of .* number 0 is \('a', 'b'\)"),
+        ("classify", [("a", "b")], r"a list of TextExample of .* number 0 is \('a', 'b'\)"),
         ("classify", [*texts(), {"text": "x"}], "number 3 is {'text': 'x'}"),
         ("classify", ["river"], "number 0 is 'river'"),
-        ("classify", "river", "a list of TextInput .* is 'river'"),
+        ("classify", "river", "a list of TextExample .* is 'river'"),
         ("classify", [None], "number 0 is None"),
-        ("classify", [QUESTION], "number 0 is QuestionInput"),
-        ("answer", [WORDS], "a list of QuestionInput"),
-        ("classify", [TextInput("0", None, None, None, "f")], "None in number 0 is not a text"),  # type: ignore[arg-type]
+        ("classify", [QUESTION], "number 0 is QuestionExample"),
+        ("answer", [WORDS], "a list of QuestionExample"),
+        ("classify", [TextExample("0", None, None, None, "f")], "None in number 0 is not a text"),  # type: ignore[arg-type]
         ("tag", [WORDS, WORDS._replace(words=("a", 3))], "3 in number 1 is not a text"),
-        ("choose", [ChoiceInput("0", "a", (), None, "f")], "number 0 has no choice"),
+        ("choose", [ChoiceExample("0", "a", (), None, "f")], "number 0 has no choice"),
     ],
 )
 def test_what_is_no_input_is_shown(models: Path, kind: str, given: Any, message: str) -> None:

@@ -4,15 +4,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForPreTraining
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    ElectraConfig,
+    ElectraForMultipleChoice,
+    ElectraForSequenceClassification,
+)
 
 from bertkit import load
+from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
-from bertkit.predict.predictor import Predictor, window_around
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.predict.pretrained import Predictor, window_around
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +159,51 @@ def test_encoder_without_heads_is_refused_for_filling_masks(tmp_path: Path, toke
     tokenizer.save(tmp_path)
     with pytest.raises(BertkitError, match="cls"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_electras_of_transformers_answer_as_there(
+    width: int, directory: Path, tmp_path: Path
+) -> None:
+    """Their heads on texts read [CLS] through a matrix and GELU; ELECTRA has no pooler."""
+    tokenizer = Tokenizer.load(directory)
+    torch.manual_seed(0)
+    config = ElectraConfig(
+        vocab_size=tokenizer.size,
+        embedding_size=width,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=24,
+        initializer_range=0.5,
+        num_labels=3,
+    )
+    text, choices = "river stone", ("lantern", "bridge and winter")
+    pairs = [tokenizer.encode_pair(text, choice) for choice in choices]
+    with torch.no_grad():
+        classifier = ElectraForSequenceClassification(config).eval()
+        classifier.save_pretrained(tmp_path / "classify")
+        ids = torch.tensor([tokenizer.encode_pair(text).ids])
+        chances = classifier(ids).logits[0].softmax(-1).tolist()
+        chooser = ElectraForMultipleChoice(config).eval()
+        chooser.save_pretrained(tmp_path / "choose")
+        scores = [
+            chooser(
+                torch.tensor([[pair.ids]]), token_type_ids=torch.tensor([[pair.segment_ids]])
+            ).logits[0, 0]
+            for pair in pairs
+        ]
+    for folder in ("classify", "choose"):
+        tokenizer.save(tmp_path / folder)
+    found = load(tmp_path / "classify", device="cpu", precision="fp32")(text)
+    assert list(found.probabilities.values()) == pytest.approx(chances, abs=1e-5)
+    assert max(chances) - min(chances) > 0.01
+    chosen = load(tmp_path / "choose", device="cpu", precision="fp32")(text, choices)
+    wanted = torch.stack(scores).softmax(-1).tolist()
+    assert chosen.probabilities == pytest.approx(wanted, abs=1e-5)
+
+    described = read_json(tmp_path / "choose" / "config.json")
+    write_json(tmp_path / "choose" / "config.json", {**described, "summary_type": "mean"})
+    with pytest.raises(BertkitError, match=r"summary_type is 'mean'; .* only 'first' is supported"):
+        load(tmp_path / "choose")

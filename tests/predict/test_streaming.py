@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.cli import predict as verb
+from bertkit.cli.predict import attach_texts, predict_command, read_inputs
+from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
+from bertkit.datasets.user_files import Columns, end_position
 from bertkit.errors import BertkitError
-from bertkit.predict import tasks
-from bertkit.predict.streaming import Progress
-from bertkit.predict.tasks import CHUNK, TaskPredictor, stretches
-from bertkit.tasks.classify import Label
-from bertkit.tasks.inputs import ChoiceInput, TextInput, WordsInput
-from bertkit.tasks.own_files import Columns, last_place
+from bertkit.predict import predictors as tasks
+from bertkit.predict.files import FileProgress
+from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, stretches
+from bertkit.tasks.classification import LabelPrediction
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Console
-from bertkit.verbs import predict as verb
-from bertkit.verbs.predict import predict, read_inputs, with_text
 from tests.conftest import WORDS
 from tests.predict.conftest import TASKS
 
@@ -34,7 +34,7 @@ from tests.predict.conftest import TASKS
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Stretches of five inputs."""
-    monkeypatch.setattr(tasks, "CHUNK", 5)
+    monkeypatch.setattr(tasks, "CHUNK_INPUTS", 5)
     return 5
 
 
@@ -42,8 +42,8 @@ def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """What `stretches` gives where documents stay whole, from inputs that are all there."""
     start = 0
     while start < len(inputs):
-        end = min(start + tasks.CHUNK, len(inputs))
-        while end < len(inputs) and isinstance(inputs[end], WordsInput):
+        end = min(start + tasks.CHUNK_INPUTS, len(inputs))
+        while end < len(inputs) and isinstance(inputs[end], WordsExample):
             if inputs[end].document != inputs[end - 1].document:
                 break
             end += 1
@@ -51,21 +51,21 @@ def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
         start = end
 
 
-def read_whole(model: Path, file: Path, columns: Columns = verb.COLUMNS) -> str:
+def read_whole(model: Path, file: Path, columns: Columns = verb.DEFAULT_COLUMNS) -> str:
     """What comes out where all inputs are held at once."""
     predictor = TaskPredictor.load(model, device="cpu", precision="fp32")
-    inputs = list(read_inputs(predictor.task.kind, str(file), columns, TextCounts()))
+    inputs = list(read_inputs(predictor.task.task_type, str(file), columns, TextCounts()))
     lines = []
     for chunk in chunks(inputs):
         predictions, _ = predictor.run(chunk)
         for asked, found in zip(chunk, predictions, strict=True):
-            row = with_text(asked, found, predictor.task.row(asked, found))
+            row = attach_texts(asked, found, predictor.task.row(asked, found))
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 
 
-def run(model: Path, file: Path, out: Path | None, columns: Columns = verb.COLUMNS) -> None:
-    predict(model, str(file), out=out, device="cpu", precision="fp32", columns=columns)
+def run(model: Path, file: Path, out: Path | None, columns: Columns = verb.DEFAULT_COLUMNS) -> None:
+    predict_command(model, str(file), out=out, device="cpu", precision="fp32", columns=columns)
 
 
 def sentence(number: int) -> str:
@@ -94,7 +94,9 @@ def test_no_more_than_two_stretches_are_held(
 
     def watched(*given: Any) -> Iterator[Any]:
         for number, item in enumerate(read_inputs(*given), 1):
-            if number % CHUNK == 0:  # where a stretch is complete, and the last one still there
+            if (
+                number % CHUNK_INPUTS == 0
+            ):  # where a stretch is complete, and the last one still there
                 held.append(alive() - before)
             yield item
 
@@ -102,8 +104,8 @@ def test_no_more_than_two_stretches_are_held(
     run(models / "classify", file, out, columns)
     monkeypatch.undo()
     assert len(held) == 9
-    assert all(CHUNK <= found[TextInput] <= 2 * CHUNK for found in held)
-    assert max(found[Label] for found in held) <= CHUNK
+    assert all(CHUNK_INPUTS <= found[TextExample] <= 2 * CHUNK_INPUTS for found in held)
+    assert max(found[LabelPrediction] for found in held) <= CHUNK_INPUTS
     said = capsys.readouterr().err.splitlines()
     assert said[-2:] == [
         f"counted: empty 'text': 20 (first: {file}:2)",
@@ -146,12 +148,14 @@ def test_readers_read_no_further_than_asked(form: str, tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: bool) -> None:
     inputs: list[Any] = [
-        WordsInput("", ("a",), None, number, "") if words else TextInput("", "a", None, None, "")
+        WordsExample("", ("a",), None, number, "")
+        if words
+        else TextExample("", "a", None, None, "")
         for number, length in enumerate(documents)
         for _ in range(length)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "CHUNK", size)
+        patch.setattr(tasks, "CHUNK_INPUTS", size)
         whole = list(stretches(iter(inputs), whole=words))
         divided = list(stretches(iter(inputs)))
         assert whole == list(chunks(inputs))
@@ -162,7 +166,7 @@ def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: b
 def test_many_inputs_are_divided_between_documents(
     models: Path, small_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inputs = [WordsInput("", ("river", "stone"), None, i // 3, "") for i in range(14)]
+    inputs = [WordsExample("", ("river", "stone"), None, i // 3, "") for i in range(14)]
     for name, lengths in (("documents", [6, 6, 2]), ("tag", [5, 5, 4])):
         predictor = TaskPredictor.load(models / name, device="cpu", precision="fp32")
         asked: list[int] = []
@@ -284,7 +288,7 @@ def test_progress_of_an_ensemble_is_of_all_its_windows(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = TaskPredictor.load([models / "choose"] * 2, device="cpu", precision="fp32")
-    inputs = [ChoiceInput(str(i), sentence(i), ("a", "b"), None, "") for i in range(7)]
+    inputs = [ChoiceExample(str(i), sentence(i), ("a", "b"), None, "") for i in range(7)]
     told: list[tuple[int, int]] = []
     found, items = predictor.run(inputs, lambda done, total: told.append((done, total)))
     windows = sum(len(item.parts) for item in items.items)
@@ -295,9 +299,9 @@ def test_progress_of_an_ensemble_is_of_all_its_windows(
 def test_progress_goes_by_the_lines_of_the_file() -> None:
     stream = io.StringIO()
     console = Console(stream=stream, interval=0)
-    progress = Progress(console, 100, "lines", visible=True)
+    progress = FileProgress(console, 100, "lines", visible=True)
     for line, size in ((40, 3), (90, 2)):
-        progress.begin([TextInput("", "a", None, None, f"a:b.csv:{line}")] * size)
+        progress.begin([TextExample("", "a", None, None, f"a:b.csv:{line}")] * size)
         for done in (0, 4, 8):
             progress(done, 8)
     progress.finish()
@@ -308,9 +312,9 @@ def test_progress_goes_by_the_lines_of_the_file() -> None:
 
 def test_without_a_total_inputs_are_counted() -> None:
     stream = io.StringIO()
-    progress = Progress(Console(stream=stream, interval=0), None, "inputs", visible=True)
+    progress = FileProgress(Console(stream=stream, interval=0), None, "inputs", visible=True)
     for size in (5, 2):
-        progress.begin([TextInput("", "a", None, None, "hf:name:3")] * size)
+        progress.begin([TextExample("", "a", None, None, "hf:name:3")] * size)
         progress(10, 10)
     progress.finish()
     counted = [line.split(",")[0] for line in stream.getvalue().splitlines()]
@@ -321,17 +325,17 @@ def test_how_far_places_go(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     for end in ("", "\n"):
         file.write_text(f'text\n"a\nb"\nc{end}')
-        assert last_place(str(file), Columns()) == 4
+        assert end_position(str(file), Columns()) == 4
     with gzip.open(tmp_path / "a.csv.gz", "wb") as stream:
         stream.write(b"text\na\n")
-    assert last_place(str(tmp_path / "a.csv.gz"), Columns()) is None
-    assert last_place(str(tmp_path), Columns()) is None
-    assert last_place("hf:name", Columns()) is None
+    assert end_position(str(tmp_path / "a.csv.gz"), Columns()) is None
+    assert end_position(str(tmp_path), Columns()) is None
+    assert end_position("hf:name", Columns()) is None
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"text": ["a"] * 7}), tmp_path / "a.parquet")
-    assert last_place(str(tmp_path / "a.parquet"), Columns()) == 7
+    assert end_position(str(tmp_path / "a.parquet"), Columns()) == 7
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    assert last_place(str(tmp_path / "b.parquet"), Columns()) is None
+    assert end_position(str(tmp_path / "b.parquet"), Columns()) is None
 
 
 # What is left behind ----------------------------------------------------------------------------
@@ -380,7 +384,7 @@ def test_a_late_fault_leaves_the_old_file(
 
     monkeypatch.setattr(TaskPredictor, "run", counted)
     if name == "parquet":
-        monkeypatch.setattr(tasks, "CHUNK", 1000)
+        monkeypatch.setattr(tasks, "CHUNK_INPUTS", 1000)
     out = tmp_path / "results" / "found.jsonl"
     out.parent.mkdir()
     out.write_text("old\n")

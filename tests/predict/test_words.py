@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bertkit.predict.words import words_of
+from bertkit.predict.word_splitter import split_words_with_offsets
 
 SCOTLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"
 
@@ -32,11 +32,11 @@ SCOTLAND = "\U0001f3f4\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e00
     ],
 )
 def test_marks_stay_with_their_letters(text: str, words: str) -> None:
-    same, spans = words_of(text)
+    same, spans = split_words_with_offsets(text)
     assert same == text
     assert [text[start:end] for start, end in spans] == words.split("|")
 
 
 def test_given_words_stand_between_spaces() -> None:
-    text, spans = words_of(["New York", "", "e\u0301"])
+    text, spans = split_words_with_offsets(["New York", "", "e\u0301"])
     assert [text[start:end] for start, end in spans] == ["New York", "", "e\u0301"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bertkit.model.start import model_name
+from bertkit.checkpoints.pretrained import model_name
 from bertkit.reproduce.outcome import claim_facts, spread
 from bertkit.reproduce.paper import Claim
-from bertkit.reproduce.render import as_markdown, as_page, notes_of, value_of
+from bertkit.reproduce.report import as_markdown, as_page, format_cell, table_notes
 
 CLAIM = Claim("a is better", "x", "A", "B")
 
@@ -106,17 +106,19 @@ def test_a_given_model_is_not_compared_with_the_scales_own() -> None:
     both = [given, {**own, "given": "minilm"}]
     assert claim_facts(CLAIM, both)["verdict"] == "holds"
     found = {**outcome()["tables"][0], "cells": [given, own]}
-    assert "A given model, minilm, and not the scale's own: A." in notes_of(found)
+    assert "A given model, minilm, and not the scale's own: A." in table_notes(found)
 
 
 def test_a_value_says_its_spread_and_the_papers() -> None:
-    assert value_of(cell("A", "x", [70.0, 72.0, 71.0])) == "**71.0** (70.0 to 72.0, n=3); paper 80"
-    assert value_of(cell("A", "x", [70.0])) == "**70.0**; paper 80"
-    assert value_of(cell("A", "x", [])) == "not run; paper 80"
+    assert (
+        format_cell(cell("A", "x", [70.0, 72.0, 71.0])) == "**71.0** (70.0 to 72.0, n=3); paper 80"
+    )
+    assert format_cell(cell("A", "x", [70.0])) == "**70.0**; paper 80"
+    assert format_cell(cell("A", "x", [])) == "not run; paper 80"
     gone = cell("A", "x", [], missing="every run diverged")
-    assert value_of(gone) == "diverged; paper 80"
-    assert "2 degenerate" in value_of(cell("A", "x", [1.0, 1.0], degenerate=2))
-    assert value_of(None) == "–"
+    assert format_cell(gone) == "diverged; paper 80"
+    assert "2 degenerate" in format_cell(cell("A", "x", [1.0, 1.0], degenerate=2))
+    assert format_cell(None) == "–"
 
 
 def outcome() -> dict[str, Any]:

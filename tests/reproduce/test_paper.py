@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bertkit.errors import BertkitError
+from bertkit.reproduce.experiments import PERPLEXITY
 from bertkit.reproduce.paper import PaperTable, find_table, paper_tables
-from bertkit.reproduce.tables import PERPLEXITY
 
 TABLES = list(paper_tables().values())
 

@@ -9,10 +9,10 @@ import pytest
 
 from bertkit.config import read_recipe
 from bertkit.errors import BertkitError
-from bertkit.reproduce.scales import Scale, read_scale, shipped_scales
-from bertkit.reproduce.tables import EXPERIMENTS, PERPLEXITY, task_of
-from bertkit.reproduce.work import Sources, Work
-from bertkit.tasks.sets import OFFICIAL
+from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
+from bertkit.reproduce.paper import Scale, read_scale, shipped_scales
+from bertkit.reproduce.run import Reproduction, Sources
+from bertkit.tasks.benchmarks import OFFICIAL
 from bertkit.training.journal import Console
 from bertkit.training.recipe import PretrainRecipe
 
@@ -77,7 +77,7 @@ def test_taggers_of_the_papers_scales_make_as_many_updates_as_with_sentences(nam
     assert task.context == "document"
     assert 1062 * task.epochs / task.batch_size > 14041 * 3 / 32
     jobs = EXPERIMENTS["table-7"](scale).jobs
-    work = Work(Path("out"), scale, Sources(), "cpu", Console())
+    work = Reproduction(Path("out"), scale, Sources(), "cpu", Console())
     rates = {job.head.frozen: work.grid(job).learning_rate for job in jobs}
     assert rates == {False: (5e-5,), True: (1e-3,)}
 
@@ -118,7 +118,7 @@ def test_table_8_shares() -> None:
     ],
 )
 def test_columns(column: str, task: tuple[str, str]) -> None:
-    assert task_of(column) == task
+    assert column_task(column) == task
 
 
 def test_scales_of_ones_own(tmp_path: Path) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.cli.reproduce import reproduce_command
+from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import only_process
+from bertkit.files import exclusive_lock
 from bertkit.reproduce.cost import operations
 from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
-from bertkit.reproduce.scales import Scale, TaskScale, read_scale
-from bertkit.reproduce.tables import EXPERIMENTS, Experiment
-from bertkit.reproduce.work import Sources, Work, hold, work_through
-from bertkit.tasks.inputs import Answer, QuestionInput, WordsInput
+from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
+from bertkit.reproduce.paper import Scale, TaskScale, read_scale
+from bertkit.reproduce.run import Reproduction, Sources, hold_network, run_experiments
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Console
-from bertkit.verbs.reproduce import reproduce
 
 TINY = read_scale("tiny")
 TOY = replace(
@@ -29,8 +29,8 @@ TOY = replace(
         *("--phases.max-predictions", "5", "--training.warmup-steps", "0"),
         *("--model.num-hidden-layers", "1", "--model.hidden-size", "16"),
         *("--model.num-attention-heads", "2", "--model.max-position-embeddings", "32"),
-        *("--watching.evaluate-every", "4", "--watching.held-out-sequences", "4"),
-        *("--watching.log-every", "2", "--watching.checkpoint-every", "2"),
+        *("--logging.evaluate-every", "4", "--logging.held-out-sequences", "4"),
+        *("--logging.log-every", "2", "--logging.checkpoint-every", "2"),
     ),
     steps=(2, 4),
     vocabulary_size=300,
@@ -93,9 +93,9 @@ def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
     scale = str(toy_scale(tmp_path))
-    assert reproduce("figure-5", out=out, scale=scale, sources=sources, plan=True) == 0
+    assert reproduce_command("figure-5", out=out, scale=scale, sources=sources, plan=True) == 0
     assert not (out / "text").exists()
-    assert reproduce("figure-5", out=out, scale=scale, sources=sources) == 0
+    assert reproduce_command("figure-5", out=out, scale=scale, sources=sources) == 0
     outcome = json.loads((out / "reproduction.json").read_text())
     [figure] = outcome["tables"]
     assert figure["columns"] == ["2", "4"]
@@ -110,26 +110,26 @@ def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -
     assert str(tmp_path) not in (out / "reproduction.md").read_text()
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-    assert reproduce("figure-5", out=out, scale=scale, sources=sources) == 0
+    assert reproduce_command("figure-5", out=out, scale=scale, sources=sources) == 0
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     with pytest.raises(BertkitError, match="a reproduction"):
-        reproduce("figure-5", out=out, scale="tiny", sources=sources)
+        reproduce_command("figure-5", out=out, scale="tiny", sources=sources)
     page = (out / "reproduction.md").read_text()
     with pytest.raises(BertkitError, match="a reproduction"):
-        reproduce("figure-5", out=out, scale="tiny", render=True)
-    assert reproduce("table-8", out=out, render=True) == 0  # needs no sources and no scale
+        reproduce_command("figure-5", out=out, scale="tiny", render=True)
+    assert reproduce_command("table-8", out=out, render=True) == 0  # needs no sources and no scale
     both = (out / "reproduction.md").read_text()
     assert "## Figure 5" in page
     assert "## Figure 5" in both, "a table that was run stays on the page"
     assert "## Table 8" in both
-    assert reproduce("table-6", out=out, scale=scale, render=True) == 0
+    assert reproduce_command("table-6", out=out, scale=scale, render=True) == 0
     assert "| 2 x 16, 2 | not run |" in (out / "reproduction.md").read_text()
 
 
 def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
-    reproduce("6", out=out, scale=str(toy_scale(tmp_path)), sources=sources)
+    reproduce_command("6", out=out, scale=str(toy_scale(tmp_path)), sources=sources)
     tables = json.loads((out / "reproduction.json").read_text())["tables"]
     [table] = [table for table in tables if table["key"] == "table-6"]
     by_column = {cell["column"]: cell for cell in table["cells"] if cell["row"] == "1 x 16, 2"}
@@ -141,7 +141,7 @@ def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_
     assert "Not run: the data folder has no MNLI" in (out / "reproduction.md").read_text()
 
 
-class Recorded(Work):
+class Recorded(Reproduction):
     """Work whose steps are only written down."""
 
     done: list[str]
@@ -167,10 +167,10 @@ def recorded(out: Path, scale: Scale, experiments: list[Experiment]) -> tuple[Re
             (out / "data" / "glue" / name / f"{split}.tsv").write_text("")
     work.done = []
     steps = work.steps(experiments)
-    with only_process(work.out / "locks" / "pre-train-no-nsp"):
+    with exclusive_lock(work.out / "locks" / "pre-train-no-nsp"):
         # as if another process worked on this one, and finished when asked again
         work.done.append("pre-train no-nsp")
-        assert work_through(work, steps) == 0
+        assert run_experiments(work, steps) == 0
     return work, [step.name for step in steps]
 
 
@@ -190,7 +190,7 @@ def test_own_model_takes_the_place_of_the_scales(tmp_path: Path) -> None:
     for name in ("train-v1.1.json", "dev-v1.1.json"):
         (tmp_path / "squad" / name).write_text("{}")
     sources = Sources(model=tmp_path / "bert", data=tmp_path)
-    work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+    work = Reproduction(tmp_path / "out", TINY, sources, "cpu", Console())
     steps = work.steps([EXPERIMENTS["table-2"](TINY)])
     assert [step.name for step in steps] == ["tune bert/squad-1.1"]
     assert work.network("bert") == tmp_path / "bert"
@@ -207,7 +207,7 @@ def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -
     for name in ("train.txt", "valid.txt", "test.txt"):
         (folder / name).write_text("Rome B-LOC\n")
     sources = Sources(model=tmp_path / "bert", data=tmp_path)
-    work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+    work = Reproduction(tmp_path / "out", TINY, sources, "cpu", Console())
     table = EXPERIMENTS["table-7"](TINY)
     steps = work.steps([table])
     assert len(steps) == 7
@@ -223,15 +223,15 @@ def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -
 
 
 def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> None:
-    work = Work(tmp_path / "out", TINY, Sources(data=tmp_path), "cpu", Console())
+    work = Reproduction(tmp_path / "out", TINY, Sources(data=tmp_path), "cpu", Console())
     assert work.steps([EXPERIMENTS["table-5"](TINY)]) == []
     [*networks] = work.steps([EXPERIMENTS["table-6"](TINY)])  # perplexity needs no data
     assert [step.name for step in networks] == ["pre-train 4x32x2", "pre-train bert"]
     for wrong, message in ((None, "give --data"), (tmp_path / "nowhere", "correct --data")):
         with pytest.raises(BertkitError, match=f"to tune on: {message}"):
-            reproduce("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
+            reproduce_command("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
     with pytest.raises(BertkitError, match="holds no reproduction to render"):
-        reproduce("5", out=tmp_path / "none", scale="tiny", render=True)
+        reproduce_command("5", out=tmp_path / "none", scale="tiny", render=True)
 
 
 def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelled: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelle
     work.done = []
     experiment = EXPERIMENTS["table-5"](TINY)
     steps = [step for step in work.steps([experiment]) if "no-nsp/" not in step.name]
-    assert work_through(work, steps) == 0
+    assert run_experiments(work, steps) == 0
     assert "pre-train left-to-right" in work.done
     [job] = [j for j in experiment.jobs if (j.variant, j.task) == ("no-nsp", "sst-2")]
     assert work.absence(job) == "no-nsp: diverged (training has diverged)"
@@ -263,7 +263,9 @@ def test_a_task_whose_every_seed_diverges_leaves_the_others_alone(
     fatal = "[tasks.sst-2]\nlearning_rate = 1e30\nbatch_size = 4\n"
     scale.write_text(f'{kept}{fatal}[stand_ins.figure-5]\nmnli-m = "sst-2"\n')
     sources = Sources(text=(text,), data=labelled)
-    assert reproduce("figure-5", out=tmp_path / "out", scale=str(scale), sources=sources) == 0
+    assert (
+        reproduce_command("figure-5", out=tmp_path / "out", scale=str(scale), sources=sources) == 0
+    )
     [figure] = json.loads((tmp_path / "out" / "reproduction.json").read_text())["tables"]
     assert {cell["missing"] for cell in figure["cells"]} == {"every run diverged"}
     assert "| diverged |" in (tmp_path / "out" / "reproduction.md").read_text()
@@ -276,7 +278,7 @@ def test_the_signal_that_stops_the_work_is_passed_on(tmp_path: Path, labelled: P
 
     work = Stopped(tmp_path, TINY, Sources(data=labelled), "cpu", Console())
     work.done = []
-    assert work_through(work, work.steps([EXPERIMENTS["table-6"](TINY)])) == 15
+    assert run_experiments(work, work.steps([EXPERIMENTS["table-6"](TINY)])) == 15
 
 
 def test_cost_is_that_of_the_given_model(tmp_path: Path, labelled: Path) -> None:
@@ -288,7 +290,7 @@ def test_cost_is_that_of_the_given_model(tmp_path: Path, labelled: Path) -> None
         config |= {"num_hidden_layers": 2, "intermediate_size": 4 * width}
         (folder / "bert_config.json").write_text(json.dumps(config))
         sources = Sources(data=labelled, model=folder)
-        work = Work(tmp_path / "out", TINY, sources, "cpu", Console())
+        work = Reproduction(tmp_path / "out", TINY, sources, "cpu", Console())
         [*steps] = work.steps([EXPERIMENTS["table-2"](TINY)])
         found.append(operations(work, steps[0]))
     assert 3 < found[1] / found[0] < 4
@@ -298,7 +300,7 @@ def test_cost_is_that_of_the_given_model(tmp_path: Path, labelled: Path) -> None
 
 
 def test_whole_documents_are_drawn() -> None:
-    inputs = [WordsInput(str(i), ("a",), None, i // 5, "f") for i in range(100)]
+    inputs = [WordsExample(str(i), ("a",), None, i // 5, "f") for i in range(100)]
     chosen = some_documents(inputs, 22, 0)
     assert len(chosen) == 25
     assert all(sum(c.document == d for c in chosen) == 5 for d in {c.document for c in chosen})
@@ -306,19 +308,19 @@ def test_whole_documents_are_drawn() -> None:
 
 
 def test_a_lock_is_free_again(tmp_path: Path) -> None:
-    with hold(tmp_path / "a") as free:
+    with hold_network(tmp_path / "a") as free:
         assert free
-        with hold(tmp_path / "a") as second:
+        with hold_network(tmp_path / "a") as second:
             assert not second
-    with hold(tmp_path / "a") as free:
+    with hold_network(tmp_path / "a") as free:
         assert free
 
 
 def test_sentence_pairs() -> None:
     context = "Ada lived in London. Her cat lived in Rome. They wrote letters."
-    where = (Answer("London", context.index("London")),)
+    where = (GoldAnswer("London", context.index("London")),)
     questions = [
-        QuestionInput(str(i), "Where did her friend Ada live?", context, where, f"f:{i}")
+        QuestionExample(str(i), "Where did her friend Ada live?", context, where, f"f:{i}")
         for i in range(200)
     ]
     pairs = sentence_pairs(questions, 0, TextCounts())
@@ -342,7 +344,7 @@ def test_sentence_pairs() -> None:
 
 def test_a_reproduction_begun_before_a_field_was_there_goes_on(tmp_path: Path) -> None:
     out, sources = tmp_path / "out", Sources(text=("text.txt",), data=tmp_path)
-    work = Work(out, TINY, sources, "cpu", Console())
+    work = Reproduction(out, TINY, sources, "cpu", Console())
     work.begin()
     (out / "networks").mkdir()
     recorded = json.loads((out / "reproduce.json").read_text())
@@ -350,7 +352,7 @@ def test_a_reproduction_begun_before_a_field_was_there_goes_on(tmp_path: Path) -
         del task["frozen_learning_rate"]
     (out / "reproduce.json").write_text(json.dumps(recorded))
     work.begin()
-    other = Work(out, replace(TINY, seeds=9), sources, "cpu", Console())
+    other = Reproduction(out, replace(TINY, seeds=9), sources, "cpu", Console())
     with pytest.raises(BertkitError, match="other settings"):
         other.begin()
     (out / "networks").rmdir()

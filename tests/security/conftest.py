@@ -10,11 +10,11 @@ import jaxtyping
 import pytest
 import torch
 
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.model.task_heads import ClassificationModel
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 ROOM = 1 << 31
 """Bytes that a test may take at most; hostile files ask for thousands of times as much."""
@@ -77,6 +77,6 @@ def model(original: Path, tmp_path: Path) -> Path:
 def tuned(config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     """A classifier's directory."""
     torch.manual_seed(0)
-    details = {"task": "classify", "labels": ["a", "b", "c"], "settings": {"longest": 40}}
+    details = {"task": "classify", "labels": ["a", "b", "c"], "settings": {"max_length": 40}}
     save_model(tmp_path / "tuned", ClassificationModel(config, 3), tokenizer, details)
     return tmp_path / "tuned"

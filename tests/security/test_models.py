@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -19,23 +20,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from bertkit.errors import BertkitError
-from bertkit.export.source import read_source
-from bertkit.files import read_json, write_json
-from bertkit.model.directory import (
+from bertkit.checkpoints.huggingface import (
     load_config,
     load_encoder,
     load_model,
     load_pretraining_model,
 )
-from bertkit.model.encoder import Encoder
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.checkpoints.tensorflow import google_tensors, save_google_checkpoint
+from bertkit.checkpoints.weights import load_state, read_safetensors, read_tensors
+from bertkit.errors import BertkitError
+from bertkit.export.source import read_export_source
+from bertkit.files import read_json, write_json
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.features import save_with_head
+from bertkit.model.heads import PretrainingModel
 from bertkit.model.pooling import TextPooling, write_pooling
-from bertkit.model.start import read_start
-from bertkit.model.weights import load_state, read_tensors
-from bertkit.predict.embedding import load_embedder
+from bertkit.model.task_heads import ClassificationModel, add_bilstm
+from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load as load_anything
-from bertkit.tasks.load import load_task_model
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.saved import load_task_model
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 CPU = torch.device("cpu")
 FEW = settings(
@@ -84,7 +92,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(how: str, model: Path, tmp_pa
         path.write_bytes(pickle.dumps(tensors))
     else:
         torch.save(tensors, path, _use_new_zipfile_serialization=how == "zip")
-    for load in (load_encoder, load_pretraining_model, read_start):
+    for load in (load_encoder, load_pretraining_model, read_pretrained):
         is_refused(load, model, match=r"pytorch_model\.bin (is damaged|holds Python objects)")
     path.rename(model / "model.pt")
     is_refused(read_tensors, model / "model.pt", match="is damaged")
@@ -109,7 +117,7 @@ def test_code_in_a_directory_is_never_run(model: Path, tuned: Path, tmp_path: Pa
         settings_of["auto_map"] = {"AutoTokenizer": ["tokenization_evil.T", None]}
         write_json(folder / "tokenizer_config.json", settings_of)
     load_pretraining_model(model)
-    read_start(model)
+    read_pretrained(model)
     load_task_model(tuned, CPU)
     assert not (tmp_path / "ran").exists()
     assert not [name for name in sys.modules if "evil" in name]
@@ -130,7 +138,7 @@ def test_code_in_a_directory_is_never_run(model: Path, tuned: Path, tmp_path: Pa
 def test_configs_that_ask_for_terabytes_are_refused(sizes: dict[str, int], model: Path) -> None:
     reconfigure(model, **sizes)
     held = (model / "model.safetensors").stat().st_size
-    for load in (load_pretraining_model, load_encoder, read_start):
+    for load in (load_pretraining_model, load_encoder, read_pretrained):
         message = is_refused(load, model, match=r"the config asks for .* parameters, but the")
         assert f"{held:,} bytes" in message
 
@@ -159,14 +167,14 @@ def test_configs_that_ask_for_terabytes_are_refused(sizes: dict[str, int], model
 def test_absurd_sizes_are_refused(changes: dict[str, Any], model: Path) -> None:
     reconfigure(model, **changes)
     is_refused(load_pretraining_model, model)
-    is_refused(lambda path: read_start(path).build(Encoder, keep_head=False), model)
+    is_refused(lambda path: read_pretrained(path).build(Encoder, keep_head=False), model)
 
 
 def test_shared_layers_have_a_limit(config: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     """ALBERT's layers take no bytes each, and so nothing else would limit them."""
     from dataclasses import replace
 
-    from bertkit.model.saving import save_model
+    from bertkit.checkpoints.save import save_model
 
     albert = replace(config, share_layers=True, embedding_size=8)
     save_model(tmp_path / "albert", Encoder(albert), tokenizer, {})
@@ -196,7 +204,11 @@ def test_a_changed_file_ends_in_a_model_or_in_one_line(data: Any, original: Path
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(original, Path(folder) / "model")
         (copy / name).write_text(json.dumps(changed))
-        for load in (load_pretraining_model, read_start, lambda path: load_task_model(path, CPU)):
+        for load in (
+            load_pretraining_model,
+            read_pretrained,
+            lambda path: load_task_model(path, CPU),
+        ):
             assert model_or_line(load, copy)
 
 
@@ -311,7 +323,7 @@ def enormous(path: Path, size: int) -> None:
 @pytest.mark.parametrize("name", ["config.json", "vocab.txt", "tokenizer.json"])
 def test_enormous_files_are_not_read(name: str, model: Path) -> None:
     enormous(model / name, 1 << 40)
-    is_refused(read_start, model, match=rf"{name} has 1,099,511,627,776 bytes; at most")
+    is_refused(read_pretrained, model, match=rf"{name} has 1,099,511,627,776 bytes; at most")
 
 
 def test_weights_beyond_the_memory_are_not_read(model: Path) -> None:
@@ -323,18 +335,18 @@ def test_vocabularies_that_do_not_fit_are_refused(model: Path) -> None:
     lines = (model / "vocab.txt").read_text()
     tokens = read_json(model / "tokenizer.json")
     (model / "vocab.txt").write_text(lines + "another\n")
-    is_refused(read_start, model, match="hold different vocabularies")
+    is_refused(read_pretrained, model, match="hold different vocabularies")
     (model / "tokenizer.json").unlink()
-    is_refused(read_start, model, match="pieces but the model only")
+    is_refused(read_pretrained, model, match="pieces but the model only")
     for damaged in (lines.replace("[MASK]", "mask"), lines + "\n\n", lines + lines, "\0" * 99, ""):
         (model / "vocab.txt").write_text(damaged)
-        is_refused(read_start, model, match=r"vocab\.txt")
+        is_refused(read_pretrained, model, match=r"vocab\.txt")
     (model / "vocab.txt").write_bytes(b"\xff\xfe" * 99)
-    is_refused(read_start, model, match="is not UTF-8")
+    is_refused(read_pretrained, model, match="is not UTF-8")
     (model / "vocab.txt").unlink()
     tokens["model"]["vocab"]["[MASK]"] = 10**12
     write_json(model / "tokenizer.json", tokens)
-    is_refused(read_start, model, match="are not 0, 1, 2")
+    is_refused(read_pretrained, model, match="are not 0, 1, 2")
 
 
 @pytest.mark.parametrize(
@@ -369,7 +381,7 @@ def test_a_head_takes_no_more_than_its_file(tuned: Path) -> None:
 def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     """A `.npy` of objects is a pickle."""
     from bertkit.files import map_array, sha256_file
-    from bertkit.tasks.feature_files import read_npy
+    from bertkit.predict.feature_files import read_npy
 
     path = tmp_path / "features.npy"
     np.save(path, np.array([Bomb(tmp_path / "ran")], dtype=object), allow_pickle=True)
@@ -406,5 +418,206 @@ def test_absurd_descriptions_end_in_a_model_or_in_one_line(
     if file == "tokenizer_config.json":
         (model / "sentence_bert_config.json").unlink()
     write_json(path, {**known, **changes} if isinstance(changes, dict) else changes)
-    for read in (load_anything, read_source, load_embedder):
+    for read in (load_anything, read_export_source, load_embedder):
         assert model_or_line(read, model)
+
+
+NO_NUMBERS = [float("nan"), float("inf"), float("-inf")]
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS)
+@pytest.mark.parametrize("kind", ["safetensors", "bin", "double"])
+def test_weights_that_are_no_numbers_are_refused(kind: str, number: float, model: Path) -> None:
+    tensors = as_pickle(model)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    if kind == "double":  # finite, until it is read as fp32
+        tensors[name] = tensors[name].double()
+        number = 1e300 if number != float("-inf") else -1e300
+    tensors[name][3, 5] = number
+    if kind == "bin":
+        torch.save(tensors, model / "pytorch_model.bin")
+    else:
+        save_file(tensors, model / "model.safetensors")
+    for load in (
+        load_encoder,
+        load_pretraining_model,
+        read_pretrained,
+        load_anything,
+        read_export_source,
+    ):
+        is_refused(load, model, match=rf"{name} has NaN or infinite numbers")
+
+
+def test_other_weights_that_are_no_numbers_are_refused(
+    tuned: Path, config: ModelConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "google").mkdir()
+    google = PretrainingModel(config)
+    torch.nn.init.constant_(google.encoder.pooler.bias, torch.nan)
+    save_google_checkpoint(google, tmp_path / "google" / "bert.ckpt")
+    is_refused(google_tensors, tmp_path / "google", match=r"pooler/dense/bias has NaN")
+
+    details = read_json(tuned / "bertkit.json") | {"head": "bilstm", "frozen": False}
+    network = add_bilstm(ClassificationModel(config, 3), 4)
+    torch.nn.init.constant_(network.classifier.bias, torch.inf)
+    save_with_head(tuned, network, Tokenizer.load(tuned), details)
+    is_refused(load_task_model, tuned, CPU, match=r"head\.safetensors: classifier\.bias has NaN")
+
+
+def test_predictions_are_numbers_or_one_line(tuned: Path, model: Path) -> None:
+    """Finite weights can be so large that the outputs are not."""
+    for folder, name in ((tuned, "classifier.weight"), (model, "cls.seq_relationship.weight")):
+        tensors = load_file(folder / "model.safetensors")
+        tensors["bert.pooler.dense.bias"].fill_(9.0)  # so that no sum cancels out
+        tensors[name].fill_(3e38)
+        save_file(tensors, folder / "model.safetensors")
+    is_refused(load_anything(tuned, precision="fp32"), "river stone", match="NaN or infinite")
+    pretrained = load_anything(model)
+    is_refused(pretrained.next_sentence, "river", "stone", match="NaN or infinite")
+
+
+HALF = "wet\ud800"
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("bertkit.json", {"labels": ["dry", HALF, "damp"]}),
+        ("bertkit.json", {"columns": {"text": HALF}}),
+        ("config.json", {"id2label": {"0": "dry", "1": HALF, "2": "damp"}}),
+        ("config.json", {HALF: 1}),
+        ("tokenizer_config.json", {"unk_token": HALF}),
+        ("added_tokens.json", {HALF: 1}),
+    ],
+)
+def test_halves_of_characters_are_refused(file: str, change: Any, tuned: Path) -> None:
+    """JSON can write them, and UTF-8 cannot: they would end the answer that they stand in."""
+    load_anything(tuned)
+    known = read_json(tuned / file) if (tuned / file).exists() else {}
+    (tuned / file).write_text(json.dumps({**known, **change}))
+    is_refused(load_anything, tuned, match=rf"{file} has the character '\\ud800', half of a")
+
+
+def test_halves_of_characters_in_a_vocabulary_are_refused(tuned: Path) -> None:
+    tokens = read_json(tuned / "tokenizer.json")
+    vocabulary = tokens["model"]["vocab"]
+    [piece] = [piece for piece, number in vocabulary.items() if number == len(vocabulary) - 1]
+    vocabulary[HALF] = vocabulary.pop(piece)
+    (tuned / "tokenizer.json").write_text(json.dumps(tokens))
+    (tuned / "vocab.txt").unlink()
+    for load in (load_anything, read_pretrained, Tokenizer.load):
+        is_refused(load, tuned, match=r"tokenizer\.json has the character '\\ud800', half of a")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "bertkit.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
+        *("added_tokens.json", "model.safetensors"),
+    ],
+)
+def test_files_that_never_end_are_refused(name: str, tuned: Path) -> None:
+    """A link to a device would fill the memory, and a pipe would be waited for."""
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (tuned / name).unlink(missing_ok=True)
+        make(tuned / name)
+        is_refused(load_anything, tuned, match="no regular file|holds no (weights|model)")
+
+
+def test_descriptions_have_a_limit_in_bytes(tuned: Path) -> None:
+    for name in ("bertkit.json", "tokenizer_config.json", "added_tokens.json"):
+        before = (tuned / name).read_bytes() if (tuned / name).exists() else b"{}"
+        enormous(tuned / name, 1 << 40)
+        is_refused(load_anything, tuned, match=rf"{name} has 1,099,511,627,776 bytes; at most")
+        (tuned / name).write_bytes(before)
+    (tuned / "model.safetensors").unlink()
+    enormous(tuned / "model.safetensors.index.json", 1 << 40)
+    is_refused(load_anything, tuned, match=r"index\.json has 1,099,511,627,776 bytes; at most")
+
+
+def test_two_tensors_for_one_parameter_are_refused(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.gamma"] = tensors["bert.embeddings.LayerNorm.weight"] + 1
+    save_file(tensors, model / "model.safetensors")
+    is_refused(load_encoder, model, match=r"is a second bert\.embeddings\.LayerNorm\.weight")
+
+
+def test_a_file_of_four_bits_is_refused(model: Path) -> None:
+    tensors = as_pickle(model)
+    tensors["cls.packed"] = torch.zeros(2, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    torch.save(tensors, model / "pytorch_model.bin")
+    is_refused(load_encoder, model, match=r"cls\.packed is no floating-point tensor of 8 bits")
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the old weights and half of the new ones are a model that nobody has made."""
+    path = model / "model.safetensors"
+
+    def interrupted(*arguments: Any) -> Any:
+        found = read_safetensors(*arguments)
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\0\0\1\1")
+        return found
+
+    monkeypatch.setattr("bertkit.checkpoints.weights.read_safetensors", interrupted)
+    is_refused(load_encoder, model, match="was changed while it was read")
+
+
+def test_weights_that_do_not_fit_into_memory_are_one_line(model: Path) -> None:
+    """Under the limit on memory that all tests here have."""
+    header = {"x": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 4 * 10**9]}}
+    text = json.dumps(header).encode()
+    with (model / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + 4 * 10**9)
+    is_refused(load_encoder, model, match="not enough memory for its 4,000,000,0")
+
+
+def test_open_files_that_are_too_many_are_one_line(model: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        is_refused(load_state, model, match=r"cannot read .*model\.safetensors: Too many open")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(
+    "settings_",
+    [
+        {"threshold": float("nan")},
+        {"max_length": -1},
+        {"max_length": 0},
+        {"max_length": 2},
+        {"max_length": 10**12},
+        {"stride": -1},
+        {"stride": 10**12},
+        {"max_question_length": -1},
+        {"max_question_length": 10**12},
+        {"max_answer_length": -1},
+        {"max_answer_length": 0},
+        {"max_answer_length": 10**12},
+        {"threshold": 10**400},
+    ],
+)
+def test_absurd_settings_end_in_an_answer_or_in_one_line(
+    settings_: dict[str, Any], config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    task = QuestionAnswering(null=True, max_length=40, stride=8, max_question_length=16)
+    for kind in (task, Classification(("a", "b"), max_length=40)):
+        known = kind.settings()
+        changed = {**known, **{k: v for k, v in settings_.items() if k in known}}
+        details = {"task": kind.task_type, "labels": list(kind.labels), "settings": changed}
+        save_model(tmp_path / kind.task_type, kind.build(config), tokenizer, details)
+    asked = {"answer": ("river", "stone bridge " * 30), "classify": ("river " * 60, None)}
+    for kind_name, arguments in asked.items():
+
+        def ask(folder: Path, arguments: Any = arguments) -> Any:
+            return load_anything(folder)(*arguments)
+
+        assert model_or_line(ask, tmp_path / kind_name)

@@ -17,8 +17,9 @@ REACHES_OUT |= {"http", "xmlrpc", "huggingface_hub"}
 UNPACKS = {"tarfile"}
 ALLOWED = {
     "bertkit/serve/": {"socket", "http"},  # a server, started by a verb of its own
-    "bertkit/verbs/serve.py": {"socket", "http"},
-    "bertkit/export/graph.py": {"torch.export.load"},  # of the file it has just written, to try it
+    "bertkit/cli/serve.py": {"socket", "http"},
+    "bertkit/text/remote.py": {"aiohttp"},  # its time limits, which fsspec hands on
+    "bertkit/export/onnx.py": {"torch.export.load"},  # of the file it has just written, to try it
 }
 """Where a folder or a file may import or call one of these all the same."""
 
@@ -42,7 +43,8 @@ def imported(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
     if isinstance(node, ast.ImportFrom) and not node.level:
-        return {(node.module or "").partition(".")[0]}
+        module = node.module or ""
+        return set() if module == "urllib.parse" else {module.partition(".")[0]}  # splits strings
     return set()
 
 

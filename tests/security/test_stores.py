@@ -15,19 +15,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bertkit.checkpoints.sstable import write_table
+from bertkit.checkpoints.tensorflow import (
+    encode_field,
+    load_google_checkpoint,
+    read_checkpoint,
+    save_google_checkpoint,
+)
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.sstable import write_table
-from bertkit.model.tensorflow import (
-    field,
-    load_google_checkpoint,
-    read_checkpoint,
-    save_google_checkpoint,
-)
-from bertkit.tasks.glue_submission import ZIPPED, write_glue_zip
+from bertkit.tasks.submissions import ZIPPED, write_glue_zip
 from bertkit.training.checkpoint import (
     PROGRESS,
     checkpoints,
@@ -35,7 +35,7 @@ from bertkit.training.checkpoint import (
     load_checkpoint,
     load_latest,
     save_checkpoint,
-    seal,
+    seal_checkpoint,
 )
 
 
@@ -78,7 +78,7 @@ def test_shards_lie_in_their_store(name: Any, copy: Path) -> None:
 
 def test_a_worker_record_cannot_lead_out_either(copy: Path, store: TokenStore) -> None:
     """A finished part whose record names another folder is made again."""
-    from bertkit.corpus.prepare import PrepareOptions, prepare
+    from bertkit.corpus.build import PrepareOptions, prepare
 
     (record,) = (path for path in (copy / "parts").glob("*-000.json"))
     values = read_json(record)
@@ -271,7 +271,7 @@ def test_a_file_without_tensors_makes_way_for_the_checkpoint_before(
         newest = save_checkpoint(tmp_path, step, {"model": {"a": torch.ones(2)}}, {"x": step})
     (newest / "model.safetensors").write_bytes(content)
     (newest / PROGRESS).unlink()
-    seal(newest, 4, {"x": 4})
+    seal_checkpoint(newest, 4, {"x": 4})
     with pytest.raises(BertkitError, match=r"model\.safetensors is damaged"):
         load_checkpoint(newest, 4, verify=verify)
     warned: list[str] = []
@@ -291,13 +291,20 @@ def google(config: ModelConfig, tmp_path: Path) -> Path:
 
 def index_of(*entries: tuple[bytes, bytes]) -> bytes:
     """An index with right checksums."""
-    return write_table([(b"", field(1, 1) + field(3, field(1, 1))), *sorted(entries)])
+    return write_table(
+        [(b"", encode_field(1, 1) + encode_field(3, encode_field(1, 1))), *sorted(entries)]
+    )
 
 
 def entry(shape: tuple[int, ...], size: int, offset: int = 0) -> bytes:
     """Where a float32 tensor lies, it is said."""
-    dimensions = b"".join(field(2, field(1, n)) for n in shape)
-    return field(1, 1) + field(2, dimensions) + field(4, offset) + field(5, size)
+    dimensions = b"".join(encode_field(2, encode_field(1, n)) for n in shape)
+    return (
+        encode_field(1, 1)
+        + encode_field(2, dimensions)
+        + encode_field(4, offset)
+        + encode_field(5, size)
+    )
 
 
 def test_an_index_that_asks_for_giant_tensors_is_refused(google: Path) -> None:
@@ -359,8 +366,8 @@ def test_text_in_an_archive_is_read_as_a_stream(
 
 def test_other_peoples_words_are_text_in_a_report(tmp_path: Path) -> None:
     """Labels and names that are HTML come out as text."""
-    from bertkit.page import table
+    from bertkit.report.html import html_table
 
-    shown = table(["<script>a</script>"], [["<img src=x onerror=alert(1)>"]])
+    shown = html_table(["<script>a</script>"], [["<img src=x onerror=alert(1)>"]])
     assert "<script>" not in shown
     assert "<img" not in shown

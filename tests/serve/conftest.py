@@ -10,15 +10,15 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.served import load_models
-from bertkit.serve.serving import Serving
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.serve.models import load_models
+from bertkit.serve.service import Service
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.predict.conftest import TASKS
 
 CONFIG = ModelConfig(
@@ -40,7 +40,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     folder = tmp_path_factory.mktemp("served")
     config = replace(CONFIG, vocab_size=tokenizer.size)
     for name, task in TASKS.items():
-        details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+        details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         save_model(folder / name, task.build(config), tokenizer, details)
     save_model(folder / "pretrained", PretrainingModel(config), tokenizer, {})
     save_model(folder / "encoder", Encoder(config), tokenizer, {})
@@ -59,7 +59,7 @@ def serve(models: Path) -> Iterator[Callable[..., TestClient]]:
         metrics = Metrics()
         folders = [str(models / name) for name in names]
         served = load_models(folders, limits, metrics, precision="fp32", device="cpu")
-        app = make_app(Serving(served, limits, metrics), token=token)
+        app = make_app(Service(served, limits, metrics), token=token)
         client = TestClient(app, raise_server_exceptions=False)
         client.__enter__()
         clients.append(client)

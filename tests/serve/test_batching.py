@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.serve import alone as one
-from bertkit.serve.batching import SLOWEST_RETRY, Prepared, Worker
+from bertkit.serve import batching as one
+from bertkit.serve.batching import SLOWEST_RETRY, PreparedRequest, Worker
 from bertkit.serve.limits import Limits, RefusedError
 from bertkit.serve.metrics import Metrics
 
@@ -50,7 +50,12 @@ def closing() -> Iterator[None]:
 
 def worker(lanes: int = 1, **limits: Any) -> Worker:
     workers.append(
-        Worker("m", Limits(**{"linger": 0.0, "max_queue": 200_000, **limits}), Metrics(), lanes)
+        Worker(
+            "m",
+            Limits(**{"max_delay": 0.0, "max_queue_tokens": 200_000, **limits}),
+            Metrics(),
+            lanes,
+        )
     )
     return workers[-1]
 
@@ -67,10 +72,10 @@ async def gather_behind(
 ) -> list[Any]:
     """Answers to requests 0, 1, ... that gather while a first one, 99, is at work."""
     work.allowed.clear()
-    first = asyncio.create_task(own.ask(work, Prepared(99, 1, 1)))
+    first = asyncio.create_task(own.ask(work, PreparedRequest(99, 1, 1)))
     await asyncio.to_thread(work.begun.wait, 20)
     tasks = [
-        asyncio.create_task(own.ask(others[i] if others else work, Prepared(i, size, 1)))
+        asyncio.create_task(own.ask(others[i] if others else work, PreparedRequest(i, size, 1)))
         for i, size in enumerate(sizes)
     ]
     await asyncio.sleep(0.01)
@@ -94,9 +99,9 @@ def test_lanes_share_what_waits() -> None:
         at_work = []
         for number in (97, 98):  # a batch for each lane
             work.begun.clear()
-            at_work.append(asyncio.create_task(own.ask(work, Prepared(number, 1, 1))))
+            at_work.append(asyncio.create_task(own.ask(work, PreparedRequest(number, 1, 1))))
             await asyncio.to_thread(work.begun.wait, 20)
-        tasks = [asyncio.create_task(own.ask(work, Prepared(i, 10, 1))) for i in range(6)]
+        tasks = [asyncio.create_task(own.ask(work, PreparedRequest(i, 10, 1))) for i in range(6)]
         await asyncio.sleep(0.01)
         work.allowed.set()
         await asyncio.gather(*at_work)
@@ -116,9 +121,9 @@ def test_a_model_does_not_wait_for_another_one_that_has_all_cores() -> None:
 
     async def ask() -> int:
         blocked.allowed.clear()
-        waiting = asyncio.create_task(first.ask(blocked, Prepared(1, 1, 1)))
+        waiting = asyncio.create_task(first.ask(blocked, PreparedRequest(1, 1, 1)))
         await asyncio.to_thread(blocked.begun.wait, 20)
-        found = await second.ask(work, Prepared(2, 1, 1))
+        found = await second.ask(work, PreparedRequest(2, 1, 1))
         assert not waiting.done()
         blocked.allowed.set()
         await waiting
@@ -153,22 +158,22 @@ def test_a_request_alone_has_all_cores_and_others_have_half(
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    one.alone.cache_clear()
+    one.compute_thread.cache_clear()
     try:
         work, own = Looking(), worker(lanes=2)
-        assert run(own.ask(work, Prepared(1, 1, 1))) == 2
+        assert run(own.ask(work, PreparedRequest(1, 1, 1))) == 2
         name, threads = seen.pop()
         assert (name.startswith("alone"), threads) == (True, 2)
         run(gather_behind(own, work, [10, 10, 10]))
         assert {threads for name, threads in seen if name.startswith("model")} == {1}
     finally:
-        one.alone.cache_clear()
+        one.compute_thread.cache_clear()
         torch.set_num_threads(before)
 
 
 def test_a_batch_ends_at_the_budget_and_nobody_overtakes() -> None:
     work = Doubling()
-    run(gather_behind(worker(max_batch=100), work, [60, 30, 20, 5, 200, 10]))
+    run(gather_behind(worker(max_batch_tokens=100), work, [60, 30, 20, 5, 200, 10]))
     assert work.batches == [[99], [0, 1], [2, 3], [4], [5]]
 
 
@@ -186,7 +191,9 @@ def test_one_that_fails_does_not_harm_the_others() -> None:
     async def ask() -> list[Any]:
         own = worker()
         work.allowed.clear()
-        tasks = [asyncio.create_task(own.ask(work, Prepared(n, 1, 1))) for n in (5, 1, -1, 3)]
+        tasks = [
+            asyncio.create_task(own.ask(work, PreparedRequest(n, 1, 1))) for n in (5, 1, -1, 3)
+        ]
         await asyncio.to_thread(work.begun.wait, 20)
         await asyncio.sleep(0.01)
         work.allowed.set()
@@ -199,7 +206,7 @@ def test_one_that_fails_does_not_harm_the_others() -> None:
 
 def test_a_full_queue_refuses_with_the_seconds_to_wait() -> None:
     work = Doubling()
-    own = worker(max_queue=100)
+    own = worker(max_queue_tokens=100)
     found = run(gather_behind(own, work, [60, 40, 1, 101]))
     assert found[:2] == [0, 2]
     assert [found[2].status, found[3].status] == [429, 413]
@@ -218,7 +225,7 @@ def test_the_wait_that_is_told_follows_the_measured_rate() -> None:
 
 async def in_time(own: Worker, work: Doubling, number: int) -> Any:
     async with own.deadline():
-        return await own.ask(work, Prepared(number, 10, 1))
+        return await own.ask(work, PreparedRequest(number, 10, 1))
 
 
 def test_a_deadline_ends_the_wait_and_frees_the_queue() -> None:
@@ -234,7 +241,7 @@ def test_a_deadline_ends_the_wait_and_frees_the_queue() -> None:
         assert own.tokens == 0
         assert not own.waiting
         work.allowed.set()
-        return [*found, await own.ask(work, Prepared(4, 1, 1))]
+        return [*found, await own.ask(work, PreparedRequest(4, 1, 1))]
 
     found = run(ask())
     assert [error.status for error in found[:3]] == [503] * 3
@@ -249,13 +256,13 @@ def test_closing_answers_what_waits_and_takes_no_more() -> None:
 
     async def ask() -> list[Any]:
         work.allowed.clear()
-        tasks = [asyncio.create_task(own.ask(work, Prepared(n, 1, 1))) for n in range(6)]
+        tasks = [asyncio.create_task(own.ask(work, PreparedRequest(n, 1, 1))) for n in range(6)]
         await asyncio.to_thread(work.begun.wait, 20)
         closing = asyncio.create_task(asyncio.to_thread(own.close))
         while not own.closed:
             await asyncio.sleep(0.001)
         with pytest.raises(RefusedError, match="shutting down") as refused:
-            await own.ask(work, Prepared(9, 1, 1))
+            await own.ask(work, PreparedRequest(9, 1, 1))
         assert refused.value.status == 503
         work.allowed.set()
         await closing
@@ -268,10 +275,10 @@ def test_closing_answers_what_waits_and_takes_no_more() -> None:
 def test_a_request_to_an_idle_model_does_not_linger() -> None:
     """With a linger of an hour the test would not end."""
     work = Doubling()
-    own = worker(linger=3_600_000.0)
+    own = worker(max_delay=3_600_000.0)
 
     async def ask() -> list[Any]:
-        return [await own.ask(work, Prepared(n, 1, 1)) for n in range(3)]
+        return [await own.ask(work, PreparedRequest(n, 1, 1)) for n in range(3)]
 
     assert run(ask()) == [0, 2, 4]
     own.closed = True  # does not linger at the end, either
@@ -280,13 +287,13 @@ def test_a_request_to_an_idle_model_does_not_linger() -> None:
 
 def test_after_a_batch_of_several_the_clients_are_awaited() -> None:
     work = Doubling()
-    own = worker(linger=3_600_000.0)
+    own = worker(max_delay=3_600_000.0)
 
     async def ask() -> list[Any]:
         await gather_behind(own, work, [1] * 3)
         tasks = []
         for number in range(3):  # one after the other, as clients come back
-            tasks.append(asyncio.create_task(own.ask(work, Prepared(number, 1, 1))))
+            tasks.append(asyncio.create_task(own.ask(work, PreparedRequest(number, 1, 1))))
             await asyncio.sleep(0.005)
         return await asyncio.gather(*tasks)
 
@@ -304,11 +311,14 @@ def test_every_request_is_answered_once_with_its_own_answer(
     requests: list[tuple[int, int]], budget: int, lanes: int
 ) -> None:
     works = [Doubling() for _ in range(4)]
-    own = Worker("m", Limits(max_batch=budget, linger=0.0), Metrics(), lanes)
+    own = Worker("m", Limits(max_batch_tokens=budget, max_delay=0.0), Metrics(), lanes)
 
     async def ask() -> list[int]:
         return await asyncio.gather(
-            *(own.ask(works[w], Prepared(i, size, 1)) for i, (size, w) in enumerate(requests))
+            *(
+                own.ask(works[w], PreparedRequest(i, size, 1))
+                for i, (size, w) in enumerate(requests)
+            )
         )
 
     assert run(ask()) == [2 * i for i in range(len(requests))]
@@ -322,7 +332,9 @@ def test_every_request_is_answered_once_with_its_own_answer(
 
 
 @pytest.mark.parametrize("value", [-1, math.inf, math.nan])
-@pytest.mark.parametrize("name", ["max_queue", "max_batch", "deadline", "max_bytes", "linger"])
+@pytest.mark.parametrize(
+    "name", ["max_queue_tokens", "max_batch_tokens", "deadline", "max_bytes", "max_delay"]
+)
 def test_limits_must_make_sense(name: str, value: Any) -> None:
     with pytest.raises(BertkitError, match=f"--{name.replace('_', '-')} must be"):
         Limits(**{name: value})
@@ -336,7 +348,7 @@ def test_a_wrong_number_of_results_is_an_error_of_each_request(
 
     async def ask() -> Any:
         async with own.deadline():
-            return await own.ask(work, Prepared(1, 1, 1))
+            return await own.ask(work, PreparedRequest(1, 1, 1))
 
     with pytest.raises(RuntimeError, match="0 results for 1"):
         run(ask())
@@ -349,8 +361,8 @@ def test_what_fails_beside_the_model_does_not_end_its_thread(
 ) -> None:
     work, own = Doubling(), worker()
     monkeypatch.setattr(own.metrics, "computed", lambda *given: 1 / 0)
-    assert run(own.ask(work, Prepared(1, 1, 1))) == 2
-    assert run(own.ask(work, Prepared(2, 1, 1))) == 4
+    assert run(own.ask(work, PreparedRequest(1, 1, 1))) == 2
+    assert run(own.ask(work, PreparedRequest(2, 1, 1))) == 4
     assert own.alive
     assert "ZeroDivisionError" in caplog.text
 
@@ -359,8 +371,8 @@ def test_what_fails_beside_the_model_does_not_end_its_thread(
 def test_a_model_whose_thread_has_died_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     work, own = Doubling(), worker()
     monkeypatch.setattr(own, "_take", lambda before: 1 / 0)
-    asking = own.ask(work, Prepared(1, 1, 1))  # the thread still waits for this one
+    asking = own.ask(work, PreparedRequest(1, 1, 1))  # the thread still waits for this one
     assert run(asking) == 2
     own.lanes[0].join(20)
     with pytest.raises(RefusedError, match="has died"):
-        run(own.ask(work, Prepared(1, 1, 1)))
+        run(own.ask(work, PreparedRequest(1, 1, 1)))

@@ -19,10 +19,10 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.testclient import TestClient
 
 from benchmarks.browser import served
-from bertkit.serve import bodies
+from bertkit.serve import schemas as bodies
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits
-from bertkit.serve.run import Server
-from bertkit.serve.serving import SHORT
+from bertkit.serve.server import Server
+from bertkit.serve.service import SHORT
 
 BODY = b'{"inputs": [{"text": "river"}]}'
 MOST = 2048
@@ -91,7 +91,7 @@ def test_nothing_is_computed_for_clients_that_left(
     app: Any = serve("classify").app
     model = app.state.serving.models["classify"]
     begun, allowed = threading.Semaphore(0), threading.Event()
-    batches, run = [], model.works["classify"].run
+    batches, run = [], model.operations["classify"].run
 
     def slow(many: list[Any]) -> Any:
         begun.release()
@@ -99,7 +99,7 @@ def test_nothing_is_computed_for_clients_that_left(
         batches.append(len(many))
         return run(many)
 
-    monkeypatch.setattr(model.works["classify"], "run", slow)
+    monkeypatch.setattr(model.operations["classify"], "run", slow)
 
     async def ask(leaving: asyncio.Event) -> list[int]:
         statuses: list[int] = []
@@ -155,14 +155,14 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
 def test_what_is_too_long_is_refused_before_it_is_cut(
     serve: Callable[..., TestClient], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = serve("choose", "tag", "answer", "pretrained", limits=Limits(max_queue=MOST))
+    own = serve("choose", "tag", "answer", "pretrained", limits=Limits(max_queue_tokens=MOST))
     serving: Any = own.app.state.serving  # type: ignore[attr-defined]
     for model in serving.models.values():
         for route in ("encode_batch", "encode", "encode_pair"):
             monkeypatch.setattr(model.tokenizer, route, None)
     route, body = LONG[name]
     if name == "guesses":
-        serving.models["pretrained"].works["fill-mask"].most_tokens = 10**6
+        serving.models["pretrained"].operations["fill-mask"].most_tokens = 10**6
     answer = own.post(f"/v1/{route}", json=body)
     assert answer.status_code == 413, answer.text
     assert answer.json()["error"]["type"] == "too_large_error"
@@ -171,9 +171,9 @@ def test_what_is_too_long_is_refused_before_it_is_cut(
 def test_cutting_is_bounded_and_within_the_deadline(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = Limits(max_queue=MOST, deadline=0.3)
+    limits = Limits(max_queue_tokens=MOST, deadline=0.3)
     own = serve("classify", limits=limits)
-    work = own.app.state.serving.models["classify"].works["classify"]  # type: ignore[attr-defined]
+    work = own.app.state.serving.models["classify"].operations["classify"]  # type: ignore[attr-defined]
     allowed, prepare = threading.Event(), work.prepare
 
     def slow(inputs: list[Any]) -> Any:
@@ -198,17 +198,20 @@ def test_cutting_is_bounded_and_within_the_deadline(
 
 
 WRONG: dict[str, tuple[Any, Any]] = {
-    "inputs": (bodies.Asked[bodies.Text], {"inputs": [1] * 2000}),
-    "many inputs": (bodies.Asked[bodies.Text], {"inputs": [1] * 10**5}),
-    "words": (bodies.Asked[bodies.Words], {"inputs": [{"words": [1] * 10**5}]}),
-    "right words": (bodies.Asked[bodies.Words], {"inputs": [{"words": ["a"] * 10**5}]}),
-    "choices": (bodies.Asked[bodies.Choices], {"inputs": [{"text": "", "choices": [1] * 10**5}]}),
+    "inputs": (bodies.PredictionRequest[bodies.Text], {"inputs": [1] * 2000}),
+    "many inputs": (bodies.PredictionRequest[bodies.Text], {"inputs": [1] * 10**5}),
+    "words": (bodies.PredictionRequest[bodies.Words], {"inputs": [{"words": [1] * 10**5}]}),
+    "right words": (bodies.PredictionRequest[bodies.Words], {"inputs": [{"words": ["a"] * 10**5}]}),
+    "choices": (
+        bodies.PredictionRequest[bodies.Choices],
+        {"inputs": [{"text": "", "choices": [1] * 10**5}]},
+    ),
     "texts": (bodies.EmbeddingRequest, {"input": [None] * 10**5}),
     "ids": (bodies.EmbeddingRequest, {"input": [[None] * 10**5] * 3}),
     "right ids": (bodies.EmbeddingRequest, {"input": [1] * 10**5}),
-    "fields": (bodies.Asked[bodies.Text], dict.fromkeys(map(str, range(10**5)))),
+    "fields": (bodies.PredictionRequest[bodies.Text], dict.fromkeys(map(str, range(10**5)))),
     "more fields": (
-        *(bodies.Asked[bodies.Text],),
+        *(bodies.PredictionRequest[bodies.Text],),
         {"inputs": [dict.fromkeys(map(str, range(10**5)))]},
     ),
 }
@@ -238,7 +241,7 @@ def test_long_answers_leave_the_loop_to_others(
         "pieces": {"model": "tag", "text": "river " * 100},
         "embeddings": {"model": "encoder", "input": ["river"] * 40},
     }
-    monkeypatch.setattr("bertkit.serve.serving.json.dumps", noted)
+    monkeypatch.setattr("bertkit.serve.service.json.dumps", noted)
     for route, body in asked.items():
         before = len(threads)
         assert client.post(f"/v1/{route}", content=dumps(body), headers=JSON).status_code == 200

@@ -7,20 +7,28 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from bertkit.cli.serve import read_token
+from bertkit.cli.serve import serve_command as verb
 from bertkit.errors import BertkitError
 from bertkit.serve.limits import Limits
-from bertkit.serve.log import JsonLines, write_log
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.run import address_of, open_socket
-from bertkit.serve.served import load_models, split_name
-from bertkit.serve.serving import Serving
-from bertkit.verbs.serve import read_token
-from bertkit.verbs.serve import serve as verb
+from bertkit.serve.models import load_models, split_name
+from bertkit.serve.server import (
+    LOGGERS,
+    JsonLogFormatter,
+    Waiting,
+    address_of,
+    finish_log,
+    open_socket,
+    write_log,
+)
+from bertkit.serve.service import Service
 
 ASKED = {"inputs": [{"text": "a secret text"}]}
 
@@ -110,7 +118,9 @@ def test_the_log_has_a_line_for_each_request_and_no_text(
         odd = own.post("/v1/classify", json={"inputs": "secret"}, headers={"x-request-id": "a b"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert odd.headers["x-request-id"] != "a b"
-    lines = [JsonLines().format(record) for record in caplog.records if hasattr(record, "fields")]
+    lines = [
+        JsonLogFormatter().format(record) for record in caplog.records if hasattr(record, "fields")
+    ]
     first, second = map(json.loads, lines)
     assert {key: first[key] for key in ("event", "id", "route", "status", "model", "inputs")} == {
         "event": "request",
@@ -131,7 +141,7 @@ def test_a_failure_is_500_and_its_reason_stays_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     own = serve("classify")
-    work = own.app.state.serving.models["classify"].works["classify"]  # type: ignore[attr-defined]
+    work = own.app.state.serving.models["classify"].operations["classify"]  # type: ignore[attr-defined]
 
     def fail(many: object) -> None:
         raise RuntimeError("inner workings")
@@ -142,7 +152,9 @@ def test_a_failure_is_500_and_its_reason_stays_in_the_log(
     assert answer.headers["x-request-id"] == "mine"
     assert "inner workings" not in answer.text
     [line] = [
-        json.loads(JsonLines().format(record)) for record in caplog.records if record.exc_info
+        json.loads(JsonLogFormatter().format(record))
+        for record in caplog.records
+        if record.exc_info
     ]
     assert line["id"] == "mine"
     assert "inner workings" in line["traceback"]
@@ -156,19 +168,36 @@ def raise_an_error_of_the_package(many: object) -> None:
     raise BertkitError("/srv/models/secret cannot be read")
 
 
-def test_log_lines_are_json(capsys: pytest.CaptureFixture[str]) -> None:
-    logger = logging.getLogger("bertkit.serve")
-    before = logger.handlers, logger.propagate, logger.level
+def test_log_lines_are_json(capfd: pytest.CaptureFixture[str]) -> None:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(one, one.handlers, one.propagate, one.level) for one in loggers]
     try:
         write_log()
-        logger.info("something", extra={"fields": {"number": 1}})
+        loggers[0].info("something", extra={"fields": {"number": 1}})
+        loggers[0].info("half a pair: \ud800")
+        finish_log()
         write_log(requests=False)
-        logger.info("not written")
+        loggers[0].info("not written")
+        finish_log()
     finally:
-        logger.handlers, logger.propagate = before[0], before[1]
-        logger.setLevel(before[2])
-    [line] = capsys.readouterr().err.splitlines()
-    assert json.loads(line)["number"] == 1
+        for logger, handlers, propagate, level in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+    first, second = capfd.readouterr().err.splitlines()
+    assert json.loads(first)["number"] == 1
+    assert json.loads(second)["event"] == "half a pair: \ud800"
+
+
+def test_lines_of_the_log_that_find_no_room_are_counted() -> None:
+    lines: Queue[logging.LogRecord] = Queue(3)
+    waiting = Waiting(lines)
+    for number in range(5):
+        waiting.emit(logging.makeLogRecord({"msg": str(number)}))
+    taken = [lines.get().getMessage() for _ in range(3)]
+    assert taken == ["0", "1", "2"]
+    waiting.emit(logging.makeLogRecord({"msg": "5"}))
+    told, last = lines.get(), lines.get()
+    assert (told.fields, last.getMessage()) == ({"lines": 2}, "5")  # type: ignore[attr-defined]
 
 
 def test_names_of_models(models: Path, tmp_path: Path) -> None:
@@ -235,13 +264,13 @@ def test_an_open_server_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(app: object, serving: Serving, listening: socket.socket) -> None:
+    def stop(app: object, serving: Service, listening: socket.socket) -> None:
         serving.close()
         listening.close()
 
     monkeypatch.delenv("BERTKIT_TOKEN", raising=False)
-    monkeypatch.setattr("bertkit.serve.run.serve_until_stopped", stop)
-    monkeypatch.setattr("bertkit.serve.log.write_log", lambda requests: None)
+    monkeypatch.setattr("bertkit.serve.server.serve_until_stopped", stop)
+    monkeypatch.setattr("bertkit.serve.server.write_log", lambda requests: None)
     assert verb(str(models / "classify"), host=host, port=0, device="cpu") == 0
     assert ("no token is asked for" in capsys.readouterr().out) == warned
     monkeypatch.setenv("BERTKIT_TOKEN", "secret")

@@ -6,7 +6,7 @@ import re
 
 from benchmarks.screenshots import SCENES
 from bertkit.serve.app import WEB
-from bertkit.serve.page import TYPES
+from bertkit.serve.page import MEDIA_TYPES
 from tests.markdown import ROOT
 
 FILES = sorted(WEB.iterdir())
@@ -15,7 +15,7 @@ FILES = sorted(WEB.iterdir())
 def test_all_files_are_served_and_short() -> None:
     assert {"index.html", "style.css", "page.js", "icon.svg"} <= {path.name for path in FILES}
     for path in FILES:
-        assert path.suffix in TYPES
+        assert path.suffix in MEDIA_TYPES
         assert len(path.read_text().splitlines()) <= 300, path.name
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -20,7 +22,7 @@ import pytest
 
 from benchmarks.serving_mixed import stress
 from benchmarks.settings import start_model
-from bertkit.predict.embedding import load_embedder
+from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.serve.limits import Limits
 
@@ -28,22 +30,26 @@ TEXTS = ["river stone", "The harbour in the evening.", "a letter " * 30, "kettle
 CODE = """
 import sys
 from bertkit.serve.limits import Limits
-from bertkit.verbs.serve import serve
-limits = Limits(max_queue=int(sys.argv[1]))
-serve(*sys.argv[2:], port=0, precision="fp32", device="cpu", limits=limits)
+from bertkit.cli.serve import serve_command
+limits = Limits(max_queue_tokens=int(sys.argv[1]))
+serve_command(*sys.argv[2:], port=0, precision="fp32", device="cpu", limits=limits)
 """
 
 
 class Running:
     """A server that runs."""
 
-    def __init__(self, *models: str, queue: int = Limits().max_queue) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CODE, str(queue), *models],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    def __init__(
+        self,
+        *models: str,
+        queue: int = Limits().max_queue_tokens,
+        errors: int = subprocess.DEVNULL,
+        files: int = 0,
+    ) -> None:
+        command = [sys.executable, "-c", CODE, str(queue), *models]
+        if files:
+            command = ["/bin/sh", "-c", f'ulimit -n {files}; exec "$0" "$@"', *command]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.process.stdout is not None
         lines = iter(self.process.stdout.readline, "")
         self.address = next(line.split()[2].rstrip(",") for line in lines if "serving at" in line)
@@ -133,6 +139,42 @@ def test_a_head_without_end_is_refused(own: Running) -> None:
             answer = stream.recv(4096)
     assert answer == b"" or b" 400 " in answer.splitlines()[0]
     assert httpx.get(f"{own.address}/health", timeout=30).status_code == 200
+
+
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_blocks_nothing(models: Path) -> None:
+    own = Running(str(models / "classify"), errors=subprocess.PIPE)
+    assert own.process.stderr is not None
+    with httpx.Client(base_url=own.address, timeout=30) as client:
+        for number in range(1500):  # some 200 bytes of log each; a pipe holds 65,536
+            name = {"x-request-id": f"{number}" + "a" * 100}
+            assert client.get("/health", headers=name).status_code == 200
+    lines = read_some(own.process.stderr.fileno(), 1000)  # read at last, it goes on
+    assert {"time", "level", "event"} <= json.loads(lines[0]).keys()
+    assert httpx.get(f"{own.address}/health", timeout=30).status_code == 200
+    assert own.stop() == -signal.SIGTERM  # though there is more that nobody reads
+    own.process.stderr.close()
+
+
+def read_some(pipe: int, lines: int) -> list[bytes]:
+    """The first lines of a pipe."""
+    found = b""
+    while found.count(b"\n") < lines:
+        found += os.read(pipe, 65536)
+    return found.splitlines()[:lines]
+
+
+@pytest.mark.slow
+def test_idle_sockets_lock_nobody_out_where_files_are_few(models: Path) -> None:
+    own = Running(str(models / "classify"), files=128)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            for _ in range(150):
+                one = socket.create_connection(("127.0.0.1", own.port), timeout=30)
+                stack.enter_context(one).sendall(b"GET / HTTP/1.1\r\n")
+            for path in ("health", "ready", "v1/models"):
+                assert httpx.get(f"{own.address}/{path}", timeout=30).status_code == 200
+    assert own.stop() == -signal.SIGTERM
 
 
 @pytest.mark.slow

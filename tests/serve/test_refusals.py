@@ -82,7 +82,7 @@ def test_other_methods_and_paths(client: TestClient) -> None:
 
 
 def test_overload_is_answered_with_429(serve: Callable[..., TestClient]) -> None:
-    own = serve("classify", limits=Limits(max_queue=50))
+    own = serve("classify", limits=Limits(max_queue_tokens=50))
     assert own.post("/v1/classify", json={"inputs": [{"text": "river"}]}).status_code == 200
     answer = own.post("/v1/classify", json={"inputs": [{"text": "river"}] * 20})
     assert answer.status_code == 413
@@ -98,7 +98,7 @@ def test_a_deadline_is_answered_with_503(
     serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = serve("classify", limits=Limits(deadline=0.05))
-    work = own.app.state.serving.models["classify"].works["classify"]  # type: ignore[attr-defined]
+    work = own.app.state.serving.models["classify"].operations["classify"]  # type: ignore[attr-defined]
     slow = threading.Event()
     run = work.run
     monkeypatch.setattr(work, "run", lambda many: slow.wait(20) and run(many))
@@ -112,7 +112,7 @@ def test_a_deadline_is_answered_with_503(
 def test_maps_of_large_models_are_for_short_texts(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertkit.serve.attention.MOST_WEIGHTS", 4 * 9**2)
+    monkeypatch.setattr("bertkit.serve.attention.MAX_WEIGHTS", 4 * 9**2)
     asked = {"model": "tag", "text": "a " * 7}
     assert len(post(client, "attention-maps", **asked)["pieces"]) == 9
     answer = client.post("/v1/attention-maps", json={**asked, "pair": "a"})

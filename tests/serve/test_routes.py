@@ -16,25 +16,24 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from bertkit.examples.packed import pack
-from bertkit.explain.network import look_inside
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.serve import serve_command as serve_verb
+from bertkit.explain.steps import look_inside
 from bertkit.model.encoder import Encoder
-from bertkit.model.saving import save_model
-from bertkit.model.start import read_start
-from bertkit.predict.embedding import load_embedder
+from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
-from bertkit.predict.predictor import load_pretrained
-from bertkit.serve.answers import Predictions
+from bertkit.predict.pretrained import load_pretrained
+from bertkit.pretraining_data.batch import pack
 from bertkit.serve.app import make_app
-from bertkit.serve.attention import AttentionWork
-from bertkit.serve.bodies import AttentionRequest
+from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.limits import TYPES, Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.served import load_models
-from bertkit.serve.serving import Serving
-from bertkit.serve.works import EmbeddingWork
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.serve import serve as serve_verb
+from bertkit.serve.models import load_models
+from bertkit.serve.operations import EmbeddingOperation
+from bertkit.serve.schemas import AttentionRequest, Predictions
+from bertkit.serve.service import Service
+from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.markdown import ROOT
 from tests.serve.conftest import NAMES
 
@@ -176,7 +175,7 @@ def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> N
 def test_ids_stand_behind_the_prompt_as_texts_do(models: Path, tokenizer: Tokenizer) -> None:
     embedder = load_embedder(models / "encoder", device="cpu", precision="fp32")
     embedder.settings = replace(embedder.settings, prompt="river: ")
-    work = EmbeddingWork(embedder)
+    work = EmbeddingOperation(embedder)
     texts = [text for text in TEXTS if text]
     [vectors] = work.run([work.prepare(tokenizer.encode_batch(texts)).content])
     np.testing.assert_allclose(vectors, embedder.many(texts), atol=1e-6)
@@ -194,7 +193,7 @@ def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", ["classify", "pretrained", "encoder"])
 def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name: str) -> None:
-    start = read_start(models / name)
+    start = read_pretrained(models / name)
     encoder = start.build(Encoder, keep_head=False).model.eval()
     encoded = tokenizer.encode_pair("river kettle", "stone")
     with torch.inference_mode():
@@ -219,13 +218,13 @@ def test_attention_is_that_of_the_model_that_was_loaded(models: Path, tmp_path: 
     shutil.copytree(models / "encoder", folder)
     limits, metrics = Limits(), Metrics()
     served = load_models([str(folder)], limits, metrics, precision="fp32", device="cpu")
-    start = read_start(models / "tag")
+    start = read_pretrained(models / "tag")
     save_model(folder, start.build(Encoder, keep_head=False).model, start.tokenizer, {})
     shutil.rmtree(folder)
     asked = AttentionRequest(text="river kettle", layer=1, head=1)
-    with TestClient(make_app(Serving(served, limits, metrics))) as own:
+    with TestClient(make_app(Service(served, limits, metrics))) as own:
         found = post(own, "attention", text="river kettle")["weights"]
-    work = AttentionWork(read_start(models / "encoder"))
+    work = AttentionOperation(read_pretrained(models / "encoder"))
     [wanted] = work.run([work.prepare(asked).content])
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 

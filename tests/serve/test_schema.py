@@ -16,8 +16,8 @@ from schemathesis import GenerationMode, checks
 from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
-from bertkit.serve.served import load_models
-from bertkit.serve.serving import Serving
+from bertkit.serve.models import load_models
+from bertkit.serve.service import Service
 
 CHECKS = [
     checks.not_a_server_error,
@@ -36,10 +36,10 @@ PLAIN = ("/v1/classify", "/v1/regress", "/v1/choose")
 def described(models: Path) -> Iterator[Any]:
     """The description of a server with a model for each route, so that no name need be drawn."""
     names = ("classify", "regress", "choose", "tag", "answer", "pretrained")
-    metrics, limits = Metrics(), Limits(max_queue=4096)
+    metrics, limits = Metrics(), Limits(max_queue_tokens=4096)
     folders = [str(models / name) for name in names]
     served = load_models(folders, limits, metrics, precision="fp32", device="cpu")
-    serving = Serving(served, limits, metrics)
+    serving = Service(served, limits, metrics)
     yield schemathesis.openapi.from_asgi("/openapi.json", make_app(serving))
     serving.close()
 
@@ -47,7 +47,7 @@ def described(models: Path) -> Iterator[Any]:
 @pytest.mark.slow
 def test_answers_are_as_described(described: Any) -> None:
     operations = [found.ok() for found in described.get_all_operations()]
-    assert len(operations) == 16
+    assert len(operations) == 17
     statuses: Counter[tuple[str, int]] = Counter()
     for operation in operations:
         cases = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
+from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start, read_start
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -43,5 +43,5 @@ def pretrained(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def start(pretrained: Path) -> Start:
-    return read_start(pretrained)
+def start(pretrained: Path) -> PretrainedWeights:
+    return read_pretrained(pretrained)

@@ -7,27 +7,31 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from bertkit.datasets.examples import GoldAnswer as Gold
+from bertkit.datasets.examples import QuestionExample
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.tasks.answer import Answer, FoundAnswer
-from bertkit.tasks.inputs import Answer as Gold
-from bertkit.tasks.inputs import QuestionInput
-from bertkit.tasks.own import Lengths, task_for
-from bertkit.tasks.own_files import Columns
+from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
+from bertkit.tasks.user_data import WindowLengths, task_for
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
-def question(number: int, *answers: Gold, context: str = "x") -> QuestionInput:
-    return QuestionInput(str(number), "who", context, answers, f"file:{number}")
+def question(number: int, *answers: Gold, context: str = "x") -> QuestionExample:
+    return QuestionExample(str(number), "who", context, answers, f"file:{number}")
 
 
 def found(text: str, odds: float) -> FoundAnswer:
     return FoundAnswer(text, 0, len(text), 0.5, 0.5, odds, ())
 
 
-def scored(inputs: Sequence[QuestionInput], odds: Sequence[float], texts: Sequence[str]) -> float:
+def scored(inputs: Sequence[QuestionExample], odds: Sequence[float], texts: Sequence[str]) -> float:
     predictions = [found(text, value) for text, value in zip(texts, odds, strict=True)]
-    return Answer(null=True).calibrated(inputs, predictions).score(inputs, predictions)["f1"]
+    return (
+        QuestionAnswering(null=True)
+        .calibrated(inputs, predictions)
+        .score(inputs, predictions)["f1"]
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -41,7 +45,7 @@ def test_the_threshold_reaches_its_optimum_where_no_answer_is_best(seed: int) ->
 def test_the_first_answer_that_stands_in_a_window_is_learnt(tokenizer: Tokenizer) -> None:
     words = ["river", "stone", "bridge", "garden", "letter", "candle", "forest", "winter"] * 3
     context = " ".join(words)
-    task = Answer(longest=20, stride=4, question_length=4)
+    task = QuestionAnswering(max_length=20, stride=4, max_question_length=4)
     long, short = Gold(" ".join(words[:18]), 0), Gold("bridge", context.index("bridge"))
     items = task.items([question(0, long, short, context=context)], tokenizer)
     targets = [item.parts[0].target[:2] for item in items.items]
@@ -53,41 +57,47 @@ def test_the_first_answer_that_stands_in_a_window_is_learnt(tokenizer: Tokenizer
 
 
 def test_a_wanted_length_of_questions_is_kept() -> None:
-    def made(lengths: Lengths) -> Answer:
+    def made(lengths: WindowLengths) -> QuestionAnswering:
         train = [question(0, Gold("x", 0))]
         task = task_for("answer", train, Columns(), lengths, 512, TextCounts())
-        assert isinstance(task, Answer)
+        assert isinstance(task, QuestionAnswering)
         return task
 
-    assert made(Lengths(longest=40)).question_length == 20  # the default gives way
-    assert made(Lengths(longest=128, question_length=100)).question_length == 100
-    assert made(Lengths(longest=100, question_length=64)).question_length == 64
-    assert made(Lengths(answer_length=50)).longest_answer == 50
+    assert made(WindowLengths(max_length=40)).max_question_length == 20  # the default gives way
+    assert made(WindowLengths(max_length=128, max_question_length=100)).max_question_length == 100
+    assert made(WindowLengths(max_length=100, max_question_length=64)).max_question_length == 64
+    assert made(WindowLengths(max_answer_length=50)).max_answer_length == 50
     with pytest.raises(BertkitError, match="question-length"):
-        Lengths(question_length=-1)
+        WindowLengths(max_question_length=-1)
     with pytest.raises(BertkitError, match="answer-length"):
-        Lengths(answer_length=0)
+        WindowLengths(max_answer_length=0)
 
 
 def test_answers_that_can_never_be_given_are_counted(tokenizer: Tokenizer) -> None:
     context = "river stone bridge lantern"
     given = [question(0, Gold(context, 0), context=context)]
     counted = "answers of more than {} tokens, never given"
-    assert Answer(longest_answer=4).items(given, tokenizer).cut[counted.format(4)] == 0
-    assert Answer(longest_answer=3).items(given, tokenizer).cut[counted.format(3)] == 1
+    assert (
+        QuestionAnswering(max_answer_length=4).items(given, tokenizer).cut[counted.format(4)] == 0
+    )
+    assert (
+        QuestionAnswering(max_answer_length=3).items(given, tokenizer).cut[counted.format(3)] == 1
+    )
 
 
 def test_one_question_is_no_degenerate_run() -> None:
     given = [question(0, Gold("b", 2))]
     found = FoundAnswer("a", 0, 1, 1.0, 0.0, -1.0, ())
-    assert Answer().degenerate(given, [found]) == ""
-    assert "the same place" in Answer().degenerate(given * 2, [found] * 2)
+    assert QuestionAnswering().degenerate(given, [found]) == ""
+    assert "the same place" in QuestionAnswering().degenerate(given * 2, [found] * 2)
 
 
 def test_answers_are_found_with_the_published_numbers() -> None:
     """Those of google-research/bert `run_squad.py`, also where nothing is asked for."""
-    own = task_for("answer", [question(0, Gold("x", 0))], Columns(), Lengths(), 512, TextCounts())
-    for task in (Answer(), own):
-        assert isinstance(task, Answer)
-        assert (task.longest, task.stride, task.question_length) == (384, 0, 64)
-        assert (task.nbest, task.longest_answer) == (20, 30)
+    own = task_for(
+        "answer", [question(0, Gold("x", 0))], Columns(), WindowLengths(), 512, TextCounts()
+    )
+    for task in (QuestionAnswering(), own):
+        assert isinstance(task, QuestionAnswering)
+        assert (task.max_length, task.stride, task.max_question_length) == (384, 0, 64)
+        assert (task.nbest, task.max_answer_length) == (20, 30)

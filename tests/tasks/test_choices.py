@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.multiple_choice import NO_ZERO, lowest_label, read_choices
 from bertkit.errors import BertkitError
-from bertkit.tasks.choices import NO_ZERO, first_key_of, read_choices
-from bertkit.tasks.inputs import ChoiceInput
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def choices(path: Path, **options: object) -> tuple[list[ChoiceInput], TextCounts]:
+def choices(path: Path, **options: object) -> tuple[list[ChoiceExample], TextCounts]:
     counts = TextCounts()
     settings = {"text": "q", "choices": ["a", "b", "c"], **options}
     return list(read_choices(path, counts, **settings)), counts  # type: ignore[arg-type]
@@ -46,11 +46,11 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
 
 @pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
 def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
-    """What `first_key_of` says of a file is how `read_choices` reads it and can read others."""
+    """What `lowest_label` says of a file is how `read_choices` reads it and can read others."""
     names = ["a", "b", "c", "d"]
     rows = "".join(f"what,one,two,three,four,{key}\n" for key in keys.split(" "))
     path = write("train.csv", f"q,a,b,c,d,label\n{rows}")
-    first = first_key_of(path, choices=names)
+    first = lowest_label(path, choices=names)
     assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
     alone, _ = choices(path, choices=names, keep_unlabelled=True)
     assert choices(path, choices=names, first_key=first, keep_unlabelled=True)[0] == alone
@@ -68,7 +68,7 @@ def test_keys_from_one_where_rows_have_fewer_choices(write: Write) -> None:
     names = list("abcde")
     rows = [f"w,1,2,3,4,,{1 + number % 4}\n" for number in range(40)] + ["w,1,2,3,4,5,2\n"]
     path = write("a.csv", "q,a,b,c,d,e,label\n" + "".join(rows))
-    assert first_key_of(path, choices=names) == 1
+    assert lowest_label(path, choices=names) == 1
     inputs, counts = choices(path, choices=names)
     assert [i.label for i in inputs] == [*(number % 4 for number in range(40)), 1]
     assert counts.skipped == {"key counted from 1, kept": 41}
@@ -84,7 +84,7 @@ def test_keys_from_one_where_rows_have_fewer_choices(write: Write) -> None:
 )
 def test_keys_from_zero(write: Write, rows: list[str]) -> None:
     path = write("a.csv", "\n".join(["q,a,b,c,d,label", *rows]))
-    assert first_key_of(path, choices=list("abcd")) == 0
+    assert lowest_label(path, choices=list("abcd")) == 0
 
 
 def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
@@ -103,10 +103,10 @@ def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
     with pytest.raises(BertkitError, match="count from 0 or 1, not from 2"):
         choices(path, first_key=2)
     with pytest.raises(BertkitError, match=r"a\.csv has no column 'key' .*"):
-        first_key_of(path, choices=["a", "b"], label="key")
+        lowest_label(path, choices=["a", "b"], label="key")
     header = write("b.csv", "w,1,2,2\nw,1,2,1\n")
-    assert first_key_of(header, choices=["1", "2"], label="3", header=False) == 1
-    assert first_key_of(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
+    assert lowest_label(header, choices=["1", "2"], label="3", header=False) == 1
+    assert lowest_label(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
 
 
 def test_keys_that_are_column_names(write: Write) -> None:
@@ -172,7 +172,7 @@ def test_a_list_of_choices_in_one_column(write: Write, tmp_path: Path) -> None:
 
 def test_keys_of_lists_of_choices(write: Write) -> None:
     path = write("a.jsonl", lists((["a", "b"], 2), (["a", "b", "c"], 1)))
-    assert first_key_of(path, choices=["all"]) == 1
+    assert lowest_label(path, choices=["all"]) == 1
     assert [i.label for i in choices(path, choices=["all"])[0]] == [1, 0]
     path = write("b.jsonl", lists((["a", "b"], "all"), (["a", "b"], "B")))
     inputs, counts = choices(path, choices=["all"])
@@ -210,7 +210,7 @@ def test_choices_must_be_two_columns(write: Write, columns: list[str], given: st
     with pytest.raises(BertkitError, match=message):
         choices(path, choices=columns)
     with pytest.raises(BertkitError, match=message):
-        first_key_of(path, choices=columns)
+        lowest_label(path, choices=columns)
 
 
 def test_arc_easy(data: Path) -> None:
@@ -230,4 +230,4 @@ def test_arc_easy(data: Path) -> None:
         assert size + counts.skipped.total() == int(name.lstrip("traindev"))
         assert {i.label for i in inputs} == {0, 1, 2, 3}
         path = data / "arc-easy" / f"arc_easy_{name}.csv"
-        assert first_key_of(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1
+        assert lowest_label(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1

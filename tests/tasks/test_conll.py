@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.errors import BertkitError
-from bertkit.tasks.conll import (
+from bertkit.datasets.conll import (
     are_entity_tags,
     conll_sentences,
-    entities,
     entity_scores,
+    find_entities,
     to_iob2,
     write_conll,
 )
-from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.tag import tag_labels
+from bertkit.datasets.examples import WordsExample
+from bertkit.errors import BertkitError
+from bertkit.tasks.token_classification import tag_labels
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str], Path]
@@ -39,7 +39,7 @@ def write(tmp_path: Path) -> Write:
     return write_file
 
 
-def sentences(path: Path, counts: TextCounts, **options: Any) -> list[WordsInput]:
+def sentences(path: Path, counts: TextCounts, **options: Any) -> list[WordsExample]:
     return list(conll_sentences(path, counts, **options))
 
 
@@ -181,8 +181,8 @@ def test_other_paths_than_a_file(tmp_path: Path, write: Write) -> None:
 
 def test_write_for_conlleval(tmp_path: Path) -> None:
     inputs = [
-        WordsInput("0", ("New York", "", "x\u00a0y"), ("B-LOC", "O", "O"), 0, "f:1"),
-        WordsInput("1", ("b",), None, 0, "f:5"),
+        WordsExample("0", ("New York", "", "x\u00a0y"), ("B-LOC", "O", "O"), 0, "f:1"),
+        WordsExample("1", ("b",), None, 0, "f:5"),
     ]
     path = tmp_path / "out.txt"
     write_conll(path, inputs, [["B-LOC", "O", "I-PER"], ["O"]])
@@ -209,7 +209,7 @@ def test_conlleval_counts_the_entities_that_we_count(
     tmp_path: Path, gold: str, predicted: str, columns: list[str]
 ) -> None:
     """The script knows no BILOU: to it U-X U-X is one entity. Parts of speech are no entities."""
-    words = WordsInput("0", ("w",) * 4, tuple(gold.split()), 0, "f:1")
+    words = WordsExample("0", ("w",) * 4, tuple(gold.split()), 0, "f:1")
     write_conll(tmp_path / "out.txt", [words], [predicted.split()])
     expected = [f"w {tags}" for tags in columns]
     assert (tmp_path / "out.txt").read_text().split("\n")[:4] == expected
@@ -231,7 +231,7 @@ def test_conlleval_counts_the_entities_that_we_count(
 )
 def test_one_rule_says_what_tags_of_entities_are(tags: str, expected: bool) -> None:
     """In training; the same rule is asked about a model that another toolkit tuned."""
-    words = WordsInput("0", ("w",) * len(tags.split()), tuple(tags.split()), 0, "f:1")
+    words = WordsExample("0", ("w",) * len(tags.split()), tuple(tags.split()), 0, "f:1")
     assert tag_labels([words])[1] == are_entity_tags(tags.split()) == expected
 
 
@@ -252,7 +252,7 @@ def test_one_rule_says_what_tags_of_entities_are(tags: str, expected: bool) -> N
     ],
 )
 def test_entities_by_hand(tags: str, expected: list[tuple[str, int, int]]) -> None:
-    assert entities(tags.split()) == expected
+    assert find_entities(tags.split()) == expected
 
 
 def test_to_iob2() -> None:
@@ -264,7 +264,7 @@ def test_to_iob2() -> None:
 @settings(max_examples=200, deadline=None)
 def test_to_iob2_keeps_the_entities(tags: list[str]) -> None:
     converted = to_iob2(tags)
-    assert entities(converted) == entities(tags)
+    assert find_entities(converted) == find_entities(tags)
     assert to_iob2(converted) == converted
     assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
 
@@ -321,7 +321,7 @@ def test_scores_agree_with_seqeval(pairs: list[tuple[list[str], list[str]]]) -> 
     gold, predicted = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     for tags in gold + predicted:
         found = [(kind, start, end + 1) for kind, start, end in labeling.get_entities(tags)]
-        assert entities(tags) == found
+        assert find_entities(tags) == found
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of shares of nothing
         report = metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)

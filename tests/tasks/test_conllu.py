@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.conll import conll_sentences
+from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
-from bertkit.tasks.conll import conll_sentences
-from bertkit.tasks.inputs import WordsInput
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -19,7 +19,7 @@ def row(number: str, word: str, tag: str) -> str:
     return "\t".join([number, word, word, tag, *"______"]) + "\n"
 
 
-def read(path: Path, word_column: int, tag_column: int) -> tuple[list[WordsInput], TextCounts]:
+def read(path: Path, word_column: int, tag_column: int) -> tuple[list[WordsExample], TextCounts]:
     counts = TextCounts()
     found = conll_sentences(path, counts, word_column=word_column, tag_column=tag_column)
     return list(found), counts

@@ -7,24 +7,33 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.app import main
+from bertkit.cli.evaluate import evaluate_command, official_scores
+from bertkit.datasets.examples import GoldAnswer as Gold
+from bertkit.datasets.examples import QuestionExample, TextExample
+from bertkit.datasets.glue import GLUE
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.tasks.answer import Answer, FoundAnswer
-from bertkit.tasks.classify import Classify, ClassifyMany, Label, LabelSet, unknown_label
-from bertkit.tasks.dataset import labelled_part
-from bertkit.tasks.features import Extraction, extract
-from bertkit.tasks.glue import GLUE
-from bertkit.tasks.inputs import Answer as Gold
-from bertkit.tasks.inputs import QuestionInput, TextInput
-from bertkit.tasks.own import Lengths, task_for
-from bertkit.tasks.own_files import Columns
+from bertkit.predict.features import Extraction, extract
+from bertkit.tasks.classification import (
+    Classification,
+    LabelPrediction,
+    LabelSetPrediction,
+    MultiLabelClassification,
+    unknown_label,
+)
+from bertkit.tasks.data import labelled_part
+from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.user_data import WindowLengths, task_for
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.evaluate import evaluate, official_scores
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
-def question(number: int, *answers: Gold) -> QuestionInput:
-    return QuestionInput(str(number), "who", "Paris or Berlin", answers, "f:1")
+def question(number: int, *answers: Gold) -> QuestionExample:
+    return QuestionExample(str(number), "who", "Paris or Berlin", answers, "f:1")
 
 
 def found(start: int, text: str) -> FoundAnswer:
@@ -33,11 +42,11 @@ def found(start: int, text: str) -> FoundAnswer:
 
 def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -> None:
     """A model of somebody's, with the labels in another order and the metrics of plain classes."""
-    model = Classify(("equivalent", "not_equivalent"))
+    model = Classification(("equivalent", "not_equivalent"))
     gold = ["equivalent", "equivalent", "not_equivalent", "not_equivalent"]
     said = ["equivalent", "equivalent", "equivalent", "not_equivalent"]
-    inputs = [TextInput(str(i), "a", "b", label, "f:1") for i, label in enumerate(gold)]
-    predictions = [Label(label, 1.0, {}) for label in said]
+    inputs = [TextExample(str(i), "a", "b", label, "f:1") for i, label in enumerate(gold)]
+    predictions = [LabelPrediction(label, 1.0, {}) for label in said]
     scores = official_scores("mrpc", model, inputs, predictions)
     assert scores == pytest.approx({"f1": 4 / 5, "accuracy": 3 / 4}), "F1 is of equivalent"
     assert set(official_scores("classify", model, inputs, predictions)) == set(model.metrics)
@@ -45,7 +54,7 @@ def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -
 
 def test_a_misspelt_task_is_said_before_the_model_is_read() -> None:
     with pytest.raises(BertkitError, match="no task is called 'mnil'; did you mean 'mnli'"):
-        evaluate("mnil", model=[Path("nowhere")])
+        evaluate_command("mnil", model=[Path("nowhere")])
 
 
 def test_labels_of_another_set_are_not_taken_for_misspelt_ones() -> None:
@@ -58,15 +67,15 @@ def test_labels_of_another_set_are_not_taken_for_misspelt_ones() -> None:
 
 def test_questions_that_a_model_cannot_get_right_are_counted() -> None:
     inputs = [question(0, Gold("Paris", 0)), question(1), question(2)]
-    [said] = Answer(null=False).remarks(inputs)
+    [said] = QuestionAnswering(null=False).remarks(inputs)
     assert said.startswith("2 questions have no answer")
-    assert Answer(null=True).remarks(inputs, choosing=True) == []
-    assert Answer(null=False).remarks(inputs[:1]) == []
-    assert Classify(("a", "b")).remarks([]) == []
+    assert QuestionAnswering(null=True).remarks(inputs, choosing=True) == []
+    assert QuestionAnswering(null=False).remarks(inputs[:1]) == []
+    assert Classification(("a", "b")).remarks([]) == []
 
 
 def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
-    task, inputs = Answer(null=True), [question(0, Gold("Paris", 0))]
+    task, inputs = QuestionAnswering(null=True), [question(0, Gold("Paris", 0))]
     predictions = [found(0, "Paris")._replace(null_odds=-7.0)]
     assert task.calibrated(inputs, predictions).threshold == 0
     [said] = task.remarks(inputs, choosing=True)
@@ -75,7 +84,9 @@ def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
 
 
 def test_inputs_without_label_are_left_out_of_the_score() -> None:
-    inputs = [TextInput(str(i), "a", None, label, "f") for i, label in enumerate(["x", None, "y"])]
+    inputs = [
+        TextExample(str(i), "a", None, label, "f") for i, label in enumerate(["x", None, "y"])
+    ]
     known, predictions, said = labelled_part(inputs, ["p", "q", "r"])
     assert ([given.id for given in known], predictions) == (["0", "2"], ["p", "r"])
     assert said == "1 of 3 inputs have no label and are not scored"
@@ -83,7 +94,7 @@ def test_inputs_without_label_are_left_out_of_the_score() -> None:
 
 
 def test_the_same_place_everywhere_is_suspect_only_where_it_is_wrong() -> None:
-    task, same = Answer(null=False), [found(0, "Paris"), found(0, "Paris")]
+    task, same = QuestionAnswering(null=False), [found(0, "Paris"), found(0, "Paris")]
     right = [question(0, Gold("Paris", 0)), question(1, Gold("Paris or", 0))]
     wrong = [right[0], question(1, Gold("Berlin", 9))]
     assert task.degenerate(right, same) == ""
@@ -106,35 +117,68 @@ def test_cls_of_a_model_from_left_to_right_is_refused(tokenizer: Tokenizer) -> N
     assert len(list(extract(encoder, tokenizer, ["river"], Extraction(pooling="mean")))) == 1
 
 
-def many(*labels: str) -> list[TextInput]:
-    return [TextInput(str(i), "a", None, tuple(label), "f:1") for i, label in enumerate(labels)]
+def many(*labels: str) -> list[TextExample]:
+    return [TextExample(str(i), "a", None, tuple(label), "f:1") for i, label in enumerate(labels)]
 
 
 def test_the_best_answer_without_looking() -> None:
     """What a model must beat to have learnt anything."""
-    task = ClassifyMany(("a", "b", "c"))
+    task = MultiLabelClassification(("a", "b", "c"))
     rare = many(*(45 * ["a"] + 30 * ["b"] + 25 * ["c"]))
     assert task.baseline(rare)["micro_f1"] == pytest.approx(0.5), "all three, always"
     common = many(*(60 * ["a"] + 30 * ["b"] + 10 * ["c"]))
     assert task.baseline(common)["micro_f1"] == pytest.approx(0.6), "a, always"
     assert task.baseline(many("", ""))["micro_f1"] == 0.0
-    pairs = Classify(("not_duplicate", "duplicate"), metrics=("f1", "accuracy"))
+    pairs = Classification(("not_duplicate", "duplicate"), metrics=("f1", "accuracy"))
     asked = [
-        TextInput(str(i), "a", "b", "duplicate" if i < 37 else "not_duplicate", "f:1")
+        TextExample(str(i), "a", "b", "duplicate" if i < 37 else "not_duplicate", "f:1")
         for i in range(100)
     ]
     assert pairs.baseline(asked) == pytest.approx({"f1": 2 * 0.37 / 1.37, "accuracy": 0.37})
 
 
 def test_one_set_of_labels_is_one_in_any_order() -> None:
-    task = ClassifyMany(("a", "b"))
-    same = [LabelSet(("a", "b"), {}), LabelSet(("b", "a"), {})]
+    task = MultiLabelClassification(("a", "b"))
+    same = [LabelSetPrediction(("a", "b"), {}), LabelSetPrediction(("b", "a"), {})]
     assert task.degenerate(many("a", "b"), same) == "answers 'a and b' to every input"
     assert task.degenerate(many("ab", "ba"), same) == "", "as the gold labels are"
-    assert task.degenerate(many("a", "b"), [same[0], LabelSet(("a",), {})]) == ""
+    assert task.degenerate(many("a", "b"), [same[0], LabelSetPrediction(("a",), {})]) == ""
 
 
 def test_numbers_that_are_all_the_same_are_refused() -> None:
-    inputs = [TextInput(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
+    inputs = [TextExample(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
     with pytest.raises(BertkitError, match=r"only the number 3\.0 in column 'label'"):
-        task_for("regress", inputs, Columns(), Lengths(), 40, TextCounts())
+        task_for("regress", inputs, Columns(), WindowLengths(), 40, TextCounts())
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_outputs_that_overflow_are_no_predictions(
+    verb: str, tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Finite weights, an infinite output: JSON has no number for it."""
+    config = ModelConfig(
+        vocab_size=tokenizer.size, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=8, max_position_embeddings=16,
+    )  # fmt: skip
+    task = Regression(16)
+    model = task.build(config)
+    with torch.no_grad():
+        model.encoder.pooler.bias.fill_(9.0)
+        model.classifier.weight.fill_(3e38)
+    details = {"task": task.task_type, "labels": [], "settings": task.settings()}
+    save_model(tmp_path / "model", model, tokenizer, details)
+    data = tmp_path / "data.csv"
+    data.write_text("text,label\nriver,1\nstone,2\n")
+    name, out = str(tmp_path / "model"), tmp_path / "out"
+    arguments = {
+        "predict": [name, str(data)],
+        "evaluate": ["regress", "--model", name, "--dev", str(data)],
+    }
+    with pytest.raises(SystemExit) as end:
+        main([verb, *arguments[verb], "--out", str(out), "--device", "cpu"])
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert "output is NaN or infinite" in said.err
+    assert not said.out
+    assert not out.is_file()
+    assert not list(tmp_path.glob("out/*"))

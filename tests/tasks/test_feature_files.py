@@ -11,12 +11,12 @@ import pytest
 import safetensors
 from safetensors.numpy import load_file
 
+from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
-from bertkit.model.directory import load_encoder
-from bertkit.tasks import feature_files
-from bertkit.tasks.feature_files import feature_format, npy_header, read_npy, write_features
-from bertkit.tasks.features import Extraction, TextFeatures, extract
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.predict import feature_files
+from bertkit.predict.feature_files import feature_format, npy_header, read_npy, write_features
+from bertkit.predict.features import Extraction, TextFeatures, extract
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
 
@@ -99,7 +99,7 @@ def test_an_npy_without_its_own_index_is_noticed(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(feature_files, "write_index", killed)
+        patch.setattr(feature_files, "write_feature_index", killed)
         with pytest.raises(KeyboardInterrupt):
             write_features(path, [one_text(2)])
     assert [file.name for file in tmp_path.iterdir()] == ["f.npy"]
@@ -118,10 +118,10 @@ def test_a_run_that_fails_leaves_the_files_of_the_one_before(tmp_path: Path) -> 
         yield one_text(2)
         raise BertkitError("the input ends here")
 
-    for name in feature_files.WRITERS:
+    for name in feature_files.FEATURE_WRITERS:
         write_features(tmp_path / f"f.{name}", [one_text(1)])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    for name in feature_files.WRITERS:
+    for name in feature_files.FEATURE_WRITERS:
         with pytest.raises(BertkitError, match="the input ends here"):
             write_features(tmp_path / f"f.{name}", broken())
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
@@ -204,7 +204,7 @@ def test_files_that_cannot_be_written(tmp_path: Path) -> None:
         yield one
         raise BertkitError("the input ends here")
 
-    for name in feature_files.WRITERS:
+    for name in feature_files.FEATURE_WRITERS:
         with pytest.raises(BertkitError, match="the input ends here"):
             write_features(tmp_path / f"f.{name}", broken())
     assert list(tmp_path.iterdir()) == []

@@ -13,15 +13,15 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 
-from bertkit.cli import main
+from bertkit.checkpoints.huggingface import load_encoder
+from bertkit.cli.app import main
+from bertkit.cli.features import read_lines
 from bertkit.errors import BertkitError
-from bertkit.model.directory import load_encoder
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
-from bertkit.tasks.features import Extraction, extract
+from bertkit.predict.features import Extraction, extract
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.features import read_lines
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 Write = Callable[[str, str], Path]
 TEXTS = ["River stone, meadow.", "", "walking zebra", "x" * 30, "lantern\t\u200b"]
@@ -85,7 +85,7 @@ def test_pooling(encoder: Encoder, tokenizer: Tokenizer) -> None:
 
 def test_long_texts_lose_nothing(encoder: Encoder, tokenizer: Tokenizer, oracle: Any) -> None:
     """Windows of 10 pieces that share 4: each piece from the one where it is most central."""
-    [features] = extract(encoder, tokenizer, [LONG], Extraction(longest=12, stride=6))
+    [features] = extract(encoder, tokenizer, [LONG], Extraction(max_length=12, stride=6))
     ids = tokenizer.encode(LONG).ids
     assert len(features.vectors) == len(features.pieces) == len(ids) + 2
     starts = [*range(0, len(ids) - 10, 6), len(ids) - 10]
@@ -106,7 +106,7 @@ def test_texts_come_one_after_the_other(
 ) -> None:
     """A batch is computed as soon as it is full, and batches change nothing."""
     whole = list(extract(encoder, tokenizer, [*TEXTS, LONG] * 3))
-    monkeypatch.setattr("bertkit.tasks.features.PREDICTION_TOKENS", 30)
+    monkeypatch.setattr("bertkit.predict.features.PREDICTION_TOKENS", 30)
     read = []
 
     def texts() -> Iterator[str]:
@@ -141,8 +141,9 @@ def test_bad_requests(encoder: Encoder, tokenizer: Tokenizer) -> None:
     fails("did you mean 'last'", layers="lst")
     fails("needs 4 layers", layers="concat-last-four")
     fails("weights of 'weighted-sum' are learned", layers="weighted-sum")
-    fails("windows of 41 tokens do not fit the model's 40 positions", longest=41)
-    fails("windows of 2 tokens", longest=2)
+    fails("windows of 41 tokens do not fit the model's 40 positions", max_length=41)
+    fails("windows of 2 tokens", max_length=2)
+    fails("--stride 40 must be below the 40 tokens", stride=40)
 
 
 def test_command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import Files, Tuning, finetune, load
-from bertkit.cli import main
+from bertkit import DataFiles, TrainingSettings, finetune, load
+from bertkit.checkpoints.huggingface import load_config
+from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.model.directory import load_config
-from bertkit.tasks import finetuning
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.grid import Grid, best_of, read_results
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.finetuning import folder as finetuning
+from bertkit.finetuning.grid import Grid, best_run, read_results
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 Write = Callable[[str, str], Path]
 
@@ -112,9 +113,9 @@ def test_from_python(pretrained: Path, weather: Path, tmp_path: Path) -> None:
         "classify",
         pretrained,
         tmp_path / "run",
-        files=Files(train=str(weather), dev=str(weather)),
+        files=DataFiles(train=str(weather), dev=str(weather)),
         grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
-        tuning=Tuning(precision="fp32"),
+        tuning=TrainingSettings(precision="fp32"),
     )
     assert best.scores["dev"]["accuracy"] == 1.0
     assert load(tmp_path / "run")("river stone").label == "wet"
@@ -230,7 +231,7 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
     out = tmp_path / "run"
     run(
         *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data),
-        *("--longest", "40", "--stride", "8", "--question-length", "12"),
+        *("--max-length", "40", "--stride", "8", "--max-question-length", "12"),
         *("--out", out, "--epochs", "60", *FAST),
     )
     scores = json.loads((out / "results.json").read_text())["scores"]["dev"]
@@ -262,7 +263,7 @@ def test_predictions_of_an_earlier_best_run_do_not_stay(
     """`results/` is of the model beside it, the official files of each split, too."""
     data, out = write("questions.json", squad_file(impossible=True)), tmp_path / "run"
     command = ("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data,
-               "--longest", "40", "--batch-size", "8", "--precision", "fp32",
+               "--max-length", "40", "--batch-size", "8", "--precision", "fp32",
                "--out", out)  # fmt: skip
     run(*command, "--learning-rate", "1e-6", "--epochs", "1", "--test", data)
     official = ["nbest_predictions.json", "null_odds.json", "predictions.json"]
@@ -318,7 +319,7 @@ def test_what_the_review_found(
         *(capsys, "finetune", "answer", "--model", pretrained, "--train", unknown),
         *("--dev", unknown, "--out", tmp_path / "x"),
     )
-    with pytest.raises(BertkitError, match="a list of TextInput"):
+    with pytest.raises(BertkitError, match="a list of TextExample"):
         load(tmp_path / "one").many(["river"])
     with pytest.raises(BertkitError, match="at least one"):
         load([])
@@ -357,10 +358,10 @@ def test_other_data_to_predict_of_a_finished_grid(
     assert "no labels to score by" in fails(
         capsys, "evaluate", "classify", "--model", out, "--test", asked, "--split", "test"
     )
-    assert "finite number above 0" in fails(capsys, *command, "--learning-rate", "nan")
+    assert "takes a number" in fails(capsys, *command, "--learning-rate", "nan")
     assert "--keep must be at least 1" in fails(capsys, *command, "--keep", "0")
     own = write("test.jsonl", '{"text": "river"}\n')
-    assert "test.jsonl is what is read" in fails(
+    assert "test.jsonl lies in the folder of --out" in fails(
         capsys, "evaluate", "classify", "--model", out, "--test", own, "--split", "test",
         "--out", own.parent,
     )  # fmt: skip
@@ -370,7 +371,7 @@ def test_other_data_to_predict_of_a_finished_grid(
 def test_heads_of_transformers_without_a_pooler(pretrained: Path, tmp_path: Path) -> None:
     import transformers
 
-    from bertkit.tokens.tokenizer import Tokenizer
+    from bertkit.tokenizer.wordpiece import Tokenizer
 
     for kind in (transformers.BertForTokenClassification, transformers.BertForQuestionAnswering):
         folder = tmp_path / kind.__name__
@@ -385,17 +386,17 @@ def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Pat
     """Under bf16 autocast the last layer stays in fp32: different texts, different numbers."""
     import numpy as np
 
-    from bertkit.model.start import read_start
-    from bertkit.tasks.inputs import TextInput
-    from bertkit.tasks.regress import Regress
+    from bertkit.checkpoints.pretrained import read_pretrained
+    from bertkit.datasets.examples import TextExample
+    from bertkit.tasks.regression import Regression
     from bertkit.tasks.task import run_model
 
-    start, task = read_start(pretrained), Regress(longest=40)
+    start, task = read_pretrained(pretrained), Regression(max_length=40)
     torch.manual_seed(0)
     model = start.build(task.build, keep_head=False).model
     words = ("river", "stone", "bridge", "lantern", "harvest", "winter", "garden", "letter")
     texts = [f"{a} {b} {c}" for a in words for b in words for c in words]
-    items = task.items([TextInput("0", t, None, None, "t") for t in texts], start.tokenizer)
+    items = task.items([TextExample("0", t, None, None, "t") for t in texts], start.tokenizer)
     outputs = run_model(model, items, torch.device("cpu"), precision="bf16")
     values = np.concatenate([parts[0][:, 0] for parts in outputs])
     assert len(np.unique(values)) > 0.9 * len(texts)
@@ -415,7 +416,7 @@ def test_a_grid_goes_on_where_it_was(
         *("--learning-rate", "1e-3", "5e-3", "--seeds", "3", "--epochs", "2"),
         *("--batch-size", "8", "--precision", "fp32", "--out"),
     )
-    real, made = finetuning.tune, []
+    real, made = finetuning.train_task, []
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         made.append(arguments[3].name)
@@ -423,7 +424,7 @@ def test_a_grid_goes_on_where_it_was(
             raise KeyboardInterrupt
         return real(*arguments, **options)
 
-    monkeypatch.setattr(finetuning, "tune", interrupted)
+    monkeypatch.setattr(finetuning, "train_task", interrupted)
     with pytest.raises(SystemExit) as end:
         main([str(word) for word in (*command, out)])
     assert end.value.code == 130
@@ -444,19 +445,22 @@ def test_a_grid_goes_on_where_it_was(
     results = read_results(out, grid.runs())
     assert len(results) == 6
     kept = [path.parent.name for path in out.glob("runs/*/model")]
-    assert kept == [best_of(results).name]
+    assert kept == [best_run(results).name]
     made.clear()
+    worst = next(result.name for result in results if result.name not in kept)
+    shutil.copytree(out / "model", out / "runs" / worst / "model")  # stopped before it was removed
     run(*command, out)
+    assert [path.parent.name for path in out.glob("runs/*/model")] == kept
     assert made == []
     other = [word if word != "3" else "2" for word in command]
     run(*other, out)  # a smaller or a larger grid may use the same folder
     assert made == []
     assert "other settings" in fails(capsys, *command, out, "--weight-decay", "0.5")
-    model = out / "runs" / best_of(results).name / "model"
+    model = out / "runs" / best_run(results).name / "model"
     model.rename(tmp_path / "gone")  # as after a larger grid with another best run
     (out / "results.json").unlink()
     run(*command, out)
-    assert made == [best_of(results).name]
+    assert made == [best_run(results).name]
     weights = (tmp_path / "gone" / "model.safetensors").read_bytes()
     assert (out / "model" / "model.safetensors").read_bytes() == weights
 
@@ -512,8 +516,15 @@ def test_a_label_of_dev_only_stays_in_training(
         "--epochs", "1", *FAST, "--out", out)  # fmt: skip
     assert "label of too few inputs to set one apart, kept" in capsys.readouterr().err
     alone = write("alone.csv", "text,label\nriver,wet\ncandle,dry\n")
-    assert "2 inputs are too few to set some apart" in fails(
-        capsys, "finetune", "classify", "--model", pretrained, "--train", alone, *FAST,
+    numbered = write("n.csv", "text,label\n" + "".join(f"river {i},{i}\n" for i in range(300)))
+    for file, said in ((alone, "2 inputs, 2 labels"), (numbered, "300 inputs, 300 labels")):
+        assert f"a label that no other input has ({said}); check the column of the" in fails(
+            capsys, "finetune", "classify", "--model", pretrained, "--train", file, *FAST,
+            "--out", tmp_path / "alone",
+        )  # fmt: skip
+    one = write("one.csv", "text,label\nriver,1\n")
+    assert "1 inputs are too few to set some apart" in fails(
+        capsys, "finetune", "regress", "--model", pretrained, "--train", one, *FAST,
         "--out", tmp_path / "alone",
     )  # fmt: skip
     document = write("one.txt", "-DOCSTART- O\n\nriver B-A\nstone O\n\nlantern O\n")
@@ -589,11 +600,10 @@ def test_predictions_are_not_read_as_inputs(
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "river"}\n')
     out = folder / "found.jsonl"
-    run("predict", tmp_path / "run", folder, "--out", out)
-    assert len(rows(out)) == 1
-    assert "found.jsonl is what is read" in fails(
+    assert "found.jsonl lies in --file" in fails(
         capsys, "predict", tmp_path / "run", folder, "--out", out
     )
+    assert not out.exists()
 
 
 def test_a_test_file_with_some_labels_is_scored_by_them(
@@ -621,7 +631,10 @@ def test_what_has_no_label_in_rows_is_predicted_too(
     train = write("train.jsonl", f"{whole}\n{whole}\n")
     short = json.dumps({**row, "choices": ["candle", "river"]})
     test = write("test.jsonl", f"{short}\n{whole}\n{short}\n")
-    for kind, own in (("answer", ("--question-length", "8")), ("choose", ("--choices", "choices"))):
+    for kind, own in (
+        ("answer", ("--max-question-length", "8")),
+        ("choose", ("--choices", "choices")),
+    ):
         out = tmp_path / kind
         run("finetune", kind, "--model", pretrained, "--train", train, "--dev", train, *own,
             "--test", test, "--epochs", "1", *FAST, "--out", out)  # fmt: skip
@@ -662,16 +675,20 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     settings = {
         "null": True,
         "threshold": -1e9,
-        "longest": 40,
-        "question_length": 8,
+        "max_length": 40,
+        "max_question_length": 8,
     }  # as the page says for serving
     write_json(folder / "bertkit.json", {"task": "answer", "settings": settings})
     assert load(folder)("river?", context).answer == ""
     assert load(folder, null_threshold=1e9)("river?", context).answer
-    write_json(folder / "bertkit.json", {"task": "answer", "settings": {"longest": "40"}})
-    with pytest.raises(BertkitError, match=r"bertkit\.json: the setting 'longest' cannot be '40'"):
+    write_json(folder / "bertkit.json", {"task": "answer", "settings": {"max_length": "40"}})
+    with pytest.raises(
+        BertkitError, match=r"bertkit\.json: the setting 'max_length' cannot be '40'"
+    ):
         load(folder)
-    write_json(folder / "bertkit.json", {"task": "answer", "settings": Answer().settings()})
+    write_json(
+        folder / "bertkit.json", {"task": "answer", "settings": QuestionAnswering().settings()}
+    )
     with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
         load(folder, null_threshold=0)
     with pytest.raises(BertkitError, match="was tuned for no task"):
@@ -762,12 +779,12 @@ def test_diverged_runs_are_flagged_and_do_not_end_the_grid(
 
 
 def test_degenerate_runs_come_last() -> None:
-    from bertkit.tasks.grid import RunResult
+    from bertkit.finetuning.grid import RunResult
 
     flat = RunResult("a-s1", {}, {"dev": {"f1": 0.81}}, 0.81, "answers 'yes' to every input", 1.0)
     real = RunResult("b-s1", {}, {"dev": {"f1": 0.80}}, 0.80, "", 1.0)
-    assert best_of([flat, real]) is real
-    assert best_of([flat]) is flat
+    assert best_run([flat, real]) is real
+    assert best_run([flat]) is flat
 
 
 @pytest.mark.parametrize(
@@ -830,7 +847,7 @@ def test_wrong_requests(
     assert "did you mean 'mrpc'" in fails(capsys, "finetune", "mrcp", "--model", pretrained, *out)
     assert "--data FOLDER" in fails(capsys, "finetune", "mrpc", "--model", pretrained, *out)
     assert "--train FILE" in fails(capsys, "finetune", "classify", "--model", pretrained, *out)
-    assert "positions" in fails(capsys, "finetune", "classify", *own, "--longest", "999")
+    assert "positions" in fails(capsys, "finetune", "classify", *own, "--max-length", "999")
     assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--layers", "sum")
     assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--beside", pretrained)
     assert "mean 'bilstm'" in fails(capsys, "finetune", "classify", *own, "--head", "bilst")
@@ -855,7 +872,7 @@ def test_questions_and_words_by_columns(
     names = ("--question", "asked", "--passage", "text")
     run(
         *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data, *names),
-        *("--longest", "40", "--epochs", "1", *FAST, "--out", tmp_path / "answers"),
+        *("--max-length", "40", "--epochs", "1", *FAST, "--out", tmp_path / "answers"),
     )
     assert load(tmp_path / "answers").task.null
     run("predict", tmp_path / "answers", data, "--out", tmp_path / "found.jsonl")
@@ -894,15 +911,15 @@ def test_what_numbers_mean_is_decided_by_the_training_file(
 
 
 def test_the_threshold_stands_between_two_odds() -> None:
-    from bertkit.tasks.answer import Answer, FoundAnswer
-    from bertkit.tasks.inputs import Answer as Gold
-    from bertkit.tasks.inputs import QuestionInput
+    from bertkit.datasets.examples import GoldAnswer as Gold
+    from bertkit.datasets.examples import QuestionExample
+    from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 
     inputs = [
-        QuestionInput("a", "?", "river stone", (Gold("river", 0),), "a"),
-        QuestionInput("b", "?", "river stone", (), "b"),
+        QuestionExample("a", "?", "river stone", (Gold("river", 0),), "a"),
+        QuestionExample("b", "?", "river stone", (), "b"),
     ]
     found = [FoundAnswer("river", 0, 5, 0.9, 0.1, odds, ()) for odds in (-14.0, -2.0)]
-    task = Answer(null=True).calibrated(inputs, found)
+    task = QuestionAnswering(null=True).calibrated(inputs, found)
     assert task.threshold == -8.0
     assert task.score(inputs, found)["f1"] == 1.0

@@ -11,23 +11,23 @@ import pytest
 import torch
 
 from bertkit import load
+from bertkit.checkpoints.huggingface import load_config
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.export import export_command
+from bertkit.datasets.examples import WordsExample
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.model.directory import load_config
+from bertkit.finetuning.heads import same_task
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
-from bertkit.model.start import read_start
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.head import same_task
-from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.load import load_task_model
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.regress import Regress
-from bertkit.tasks.tag import Tag
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.verbs.export import export
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.saved import load_task_model
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 CPU = torch.device("cpu")
 
@@ -36,7 +36,7 @@ def theirs(folder: Path, task: Any, pretrained: Path, **config: Any) -> Path:
     """A directory without `bertkit.json`."""
     torch.manual_seed(0)
     model = task.build(load_config(pretrained))
-    save_model(folder, model, Tokenizer.load(pretrained), {"task": task.kind})
+    save_model(folder, model, Tokenizer.load(pretrained), {"task": task.task_type})
     (folder / "bertkit.json").unlink()
     write_json(folder / "config.json", {**read_json(folder / "config.json"), **config})
     return folder
@@ -45,9 +45,9 @@ def theirs(folder: Path, task: Any, pretrained: Path, **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("task", "names"),
     [
-        (Choose(), ["LABEL_0", "LABEL_1"]),
-        (Answer(), ["LABEL_0", "LABEL_1"]),
-        (Regress(), ["LABEL_0"]),
+        (MultipleChoice(), ["LABEL_0", "LABEL_1"]),
+        (QuestionAnswering(), ["LABEL_0", "LABEL_1"]),
+        (Regression(), ["LABEL_0"]),
     ],
     ids=["choose", "answer", "regress"],
 )
@@ -58,28 +58,28 @@ def test_names_that_transformers_makes_up_are_nobodys_labels(
     folder = theirs(tmp_path / "theirs", task, pretrained)
     config = read_json(folder / "config.json")
     del config["id2label"], config["label2id"]
-    if task.kind == "regress":
+    if task.task_type == "regress":
         config["id2label"] = {"0": "LABEL_0"}
     write_json(folder / "config.json", config)
-    assert load_task_model(folder, CPU).task.kind == task.kind
-    export(folder, to="huggingface", out=tmp_path / "out")
-    assert same_task(read_start(folder), task)
-    assert same_task(read_start(tmp_path / "out"), task), "with the names that were exported"
-    write_json(folder / "bertkit.json", {"task": task.kind, "settings": {"longest": 30}})
-    assert same_task(read_start(folder), task)
-    assert load_task_model(folder, CPU).task.longest == 30
+    assert load_task_model(folder, CPU).task.task_type == task.task_type
+    export_command(folder, to="huggingface", out=tmp_path / "out")
+    assert same_task(read_pretrained(folder), task)
+    assert same_task(read_pretrained(tmp_path / "out"), task), "with the names that were exported"
+    write_json(folder / "bertkit.json", {"task": task.task_type, "settings": {"max_length": 30}})
+    assert same_task(read_pretrained(folder), task)
+    assert load_task_model(folder, CPU).task.max_length == 30
     write_json(folder / "bertkit.json", {"extended": {"pieces": 2}})
-    assert same_task(read_start(folder), task), "as after bertkit vocab extend"
+    assert same_task(read_pretrained(folder), task), "as after bertkit vocab extend"
 
 
 def test_labels_of_padding_are_no_tags(pretrained: Path, tmp_path: Path) -> None:
     labels = ("O", "B-PER", "[PAD]", "X")
     names = {str(number): name for number, name in enumerate(labels)}
-    folder = theirs(tmp_path / "theirs", Tag(labels), pretrained, id2label=names)
+    folder = theirs(tmp_path / "theirs", TokenClassification(labels), pretrained, id2label=names)
     loaded = load_task_model(folder, CPU)
-    assert isinstance(loaded.task, Tag)
+    assert isinstance(loaded.task, TokenClassification)
     assert loaded.task.entities
-    given = [WordsInput("0", ("river", "stone"), None, 0, "f")]
+    given = [WordsExample("0", ("river", "stone"), None, 0, "f")]
     items = loaded.task.items(given, loaded.tokenizer)
     logits = np.tile(np.float32([0.0, 1.0, 5.0, 9.0]), (4, 1))
     [found] = loaded.task.decode(given, items, [[logits]])
@@ -89,7 +89,7 @@ def test_labels_of_padding_are_no_tags(pretrained: Path, tmp_path: Path) -> None
 
 def test_two_labels_of_one_name_are_refused(pretrained: Path, tmp_path: Path) -> None:
     names = {"0": "wet", "1": "dry", "2": "wet"}
-    task = Classify(("a", "b", "c"))
+    task = Classification(("a", "b", "c"))
     folder = theirs(tmp_path / "theirs", task, pretrained, id2label=names)
     with pytest.raises(BertkitError, match="two labels are called 'wet'; give each its own name"):
         load(folder, device="cpu")
@@ -97,19 +97,19 @@ def test_two_labels_of_one_name_are_refused(pretrained: Path, tmp_path: Path) ->
 
 def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path) -> None:
     """Without a class in config.json, or in a checkpoint of Google's, nobody says of which task."""
-    folder = theirs(tmp_path / "theirs", Classify(("a", "b")), pretrained, architectures=None)
+    folder = theirs(tmp_path / "theirs", Classification(("a", "b")), pretrained, architectures=None)
     out = tmp_path / "out"
     with pytest.raises(
         BertkitError, match=r"the head of a tuned model \(classifier\..* --head encoder"
     ):
-        export(folder, to="huggingface", out=out)
+        export_command(folder, to="huggingface", out=out)
     with pytest.raises(BertkitError, match=r"lacks cls.* and holds the head of a tuned model"):
         load(folder, device="cpu")
-    export(folder, to="huggingface", out=out, head="encoder")
-    named = theirs(tmp_path / "named", Classify(("a", "b")), pretrained)
-    export(named, to="tensorflow", out=tmp_path / "google")
+    export_command(folder, to="huggingface", out=out, head="encoder")
+    named = theirs(tmp_path / "named", Classification(("a", "b")), pretrained)
+    export_command(named, to="tensorflow", out=tmp_path / "google")
     with pytest.raises(BertkitError, match="the head of a tuned model"):
-        export(tmp_path / "google", to="huggingface", out=out)
+        export_command(tmp_path / "google", to="huggingface", out=out)
 
 
 def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
@@ -118,7 +118,7 @@ def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
     """As bertkit once tuned networks from left to right, and as transformers does."""
     config = replace(load_config(pretrained), direction="left_to_right")
     tokenizer = Tokenizer.load(pretrained)
-    task = Answer(null=True, longest=30, question_length=8)
+    task = QuestionAnswering(null=True, max_length=30, max_question_length=8)
     details = {"task": "answer", "settings": task.settings()}
     save_model(tmp_path / "own", task.build(config), tokenizer, details)
     assert load(tmp_path / "own", device="cpu")("river", "stone").no_answer_probability > 0
@@ -134,13 +134,13 @@ def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
 
 
 def test_a_google_checkpoint_is_called_so(pretrained: Path, tmp_path: Path) -> None:
-    export(pretrained, to="tensorflow", out=tmp_path / "google")
+    export_command(pretrained, to="tensorflow", out=tmp_path / "google")
     with pytest.raises(BertkitError, match=r"checkpoint of Google's; .* bertkit export .*google"):
         load(tmp_path / "google", device="cpu")
 
 
 def test_pickled_objects_are_not_called_damage(pretrained: Path, tmp_path: Path) -> None:
-    folder = theirs(tmp_path / "theirs", Classify(("a", "b")), pretrained)
+    folder = theirs(tmp_path / "theirs", Classification(("a", "b")), pretrained)
     (folder / "model.safetensors").unlink()
     torch.save(torch.nn.Linear(200, 200), folder / "pytorch_model.bin")
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_pickled_objects_are_not_called_damage(pretrained: Path, tmp_path: Path)
 @pytest.mark.parametrize("where", ["added_tokens.json", "tokenizer_config.json"])
 def test_tokens_that_were_added_are_refused(pretrained: Path, tmp_path: Path, where: str) -> None:
     """Without tokenizer.json they would be read as something else, and nobody would know."""
-    folder = theirs(tmp_path / "theirs", Classify(("a", "b")), pretrained)
+    folder = theirs(tmp_path / "theirs", Classification(("a", "b")), pretrained)
     (folder / "tokenizer.json").unlink()
     known = {"[CLS]": 2}
     added = {**known, "[ENTITY]": 99}
@@ -172,14 +172,14 @@ def test_a_network_of_one_segment(pretrained: Path, tmp_path: Path) -> None:
     """Its exports are tried on single texts, and pairs are refused in words."""
     config = replace(load_config(pretrained), type_vocab_size=1)
     tokenizer = Tokenizer.load(pretrained)
-    save_model(tmp_path / "one", Classify(("a", "b")).build(config), tokenizer,
+    save_model(tmp_path / "one", Classification(("a", "b")).build(config), tokenizer,
                {"task": "classify", "labels": ["a", "b"]})  # fmt: skip
-    export(tmp_path / "one", to="huggingface", out=tmp_path / "out")
+    export_command(tmp_path / "one", to="huggingface", out=tmp_path / "out")
     assert read_json(tmp_path / "out" / "export.json")["check"]["sequences"] > 3
     (tmp_path / "pairs.csv").write_text("text,pair,label\nriver,stone,a\n")
     for file in ({"inputs": str(tmp_path / "pairs.csv")}, {"dev": str(tmp_path / "pairs.csv")}):
         with pytest.raises(BertkitError, match="one segment"):
-            export(tmp_path / "one", to="huggingface", out=tmp_path / "out",
+            export_command(tmp_path / "one", to="huggingface", out=tmp_path / "out",
                    columns=Columns(pair="pair"), **file)  # fmt: skip
     save_model(tmp_path / "pairs", PretrainingModel(config), tokenizer, {"task": "pretraining"})
     with pytest.raises(BertkitError, match="one segment"):

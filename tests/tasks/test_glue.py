@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.cli import main
+from bertkit.cli.app import main
+from bertkit.cli.submit import submit_command
+from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import GLUE, glue_task, read_glue
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.tasks.glue import GLUE, glue_task, read_glue
-from bertkit.tasks.glue_submission import HEADER, ZIPPED, write_glue_zip, write_submission
-from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import glue_columns, glue_dataset
+from bertkit.tasks.benchmarks import glue_columns, glue_dataset
+from bertkit.tasks.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 from bertkit.text.lines import TextCounts
-from bertkit.verbs.submit import submit
 
 OFFICIAL = {
     "cola": (8551, 1043, 1063),
@@ -45,7 +45,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def read(name: str, folder: Path, split: str) -> tuple[list[TextInput], TextCounts]:
+def read(name: str, folder: Path, split: str) -> tuple[list[TextExample], TextCounts]:
     counts = TextCounts()
     return read_glue(name, folder, split, counts), counts
 
@@ -442,14 +442,14 @@ def test_tasks_from_files_to_files(name: str, pretrained: Path, tmp_path: Path) 
 def test_absent_test_files_are_counted(tmp_path: Path) -> None:
     data = write_slices(tmp_path, "mnli")
     (data / "MNLI" / "test_mismatched.tsv").unlink()
-    found = glue_dataset("mnli", Files(data=data), Lengths(), 40)
+    found = glue_dataset("mnli", DataFiles(data=data), WindowLengths(), 40)
     assert [name for name, _ in found.dev] == ["dev", "dev-mismatched"]
     assert [name for name, _ in found.test] == ["test"]
     assert found.counts.skipped == {"test-mismatched file is absent: nothing to submit": 1}
     with pytest.raises(
         BertkitError, match="ax has no training data: tune on mnli, then bertkit ev"
     ):
-        glue_dataset("ax", Files(data=data), Lengths(), 40)
+        glue_dataset("ax", DataFiles(data=data), WindowLengths(), 40)
 
 
 def test_the_diagnostic_set_is_scored_and_predicted(
@@ -482,6 +482,6 @@ def test_submit(
         assert set(archive.namelist()) == set(submission)
     again = write(tmp_path / "again", "CoLA.tsv", "")
     with pytest.raises(BertkitError, match=r"again.CoLA\.tsv and .* are both CoLA\.tsv; name one"):
-        submit(runs, again.parent, out=out)
+        submit_command(runs, again.parent, out=out)
     with pytest.raises(BertkitError, match="nowhere is no folder"):
-        submit(tmp_path / "nowhere", out=out)
+        submit_command(tmp_path / "nowhere", out=out)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bertkit.cli import main
+from bertkit.cli.app import main
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_json, write_json
-from bertkit.tasks import finetuning
-from bertkit.tasks.grid import Grid, RunResult, model_digest, model_problem, read_results
+from bertkit.finetuning import folder as finetuning
+from bertkit.finetuning.grid import Grid, RunResult, model_digest, model_problem, read_results
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-3,), epochs=(1,), seeds=2)
 
@@ -152,14 +152,14 @@ def test_a_run_that_is_made_again_counts_with_its_new_scores(
     tune_on(pretrained, colours, out, "--seeds", "3", "--keep", "2")
     first = read_json(out / "results.json")
     second = next(run for run in first["runs"] if run["name"] != first["best"])["name"]
-    real = finetuning.tune
+    real = finetuning.train_task
 
     def diverges(*arguments: Any, **options: Any) -> Any:
         if arguments[3].name == first["best"]:
             raise DivergedError("as on another machine")
         return real(*arguments, **options)
 
-    monkeypatch.setattr(finetuning, "tune", diverges)
+    monkeypatch.setattr(finetuning, "train_task", diverges)
     shutil.rmtree(out / "runs" / first["best"] / "model")
     tune_on(pretrained, colours, out, "--seeds", "3", "--keep", "2")
     now = read_json(out / "results.json")

@@ -40,6 +40,11 @@ def test_scores_of_labels(name: str, gold: str, predicted: str, expected: float)
     assert score(name, gold, predicted) == pytest.approx(expected)
 
 
+def test_f1_is_of_one_class_whatever_others_there_are() -> None:
+    """As of a model that knows a third label than the set has."""
+    assert score("f1", "pnpn", "pmmp") == 0.5
+
+
 def test_matthews_correlation_is_that_of_its_formula() -> None:
     """(TP TN - FP FN) / sqrt((TP + FP) (TP + FN) (TN + FP) (TN + FN))."""
     gold, predicted = "pppp" + "nnnnnn", "pppn" + "nnnnpp"  # TP 3, FN 1, TN 4, FP 2

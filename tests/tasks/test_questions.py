@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
+from bertkit.datasets.questions import from_json, read_questions, read_word_rows
+from bertkit.datasets.squad import read_squad
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import Answer, QuestionInput, WordsInput
-from bertkit.tasks.questions import from_json, read_questions, read_word_rows
-from bertkit.tasks.squad import read_squad
 from bertkit.text.lines import TextCounts
 
 CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
-FIRST = Answer("1895", 19)
-SECOND = Answer("1895", 28)
+FIRST = GoldAnswer("1895", 19)
+SECOND = GoldAnswer("1895", 28)
 BOTH = (SECOND, FIRST)
 NO_START = "answer without a start, first occurrence kept"
 Write = Callable[[str, str], Path]
 
 
-def questions(path: Path | str, **options: Any) -> tuple[list[QuestionInput], TextCounts]:
+def questions(path: Path | str, **options: Any) -> tuple[list[QuestionExample], TextCounts]:
     counts = TextCounts()
     return list(read_questions(path, counts, **options)), counts
 
 
-def words(path: Path | str, **options: Any) -> tuple[list[WordsInput], TextCounts]:
+def words(path: Path | str, **options: Any) -> tuple[list[WordsExample], TextCounts]:
     counts = TextCounts()
     return list(read_word_rows(path, counts, **options)), counts
 
@@ -47,7 +47,7 @@ def table(*rows: list[str]) -> str:
     return file.getvalue()
 
 
-ANSWERS: list[tuple[Any, tuple[Answer, ...], int]] = [
+ANSWERS: list[tuple[Any, tuple[GoldAnswer, ...], int]] = [
     ("1895", (FIRST,), 1),
     ({"text": ["1895"], "answer_start": [28]}, (SECOND,), 0),
     ({"text": ["1895", "1895"], "answer_start": [28, 19]}, BOTH, 0),
@@ -55,8 +55,8 @@ ANSWERS: list[tuple[Any, tuple[Answer, ...], int]] = [
     ({"text": "1895", "answer_start": 28.0}, (SECOND,), 0),
     ({"text": ["1895"]}, (FIRST,), 1),
     ({"text": ["1895"], "answer_start": None}, (FIRST,), 1),
-    ({"text": ["1895", "river"], "answer_start": [28, None]}, (SECOND, Answer("river", 4)), 1),
-    (["1895", "river"], (FIRST, Answer("river", 4)), 2),
+    ({"text": ["1895", "river"], "answer_start": [28, None]}, (SECOND, GoldAnswer("river", 4)), 1),
+    (["1895", "river"], (FIRST, GoldAnswer("river", 4)), 2),
     ([{"text": "1895", "answer_start": 28}, {"text": "1895", "answer_start": 19}], BOTH, 0),
     ("", (), 0),
     (" ", (), 0),
@@ -71,7 +71,7 @@ ANSWERS: list[tuple[Any, tuple[Answer, ...], int]] = [
 
 @pytest.mark.parametrize(("value", "expected", "no_start"), ANSWERS)
 def test_answers_in_json_lines_and_as_json_in_csv(
-    write: Write, value: Any, expected: tuple[Answer, ...], no_start: int
+    write: Write, value: Any, expected: tuple[GoldAnswer, ...], no_start: int
 ) -> None:
     row = {"question": "When?", "context": CONTEXT, "answers": value}
     text = value if isinstance(value, str) else "" if value is None else json.dumps(value)
@@ -81,7 +81,7 @@ def test_answers_in_json_lines_and_as_json_in_csv(
     ):
         [found], counts = questions(path)
         place = f"{path}:{1 if path.suffix == '.jsonl' else 2}"
-        assert found == QuestionInput("0", "When?", CONTEXT, expected, place)
+        assert found == QuestionExample("0", "When?", CONTEXT, expected, place)
         assert counts.skipped == ({NO_START: no_start} if no_start else {})
 
 
@@ -89,7 +89,7 @@ def test_texts_with_brackets_are_texts(write: Write) -> None:
     for text in ("[1]", "[sic] he", "{x}", '{"a": 1}', "[[", "[" * 100_000, "a [1]"):
         context = f"so {text} is"
         path = write("a.csv", table(["question", "context", "answers"], ["What?", context, text]))
-        assert questions(path)[0][0].answers == (Answer(text, 3),)
+        assert questions(path)[0][0].answers == (GoldAnswer(text, 3),)
 
 
 def test_answers_that_pandas_wrote_are_refused(write: Write) -> None:
@@ -141,7 +141,7 @@ def test_rows_left_out_and_answers_for_scoring(write: Write) -> None:
     }
     assert counts.examples["question left without an answer"] == f"{path}:5"
     inputs, _ = questions(path, scoring=True, **options)
-    assert [(i.id, i.answers) for i in inputs][1] == ("d", (Answer("1896", -1),))
+    assert [(i.id, i.answers) for i in inputs][1] == ("d", (GoldAnswer("1896", -1),))
     inputs, _ = questions(path, labelled=False, **options)
     assert [(i.id, i.answers) for i in inputs] == [("a", None), ("d", None), ("f", None)]
 
@@ -205,7 +205,7 @@ def test_words_and_tags_as_lists_and_between_spaces(write: Write) -> None:
     expected = [(("New York", "is", "big"), ("B-LOC", "O", "O")), (("No",), ("O",))]
     rows = [{"tokens": list(found), "ner_tags": list(tags)} for found, tags in expected]
     inputs, counts = words(path := write("a.jsonl", lines(*rows)))
-    assert inputs[1] == WordsInput("1", ("No",), ("O",), 1, f"{path}:2")
+    assert inputs[1] == WordsExample("1", ("No",), ("O",), 1, f"{path}:2")
     assert [(i.words, i.tags) for i in inputs] == expected
     as_json = [[json.dumps(value) for value in row.values()] for row in rows]
     inputs, _ = words(write("a.csv", table(["tokens", "ner_tags"], *as_json)))
@@ -285,6 +285,9 @@ def test_word_ids_surrogates_and_numbers(write: Write) -> None:
     assert counts.skipped == {"lone surrogate replaced, kept": 3, "tag that is a number, kept": 3}
     with pytest.raises(BertkitError, match=r"a\.jsonl:3: ID 'x' stands at .*a\.jsonl:1 already"):
         words(path, id="n")
+    path = write("a.jsonl", lines({"tokens": ["a"], "ner_tags": ["B-\ud800"]}))
+    with pytest.raises(BertkitError, match=r"a\.jsonl:1: the label 'B-\\ud800' holds half of"):
+        words(path)
     path = write("a.csv", table(["tokens", "ner_tags"], ["a b", "[3, 0]"]))
     assert words(path)[0][0].tags == ("3", "0")
     with pytest.raises(
@@ -310,3 +313,12 @@ def test_data_sets_name_their_tags(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 def test_json_lists_survive(found: list[str]) -> None:
     assert from_json(json.dumps(found), str, "") == found
+
+
+def test_answers_in_lists_of_lists(write: Write) -> None:
+    deep: Any = "river"
+    for _ in range(900):
+        deep = [deep]
+    row = {"question": "What?", "context": "the river", "answers": [deep, [None, "the"]]}
+    [found], _ = questions(write("a.jsonl", lines(row)))
+    assert [answer.text for answer in found.answers or ()] == ["river", "the"]

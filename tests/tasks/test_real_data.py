@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from bertkit import load
-from bertkit.cli import main
-from bertkit.tasks.glue_submission import HEADER
-from bertkit.tasks.squad import read_squad
-from bertkit.tasks.squad_metric import squad_scores
+from bertkit.cli.app import main
+from bertkit.datasets.squad import read_squad
+from bertkit.tasks.metrics import squad_scores
+from bertkit.tasks.submissions import HEADER
 from bertkit.text.lines import TextCounts
 
 pytestmark = pytest.mark.slow

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.classification import read_texts
+from bertkit.datasets.examples import TextExample
+from bertkit.datasets.tabular import has_column, read_rows
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.rows import has_column, read_rows
-from bertkit.tasks.tables import read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
+def texts(path: Path | str, **options: object) -> tuple[list[TextExample], TextCounts]:
     counts = TextCounts()
     return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.multiple_choice import NO_ZERO
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.tasks.choices import NO_ZERO
-from bertkit.tasks.own import Files, Lengths
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.sets import READERS, load_dataset, official_paths, read_split
+from bertkit.tasks.benchmarks import BENCHMARK_READERS, load_dataset, official_paths, read_split
+from bertkit.tasks.user_data import DataFiles, WindowLengths
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -30,29 +30,29 @@ NAMES = Columns()
     ],
 )
 def test_absent_data_names_the_place(tmp_path: Path, name: str, message: str) -> None:
-    assert set(READERS) >= {name}
+    assert set(BENCHMARK_READERS) >= {name}
     with pytest.raises(BertkitError, match=message):
-        read_split(name, "dev", Files(data=tmp_path), NAMES, TextCounts())
+        read_split(name, "dev", DataFiles(data=tmp_path), NAMES, TextCounts())
 
 
 def test_a_split_needs_its_own_file_only(write: Write) -> None:
     path = str(write("mine.txt", "a O\nb B-X\n"))
     for split in ("train", "dev", "test"):
-        files = Files(**{split: path})  # type: ignore[arg-type]
+        files = DataFiles(**{split: path})  # type: ignore[arg-type]
         assert len(read_split("conll-2003", split, files, NAMES, TextCounts())) == 1
         other = "dev" if split == "train" else "train"
         with pytest.raises(BertkitError, match=f"give --data FOLDER, or --{other} FILE"):
             read_split("conll-2003", other, files, NAMES, TextCounts())
     with pytest.raises(BertkitError, match=r"squad-1\.1 has no official test file; .* --test FILE"):
-        read_split("squad-1.1", "test", Files(data=Path()), NAMES, TextCounts())
+        read_split("squad-1.1", "test", DataFiles(data=Path()), NAMES, TextCounts())
 
 
 def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write: Write) -> None:
     own = str(write("mine.tsv", "a\n"))
     with pytest.raises(BertkitError, match="mrpc is read from --data FOLDER"):
-        read_split("mrpc", "dev", Files(data=Path(), dev=own), NAMES, TextCounts())
+        read_split("mrpc", "dev", DataFiles(data=Path(), dev=own), NAMES, TextCounts())
     with pytest.raises(BertkitError, match="conll-2003 knows its columns"):
-        read_split("conll-2003", "dev", Files(dev=own), Columns(tag_column=1), TextCounts())
+        read_split("conll-2003", "dev", DataFiles(dev=own), Columns(tag_column=1), TextCounts())
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write
 def test_columns_that_a_kind_does_not_read_are_refused(
     write: Write, kind: str, columns: Columns, unread: str
 ) -> None:
-    files = Files(train=str(write("a.csv", "text,label\na,b\n")))
+    files = DataFiles(train=str(write("a.csv", "text,label\na,b\n")))
     message = f"^{kind} does not read {unread}; leave it out: of these it reads --.*, --id, --form"
     with pytest.raises(BertkitError, match=message):
-        load_dataset(kind, files, columns, Lengths(), 128)
+        load_dataset(kind, files, columns, WindowLengths(), 128)
     with pytest.raises(BertkitError, match=message):
         read_split(kind, "train", files, columns, TextCounts())
 
@@ -80,66 +80,86 @@ def test_columns_that_a_kind_does_not_read_are_refused(
 @pytest.mark.parametrize(
     ("name", "lengths", "message"),
     [
-        ("classify", Lengths(context="document"), "classify does not read --context; .* --stride$"),
-        ("mrpc", Lengths(question_length=7), "classify does not read --question-length"),
-        ("swag", Lengths(context="document", question_length=7), "--question-length, --context"),
-        ("tag", Lengths(question_length=7), "tag does not read --question-length; .*, --context$"),
-        ("squad-2.0", Lengths(context="document"), "answer does not read --context; .*-length$"),
+        (
+            "classify",
+            WindowLengths(context="document"),
+            "classify does not read --context; .* --stride$",
+        ),
+        (
+            "mrpc",
+            WindowLengths(max_question_length=7),
+            "classify does not read --max-question-length",
+        ),
+        (
+            "swag",
+            WindowLengths(context="document", max_question_length=7),
+            "--max-question-length, --context",
+        ),
+        (
+            "tag",
+            WindowLengths(max_question_length=7),
+            "tag does not read --max-question-length; .*, --context$",
+        ),
+        (
+            "squad-2.0",
+            WindowLengths(context="document"),
+            "answer does not read --context; .*-length$",
+        ),
     ],
 )
 def test_lengths_that_a_kind_does_not_read_are_refused(
-    name: str, lengths: Lengths, message: str
+    name: str, lengths: WindowLengths, message: str
 ) -> None:
     with pytest.raises(BertkitError, match=message):
-        load_dataset(name, Files(data=None, train=""), NAMES, lengths, 128)
+        load_dataset(name, DataFiles(data=None, train=""), NAMES, lengths, 128)
 
 
 def test_no_such_context() -> None:
     with pytest.raises(BertkitError, match="no context is 'documnet'; did you mean 'document'"):
-        Lengths(context="documnet")
+        WindowLengths(context="documnet")
 
 
 def test_files_that_are_not_read_are_refused(write: Write) -> None:
     own = str(write("a.csv", "text,label\na,x\nb,y\n"))
     with pytest.raises(BertkitError, match=r"^classify takes your own data, .*; --data is the f"):
-        load_dataset("classify", Files(train=own, data=Path()), NAMES, Lengths(), 128)
+        load_dataset("classify", DataFiles(train=own, data=Path()), NAMES, WindowLengths(), 128)
     for name, files in (
-        ("classify", Files(train=own, dev=own, dev_share=0.5)),
-        ("mrpc", Files(data=Path(), dev_share=0.5)),
+        ("classify", DataFiles(train=own, dev=own, dev_share=0.5)),
+        ("mrpc", DataFiles(data=Path(), dev_share=0.5)),
     ):
         with pytest.raises(BertkitError, match=r"--dev-share sets training data apart .*; leave"):
-            load_dataset(name, files, NAMES, Lengths(), 128)
+            load_dataset(name, files, NAMES, WindowLengths(), 128)
 
 
 def test_keys_that_may_count_from_zero_or_one_are_told(write: Write) -> None:
     rows = "".join(f"w,1,2,3,{key}\n" for key in (1, 2, 1))
     path = str(write("a.csv", f"text,a,b,c,label\n{rows}"))
-    files, columns = Files(train=path, dev=path), Columns(choices=("a", "b", "c"))
-    found = load_dataset("choose", files, columns, Lengths(), 128)
+    files, columns = DataFiles(train=path, dev=path), Columns(choices=("a", "b", "c"))
+    found = load_dataset("choose", files, columns, WindowLengths(), 128)
     assert found.counts.examples == {NO_ZERO: f"{path}:2"}
     assert found.columns["first_choice"] == 0
     for first in (0, 1):
         said = replace(columns, first_choice=first)
-        found = load_dataset("choose", files, said, Lengths(), 128)
+        found = load_dataset("choose", files, said, WindowLengths(), 128)
         assert NO_ZERO not in found.counts.examples
 
 
 def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) -> None:
     alone = str(write("alone.txt", "a B-X\nb O\n\na B-X\n"))
     marked = str(write("marked.txt", "-DOCSTART- O\n\na B-X\nb O\n\na B-X\n"))
-    whole = Lengths(context="document")
+    whole = WindowLengths(context="document")
     for name in ("tag", "conll-2003"):
-        files = Files(train=alone, dev=marked)
+        files = DataFiles(train=alone, dev=marked)
         with pytest.raises(BertkitError, match=r"document of its own; .* -DOCSTART- .*--document"):
             load_dataset(name, files, NAMES, whole, 128)
-        load_dataset(name, files, NAMES, Lengths(), 128)
-        found = load_dataset(name, Files(train=marked, dev=alone), NAMES, whole, 128)
+        load_dataset(name, files, NAMES, WindowLengths(), 128)
+        found = load_dataset(name, DataFiles(train=marked, dev=alone), NAMES, whole, 128)
         assert found.counts.skipped == {"sentence alone in its document, kept": 2}
         assert found.counts.examples["sentence alone in its document, kept"] == f"{alone}:1"
     rows = "".join(
         f'{{"tokens": ["a"], "ner_tags": ["{tag}"], "d": "x"}}\n' for tag in ("O", "B-X", "B-X")
     )
-    files = Files(train=(train := str(write("a.jsonl", rows))), dev=train)
+    files = DataFiles(train=(train := str(write("a.jsonl", rows))), dev=train)
     with pytest.raises(BertkitError, match="or leave --context out"):
         load_dataset("tag", files, NAMES, whole, 128)
     load_dataset("tag", files, Columns(document="d"), whole, 128)
@@ -156,7 +176,9 @@ def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) ->
 )
 def test_tags_seen_once_are_counted(write: Write, tags: str, once: list[str]) -> None:
     path = str(write("a.txt", "".join(f"a {tag}\n" for tag in tags.split())))
-    counts = load_dataset("tag", Files(train=path, dev=path), NAMES, Lengths(), 128).counts
+    counts = load_dataset(
+        "tag", DataFiles(train=path, dev=path), NAMES, WindowLengths(), 128
+    ).counts
     reason = "label seen once in training, kept"
     assert counts.skipped == ({reason: len(once)} if once else {})
     assert counts.examples == ({reason: once[0]} if once else {})
@@ -165,23 +187,23 @@ def test_tags_seen_once_are_counted(write: Write, tags: str, once: list[str]) ->
 @pytest.mark.parametrize("name", ["classify", "squad-1.1"])
 def test_misspelt_splits(name: str) -> None:
     with pytest.raises(BertkitError, match="no split 'tset'; did you mean 'test'"):
-        read_split(name, "tset", Files(), NAMES, TextCounts())
+        read_split(name, "tset", DataFiles(), NAMES, TextCounts())
 
 
 def test_files_in_a_folder_and_overruled(tmp_path: Path) -> None:
     for name in ("eng.train", "dev.txt", "valid.txt"):
         (tmp_path / name).write_text("a O\n")
-    assert official_paths("conll-2003", Files(data=tmp_path)) == {
+    assert official_paths("conll-2003", DataFiles(data=tmp_path)) == {
         "train": str(tmp_path / "eng.train"),
         "dev": str(tmp_path / "dev.txt"),
     }
     url = "https://host/eng.testb.gz"
-    assert official_paths("conll-2003", Files(data=tmp_path, test=url))["test"] == url
+    assert official_paths("conll-2003", DataFiles(data=tmp_path, test=url))["test"] == url
 
 
 def test_an_official_file_may_be_compressed_and_remote(tmp_path: Path) -> None:
     path = tmp_path / "eng.testa.gz"
     path.write_bytes(gzip.compress(b"a O\n\nb O\n"))
     for place in (str(path), path.as_uri()):
-        found = read_split("conll-2003", "dev", Files(dev=place), NAMES, TextCounts())
+        found = read_split("conll-2003", "dev", DataFiles(dev=place), NAMES, TextCounts())
         assert [given.words for given in found] == [("a",), ("b",)]

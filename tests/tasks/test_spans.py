@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.datasets.squad import read_squad
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import Answer, QuestionInput
-from bertkit.tasks.spans import Window, align, decode, encode_context, make_windows
-from bertkit.tasks.squad import read_squad
-from bertkit.tasks.squad_metric import squad_scores
+from bertkit.tasks.metrics import squad_scores
+from bertkit.tasks.spans import SpanWindow, align, decode, encode_context, make_windows
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 MARKS = "\u0301\u0323"
 SYMBOLS = string.ascii_letters + string.digits + "()-.,?"
@@ -31,16 +31,16 @@ TEXTS = st.lists(
 ).map("".join)
 
 
-def zeros(windows: Sequence[Window]) -> list[np.ndarray]:
+def zeros(windows: Sequence[SpanWindow]) -> list[np.ndarray]:
     return [np.zeros(len(window.ids), dtype=np.float32) for window in windows]
 
 
-def noise(windows: Sequence[Window], seed: int) -> list[np.ndarray]:
+def noise(windows: Sequence[SpanWindow], seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.normal(0, 3, len(window.ids)).astype(np.float32) for window in windows]
 
 
-def context_starts(windows: Sequence[Window], offsets: Sequence[tuple[int, int]]) -> list[int]:
+def context_starts(windows: Sequence[SpanWindow], offsets: Sequence[tuple[int, int]]) -> list[int]:
     """Index of each window's first context token; these tests use distinct offsets."""
     return [list(offsets).index(tuple(window.offsets[0].tolist())) for window in windows]
 
@@ -52,7 +52,7 @@ def with_marks(context: str, end: int) -> int:
 
 def test_windows_by_hand() -> None:
     context = " ".join("abcdefghij")  # 10 tokens
-    made = make_windows("x y", context, UNCASED, max_length=9, stride=3, question_length=5)
+    made = make_windows("x y", context, UNCASED, max_length=9, stride=3, max_question_length=5)
     ids = {piece: index for index, piece in enumerate(VOCABULARY)}
     texts = [[VOCABULARY[index] for index in window.ids] for window in made.windows]
     assert texts == [
@@ -79,7 +79,7 @@ def test_a_context_that_fits_is_one_window() -> None:
 
 def test_a_long_question_is_cut_and_a_wide_stride_is_narrowed() -> None:
     made = make_windows(
-        "a b c d e", "f g h i j", CASED, max_length=8, stride=100, question_length=3
+        "a b c d e", "f g h i j", CASED, max_length=8, stride=100, max_question_length=3
     )
     assert made.question_cut == 2
     assert [window.first for window in made.windows] == [5] * 3
@@ -91,7 +91,7 @@ def test_a_long_question_is_cut_and_a_wide_stride_is_narrowed() -> None:
     [
         ({"max_length": 67}, "windows of 67 tokens have no room"),
         ({"stride": -1}, "stride is -1 .* give 0 or more"),
-        ({"question_length": 0}, "question_length 0; give 0 or more, and 1 or more"),
+        ({"max_question_length": 0}, "question_length 0; give 0 or more, and 1 or more"),
     ],
 )
 def test_impossible_lengths_are_refused(lengths: dict[str, int], message: str) -> None:
@@ -131,7 +131,7 @@ def test_windows_hold_every_token_and_one_of_them_is_the_best(
     tokenizer = UNCASED if lowercase else CASED
     encoding = tokenizer.encode(context)
     windows = make_windows(
-        question, context, tokenizer, max_length=max_length, stride=stride, question_length=5
+        question, context, tokenizer, max_length=max_length, stride=stride, max_question_length=5
     ).windows
     lengths = [len(window.offsets) for window in windows]
     if not encoding.ids:
@@ -181,7 +181,7 @@ def test_answers_align_wherever_all_their_tokens_are(
     last = draw.draw(st.integers(first, min(len(offsets) - 1, first + 6)))
     begin, end = offsets[first][0], offsets[last][1]
     windows = make_windows(
-        "a?", context, UNCASED, max_length=20, stride=stride, question_length=5
+        "a?", context, UNCASED, max_length=20, stride=stride, max_question_length=5
     ).windows
     oracle = zeros(windows), zeros(windows)
     for index, (start, window) in enumerate(
@@ -189,7 +189,7 @@ def test_answers_align_wherever_all_their_tokens_are(
     ):
         inside = start <= first and last < start + len(window.offsets)
         shift = window.first - start
-        target = align(Answer(context[begin:end], begin), window)
+        target = align(GoldAnswer(context[begin:end], begin), window)
         assert target == ((first + shift, last + shift) if inside else None)
         if target:
             oracle[0][index][target[0]] = oracle[1][index][target[1]] = 9.0
@@ -205,14 +205,14 @@ def test_an_answer_inside_a_word_gets_the_tightest_tokens() -> None:
     pieces = [VOCABULARY[index] for index in window.ids]
 
     def aligned(text: str) -> list[str] | None:
-        target = align(Answer(text, context.index(text)), window)
+        target = align(GoldAnswer(text, context.index(text)), window)
         return pieces[target[0] : target[1] + 1] if target else None
 
     assert aligned("1895") == ["18", "##95"]
     assert aligned("9") == ["##95"]
     assert aligned(" (18") == ["(", "18"]
     assert aligned(" ") is None
-    assert align(Answer("1896", -1), window) is None
+    assert align(GoldAnswer("1896", -1), window) is None
 
 
 def test_dropped_characters_at_the_edges_do_not_lose_an_answer() -> None:
@@ -220,8 +220,8 @@ def test_dropped_characters_at_the_edges_do_not_lose_an_answer() -> None:
     window = make_windows("a", context, UNCASED).windows[0]
     assert window.offsets.tolist()[-1] == [4, 5]
     first = window.first
-    assert align(Answer(context, 0), window) == (first, first + 3)
-    assert align(Answer("\u200b", 0), window) is None
+    assert align(GoldAnswer(context, 0), window) == (first, first + 3)
+    assert align(GoldAnswer("\u200b", 0), window) is None
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_dropped_characters_at_the_edges_do_not_lose_an_answer() -> None:
 def test_answers_come_back_as_raw_text(context: str, answer: str, tokenizer: Tokenizer) -> None:
     windows = make_windows("a?", context, tokenizer).windows
     starts, ends = zeros(windows), zeros(windows)
-    target = align(Answer(answer, context.index(answer)), windows[0])
+    target = align(GoldAnswer(answer, context.index(answer)), windows[0])
     assert target is not None
     starts[0][target[0]] = ends[0][target[1]] = 5.0
     found = decode(windows, starts, ends, context)
@@ -248,12 +248,12 @@ def test_answers_come_back_as_raw_text(context: str, answer: str, tokenizer: Tok
 
 
 def reference_decode(
-    windows: Sequence[Window],
+    windows: Sequence[SpanWindow],
     starts: Sequence[np.ndarray],
     ends: Sequence[np.ndarray],
     context: str,
     nbest: int,
-    longest: int,
+    max_length: int,
 ) -> list[tuple[str, float]]:
     """Texts and scores, best first, by loops."""
     best: dict[str, float] = {}
@@ -263,7 +263,7 @@ def reference_decode(
         top_ends = sorted(places, key=lambda place: -end[place])[:nbest]
         for i in top_starts:
             for j in top_ends:
-                if window.best_context[i - window.first] and i <= j < i + longest:
+                if window.best_context[i - window.first] and i <= j < i + max_length:
                     left, right = window.offsets[[i - window.first, j - window.first]]
                     text = context[left[0] : with_marks(context, right[1])]
                     score = float(start[i]) + float(end[j])
@@ -276,20 +276,22 @@ def reference_decode(
     context=TEXTS,
     seed=st.integers(0, 999),
     nbest=st.integers(1, 8),
-    longest=st.integers(1, 6),
+    max_length=st.integers(1, 6),
     null=st.booleans(),
 )
 def test_decoding_agrees_with_loops(
-    context: str, seed: int, nbest: int, longest: int, null: bool
+    context: str, seed: int, nbest: int, max_length: int, null: bool
 ) -> None:
-    windows = make_windows("a?", context, CASED, max_length=18, stride=5, question_length=5).windows
+    windows = make_windows(
+        "a?", context, CASED, max_length=18, stride=5, max_question_length=5
+    ).windows
     starts, ends = noise(windows, seed), noise(windows, seed + 1000)
     found = decode(
-        windows, starts, ends, context, nbest=nbest, max_answer_length=longest, null=null
+        windows, starts, ends, context, nbest=nbest, max_answer_length=max_length, null=null
     )
     expected = (
-        reference_decode(windows, starts, ends, context, nbest, longest)
-        or reference_decode(windows, starts, ends, context, 10**6, longest)[:nbest]
+        reference_decode(windows, starts, ends, context, nbest, max_length)
+        or reference_decode(windows, starts, ends, context, 10**6, max_length)[:nbest]
     )
     null_score = min(float(s[0]) + float(e[0]) for s, e in zip(starts, ends, strict=True))
     assert found.null_score == pytest.approx(null_score)
@@ -314,7 +316,7 @@ def test_decoding_agrees_with_loops(
 def test_only_the_start_needs_the_most_context() -> None:
     context = " ".join("abcdefghij")
     windows = make_windows(
-        "x y", context, UNCASED, max_length=9, stride=3, question_length=5
+        "x y", context, UNCASED, max_length=9, stride=3, max_question_length=5
     ).windows
     starts, ends = zeros(windows), zeros(windows)
     starts[1][windows[1].first] = ends[1][windows[1].first + 1] = 9.0  # d e, but d is not its own
@@ -322,7 +324,7 @@ def test_only_the_start_needs_the_most_context() -> None:
     assert decode(windows, starts, ends, context).text == "c d"
 
     shifted = make_windows(
-        "x y", context, UNCASED, max_length=9, stride=2, question_length=5
+        "x y", context, UNCASED, max_length=9, stride=2, max_question_length=5
     ).windows
     assert shifted[0].best_context.tolist() == [True, True, True, False]
     starts, ends = zeros(shifted), zeros(shifted)
@@ -333,7 +335,7 @@ def test_only_the_start_needs_the_most_context() -> None:
 def test_the_null_score_is_the_lowest_over_windows() -> None:
     context = " ".join("abcdefghij")
     windows = make_windows(
-        "x y", context, UNCASED, max_length=9, stride=3, question_length=5
+        "x y", context, UNCASED, max_length=9, stride=3, max_question_length=5
     ).windows
     starts, ends = zeros(windows), zeros(windows)
     for value, start, end in zip((8.0, 1.0, 5.0), starts, ends, strict=True):
@@ -362,12 +364,14 @@ def test_the_best_starts_and_ends_may_not_fit_together() -> None:
 def test_windows_overlap_however_short_they_are() -> None:
     """128 tokens from one to the next leave gaps of context where a window has room for fewer."""
     context = " ".join("abcdefghij" * 4)
-    made = make_windows("x", context, UNCASED, max_length=16, question_length=5).windows
+    made = make_windows("x", context, UNCASED, max_length=16, max_question_length=5).windows
     starts = [int(window.offsets[0, 0]) // 2 for window in made]
     assert starts == [0, 9, 18, 27, 36][: len(starts)], "3/4 of 12 tokens"
     assert len(starts) == 5
     for room in range(2, 13):
-        made = make_windows("x", context, UNCASED, max_length=room + 4, question_length=1).windows
+        made = make_windows(
+            "x", context, UNCASED, max_length=room + 4, max_question_length=1
+        ).windows
         assert all(
             one.offsets[-1, 1] > other.offsets[0, 0] for one, other in itertools.pairwise(made)
         ), room
@@ -410,7 +414,7 @@ def test_a_million_characters() -> None:
     offsets = encode_context(context, UNCASED).offsets
     assert sum(int(window.best_context.sum()) for window in windows) == len(offsets)
     end = int(offsets[-3, 1])
-    answer = Answer(context[end - 40 : end], end - 40)
+    answer = GoldAnswer(context[end - 40 : end], end - 40)
     starts, ends = zeros(windows), zeros(windows)
     aligned = [align(answer, window) for window in windows]
     assert 1 <= sum(target is not None for target in aligned) <= 3
@@ -422,7 +426,7 @@ def test_a_million_characters() -> None:
     assert found.end == end
 
 
-def oracle_answer(question: QuestionInput, tokenizer: Tokenizer) -> str:
+def oracle_answer(question: QuestionExample, tokenizer: Tokenizer) -> str:
     """What decoding gives for the logits of a model that knows the first gold answer."""
     assert question.answers
     windows = make_windows(question.question, question.context, tokenizer).windows

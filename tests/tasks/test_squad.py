@@ -13,26 +13,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.datasets.squad import SQUAD_FILES, locate, make_question, read_squad
 from bertkit.errors import BertkitError
-from bertkit.tasks.answer import Answer as AnswerTask
-from bertkit.tasks.inputs import Answer, QuestionInput
-from bertkit.tasks.spans import Span
-from bertkit.tasks.squad import SQUAD_FILES, locate, make_question, read_squad, write_predictions
-from bertkit.tasks.squad_metric import (
+from bertkit.tasks.benchmarks import read_official
+from bertkit.tasks.metrics import (
+    answer_f1,
     best_threshold,
     exact_match,
-    f1,
     normalize_answer,
     squad_scores,
 )
+from bertkit.tasks.question_answering import QuestionAnswering as AnswerTask
+from bertkit.tasks.spans import Span
+from bertkit.tasks.submissions import write_predictions
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 CONTEXT = "The river froze in 1895. In 1895 the bridge was closed."
 
 
-def question(question_id: str, *golds: str) -> QuestionInput:
-    return QuestionInput(question_id, "When?", CONTEXT, tuple(Answer(g, 0) for g in golds), "")
+def question(question_id: str, *golds: str) -> QuestionExample:
+    return QuestionExample(
+        question_id, "When?", CONTEXT, tuple(GoldAnswer(g, 0) for g in golds), ""
+    )
 
 
 def qa(**fields: Any) -> dict[str, Any]:
@@ -81,12 +85,12 @@ def test_reads_both_versions_and_files_without_answers(write: Callable[..., Path
     )
     found = read_squad(path, counts)
     assert [(item.id, item.answers) for item in found] == [
-        ("a", (Answer("1895", 19), Answer("in 1895", 16))),
+        ("a", (GoldAnswer("1895", 19), GoldAnswer("in 1895", 16))),
         ("b", ()),
-        ("c", (Answer("1895", 28),)),
+        ("c", (GoldAnswer("1895", 28),)),
         ("d", None),
         ("e", ()),
-        ("7", (Answer("river", 4),)),
+        ("7", (GoldAnswer("river", 4),)),
     ]
     assert {item.context for item in found} == {CONTEXT}
     assert found[0].place == f"{path}, question a"
@@ -113,21 +117,21 @@ def test_answers_are_found_in_the_context(
     counts = TextCounts()
     made = make_question("q", "When?", CONTEXT, [(text, start)], "here", counts)
     assert made is not None
-    assert made.answers == (Answer(*found),)
+    assert made.answers == (GoldAnswer(*found),)
     assert counts.skipped == ({reason: 1} if reason else {})
 
 
 def test_narrow_space_in_the_context_matches_a_space_in_the_answer() -> None:
     made = make_question("q", "What?", "über 5\u202fkm weit", [("5 km", 5)], "", TextCounts())
     assert made is not None
-    assert made.answers == (Answer("5\u202fkm", 5),)
+    assert made.answers == (GoldAnswer("5\u202fkm", 5),)
 
 
 def test_an_answer_outside_of_the_context_is_dropped_for_training_and_kept_for_scoring() -> None:
     counts = TextCounts()
     some = make_question("q", "When?", CONTEXT, [("1896", 19), ("1895", 19)], "a", counts)
     assert some is not None
-    assert some.answers == (Answer("1895", 19),)
+    assert some.answers == (GoldAnswer("1895", 19),)
     assert make_question("q", "When?", CONTEXT, [("1896", 19), (" ", 0)], "b", counts) is None
     assert counts.skipped == {"answer not in its context": 3, "question left without an answer": 1}
     assert counts.examples["question left without an answer"] == "b"
@@ -135,7 +139,7 @@ def test_an_answer_outside_of_the_context_is_dropped_for_training_and_kept_for_s
     counts = TextCounts()
     kept = make_question("q", "When?", CONTEXT, [("1896", 19)], "", counts, scoring=True)
     assert kept is not None
-    assert kept.answers == (Answer("1896", -1),)
+    assert kept.answers == (GoldAnswer("1896", -1),)
     assert counts.skipped == {"answer not in its context, for scoring kept": 1}
 
 
@@ -146,7 +150,7 @@ def test_half_a_surrogate_pair_is_replaced(write: Callable[..., Path], tmp_path:
     assert read_squad(path, counts)[0].question == "Wh\ufffden?"
     made = make_question("q", "?", "ab\ud800cd", [("b\ud800c", 1)], "here", counts)
     assert made is not None
-    assert (made.context, made.answers) == ("ab\ufffdcd", (Answer("b\ufffdc", 1),))
+    assert (made.context, made.answers) == ("ab\ufffdcd", (GoldAnswer("b\ufffdc", 1),))
     assert counts.skipped == {"lone surrogate replaced, kept": 3}
     write_predictions(tmp_path, {"q": made.context}, None, {})
     [named] = read_squad(write(qa(id="q\ud800", answers=[])), counts)
@@ -191,7 +195,7 @@ def test_an_empty_answer_says_that_there_is_none(
         qa(id="d", answers=none, is_impossible=False),
     )
     found = read_squad(path, counts, scoring=scoring)
-    assert [given.answers for given in found] == [(), (), (Answer("1895", 19),), None]
+    assert [given.answers for given in found] == [(), (), (GoldAnswer("1895", 19),), None]
     assert counts.examples == {
         "empty answers taken as no answer, kept": f"{path}, question a",
         "no answer and not is_impossible, so no label, kept": f"{path}, question d",
@@ -210,7 +214,7 @@ def test_empty_texts_count_in_the_score(
     kept = make_question("q", asked, context, [("bridge", 40)], "", counts, scoring=True)
     assert kept is not None
     assert counts.skipped[reason] == 1
-    task = AnswerTask(null=False, longest=40, stride=10, question_length=8)
+    task = AnswerTask(null=False, max_length=40, stride=10, max_question_length=8)
     items = task.items([kept], tokenizer)
     outputs = [
         [np.zeros((part.tokens, 2), dtype=np.float32) for part in item.parts]
@@ -303,12 +307,12 @@ def test_normalisation(text: str, normal: str) -> None:
 
 def test_f1_by_hand() -> None:
     assert exact_match("The Cat!", "cat") == 1.0
-    assert f1("the black cat", "a black dog") == 0.5
-    assert f1("cat cat dog", "cat cat") == pytest.approx(0.8)
-    assert f1("", "cat") == f1("cat", "the") == 0.0
-    assert f1("the", "a") == 0.0
-    assert f1("the", "a", version2=True) == 1.0
-    assert f1("", "cat", version2=True) == 0.0
+    assert answer_f1("the black cat", "a black dog") == 0.5
+    assert answer_f1("cat cat dog", "cat cat") == pytest.approx(0.8)
+    assert answer_f1("", "cat") == answer_f1("cat", "the") == 0.0
+    assert answer_f1("the", "a") == 0.0
+    assert answer_f1("the", "a", version2=True) == 1.0
+    assert answer_f1("", "cat", version2=True) == 0.0
 
 
 def test_scores_of_version_1_by_hand() -> None:
@@ -343,7 +347,7 @@ def test_scoring_needs_questions_gold_answers_and_odds() -> None:
     with pytest.raises(BertkitError, match="no question to score"):
         squad_scores([], {})
     with pytest.raises(BertkitError, match="place, question a: no gold answers"):
-        squad_scores([QuestionInput("a", "?", "x", None, "place, question a")], {})
+        squad_scores([QuestionExample("a", "?", "x", None, "place, question a")], {})
     for odds in ({}, {"a": float("nan")}):
         with pytest.raises(BertkitError, match="question a has a prediction but no finite"):
             squad_scores([question("a")], {"a": "x"}, odds)
@@ -368,6 +372,51 @@ def test_published_predictions_get_their_published_scores(
     assert (round(scores["exact"], 3), round(scores["f1"], 3)) == (exact, overlap)
     assert (scores["missing"], scores["unknown"]) == (0, 0)
     assert not counts.skipped
+
+
+def answerable_part(data: Path, path: Path, *, version: str | None, marked: bool) -> Path:
+    """The questions of dev-v2.0 with an answer, in a file that says 2.0 by either sign or none."""
+    content = json.loads((data / "squad" / SQUAD_FILES["2.0"]["dev"]).read_text())
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            kept = [qa for qa in paragraph["qas"] if not qa["is_impossible"]]
+            if not marked:
+                kept = [{k: v for k, v in qa.items() if k != "is_impossible"} for qa in kept]
+            paragraph["qas"] = kept
+    path.write_text(json.dumps({"version": version, "data": content["data"]}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("version", "marked", "named", "exact"),
+    [
+        ("v2.0", False, "", 74.10594),
+        ("1.1", True, "", 74.10594),
+        (None, False, "2.0", 74.10594),
+        (None, False, "", 74.13968),
+        ("v2.0", True, "1.1", 74.13968),
+    ],
+)
+def test_the_answerable_part_of_version_2_is_scored_by_its_rules(
+    data: Path, tmp_path: Path, version: str | None, marked: bool, named: str, exact: float
+) -> None:
+    """By evaluate-v2.0.py on the predictions that Google has published, and by 1.1 where said."""
+    path = answerable_part(data, tmp_path / "part.json", version=version, marked=marked)
+    inputs = read_squad(path, TextCounts(), scoring=True, version=named)
+    folder = data / "squad" / "published-predictions"
+    predictions = json.loads((folder / "v2.0_bert_single_google.json").read_text())
+    scores = squad_scores(inputs, predictions)
+    assert scores["exact"] == pytest.approx(exact, abs=5e-6)
+    assert ("HasAns_exact" in scores) == (exact == 74.10594)
+
+
+@pytest.mark.parametrize("task", ["squad-1.1", "squad-2.0"])
+def test_a_named_set_is_scored_by_its_own_rules(write: Callable[..., Path], task: str) -> None:
+    """An answer and a prediction that are nothing but articles: right in 2.0, no F1 in 1.1."""
+    path = str(write(qa(answers=[gold("The", 0)])))
+    [given] = read_official(task, path, TextCounts(), scoring=True)
+    scores = squad_scores([given], {"q1": "the"})
+    assert (scores["exact"], scores["f1"]) == (100.0, 100.0 if task == "squad-2.0" else 0.0)
 
 
 ROWS = st.lists(

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.cli import main
+from bertkit.cli.app import main
+from bertkit.cli.evaluate import Scored, evaluate_command
+from bertkit.cli.predict import predict_command
+from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.swag import read_swag, write_swag_predictions
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import ChoiceInput
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.swag import read_swag, write_swag_predictions
 from bertkit.text.lines import TextCounts
-from bertkit.verbs.evaluate import Scored, evaluate
-from bertkit.verbs.predict import predict
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'v-1,7,He sits. He,He sits.,He,gold,"stands, then runs",b,c,d'
@@ -39,7 +39,7 @@ def test_a_file_with_and_without_labels(tmp_path: Path) -> None:
     counts = TextCounts()
     inputs = read_swag(path, counts)
     expected = ("He stands, then runs", "He b", "He c", "He d")
-    assert inputs[0] == ChoiceInput("0", "He sits.", expected, 3, f"{path}:2")
+    assert inputs[0] == ChoiceExample("0", "He sits.", expected, 3, f"{path}:2")
     assert not counts.skipped
     assert [given.label for given in read_swag(path, counts, labelled=True)] == [3, 0]
     assert [given.label for given in read_swag(path, counts, labelled=False)] == [None, None]
@@ -100,21 +100,21 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
     for command in (
         ["finetune", "swag", "--data", tmp_path, "--model", pretrained, "--out", model,
          "--epochs", "1"],
-        ["evaluate", "swag", "--data", tmp_path, "--model", model, "--out", tmp_path],
+        ["evaluate", "swag", "--data", tmp_path, "--model", model, "--out", tmp_path / "s"],
         ["predict", model, val, "--out", out],
     ):  # fmt: skip
         with pytest.raises(SystemExit) as end:
             main([str(part) for part in command])
         assert end.value.code == 0
-    assert out.read_text() == (tmp_path / "dev.jsonl").read_text()
+    assert out.read_text() == (tmp_path / "s/dev.jsonl").read_text()
     assert json.loads(out.read_text().splitlines()[0])["text"].startswith("The stone ")
     columns = Columns(text="sent1", choices=("ending0", "ending1"))
     with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
-        predict(model, str(val), out=out, columns=columns)
+        predict_command(model, str(val), out=out, columns=columns)
     files = Scored(dev=str(val))
     with pytest.raises(BertkitError, match="score it as bertkit evaluate swag --dev"):
-        evaluate("choose", model=[model], files=files, columns=columns)
+        evaluate_command("choose", model=[model], files=files, columns=columns)
     own = tmp_path / "own.csv"
     own.write_text("a,b,c\nriver,stone,bridge\n")
-    predict(model, str(own), out=out, columns=Columns(text="a", choices=("b", "c")))
+    predict_command(model, str(own), out=out, columns=Columns(text="a", choices=("b", "c")))
     assert json.loads(out.read_text())["text"] in {"stone", "bridge"}

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.classification import read_texts, row_number
+from bertkit.datasets.examples import TextExample
+from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
-from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.own_files import Columns
-from bertkit.tasks.tables import number_of, read_texts
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCounts]:
+def texts(path: Path | str, **options: object) -> tuple[list[TextExample], TextCounts]:
     counts = TextCounts()
     return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
 
@@ -26,7 +26,7 @@ def texts(path: Path | str, **options: object) -> tuple[list[TextInput], TextCou
 def test_pairs_ids_and_skips(write: Write) -> None:
     path = write("a.csv", "n,a,b,y\nu1,one,two,x\nu2, ,two,x\nu3,one,,x\nu4,one,two, \n")
     inputs, counts = texts(path, text="a", pair="b", label="y", id="n")
-    assert inputs == [TextInput("u1", "one", "two", "x", f"{path}:2")]
+    assert inputs == [TextExample("u1", "one", "two", "x", f"{path}:2")]
     assert counts.skipped == {"empty 'a'": 1, "empty 'b'": 1, "row without label": 1}
     unlabelled, counts = texts(path, text="a", pair="b", labelled=False)
     assert [(i.id, i.label) for i in unlabelled] == [("0", None), ("3", None)]
@@ -73,11 +73,32 @@ def test_numbers(write: Write) -> None:
     assert texts(write("a.jsonl", '{"text": "one", "label": 3}\n'), kind="regress")[0][0].label == 3
 
 
-@pytest.mark.parametrize("value", ["good", "nan", "inf", "1e999", "3,5", True, [1], 10**400])
+@pytest.mark.parametrize("value", ["good", "nan", "inf", "1e999", "3,5", "1_000", True, [1]])
 def test_no_number(write: Write, value: object) -> None:
     line = json.dumps({"text": "one", "label": value})
     with pytest.raises(BertkitError, match=r"a\.jsonl:1: 'label' is .*, not a finite number"):
         texts(write("a.jsonl", line), kind="regress")
+
+
+@pytest.mark.parametrize("value", ["1e39", -1e16, 10**20])
+def test_numbers_that_would_overflow_are_refused(write: Write, value: object) -> None:
+    path = write("a.jsonl", json.dumps({"text": "one", "label": value}))
+    with pytest.raises(BertkitError, match=r"a\.jsonl:1: 'label' is .*; its square overflows"):
+        texts(path, kind="regress")
+    [kept], _ = texts(write("b.jsonl", '{"text": "one", "label": -1e15}'), kind="regress")
+    assert kept.label == -1e15
+
+
+@pytest.mark.parametrize("kind", ["classify", "multi-label"])
+def test_labels_that_no_file_can_spell_are_refused(write: Write, kind: str) -> None:
+    """Else x\\ud800 and x\\ud801 were one class."""
+    rows = ["x\ufffd", "x\U0001f642", "x\ud800", "x\ud801"]
+    lines = [json.dumps({"text": "one", "label": label}) + "\n" for label in rows]
+    good, _ = texts(write("a.jsonl", "".join(lines[:2])), kind=kind)
+    assert len({given.label for given in good}) == 2
+    with pytest.raises(BertkitError, match=r"b\.jsonl:3: the label 'x\\ud800' holds half of") as e:
+        texts(write("b.jsonl", "".join(lines)), kind=kind)
+    str(e.value).encode()  # can be printed
 
 
 def test_multi_label(write: Write) -> None:
@@ -110,7 +131,7 @@ def test_numbers_may_be_names_of_labels(write: Write) -> None:
 
 
 def test_decimals_are_numbers() -> None:
-    assert number_of(Decimal("4.50"), "label", "a:1") == 4.5
+    assert row_number(Decimal("4.50"), "label", "a:1") == 4.5
 
 
 def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:
@@ -122,6 +143,12 @@ def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:
             texts(path, kind="multi-label")
     [found], _ = texts(write("b.csv", "text,label\none,['a'] and [b\n"), kind="multi-label")
     assert found.label == ("['a'] and [b",)
+
+
+def test_a_label_that_only_begins_as_a_list_is_a_name(write: Write) -> None:
+    deep = "[" * 100_000
+    [found], _ = texts(write("a.csv", f'text,label\none,"{deep}"\n'), kind="multi-label")
+    assert found.label == (deep,)
 
 
 def test_nothing_to_use(write: Write) -> None:

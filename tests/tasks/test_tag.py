@@ -12,18 +12,18 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.save import save_model
+from bertkit.datasets.conll import conll_sentences
+from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start
 from bertkit.objectives import total_loss
-from bertkit.tasks.conll import conll_sentences
-from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.load import TASKS
-from bertkit.tasks.tag import Tag, Tags, tag_labels
-from bertkit.tasks.task import Items, Part, make_batch, run_model
-from bertkit.tasks.words import NO_TAG
+from bertkit.tasks.saved import TASKS
+from bertkit.tasks.task import ItemPart, Items, make_batch, run_model
+from bertkit.tasks.token_classification import TagsPrediction, TokenClassification, tag_labels
+from bertkit.tasks.windows import NO_TAG
 from bertkit.text.lines import TextCounts
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 CPU = torch.device("cpu")
 LABELS = ("O", "B-LOC", "B-PER", "I-LOC", "I-PER")
@@ -32,14 +32,14 @@ WORDS = ["river", "stone", "meadow", "walking", "x", "zebra", "\u200b", "", "\x0
 
 def sentence(
     words: str | list[str], tags: str | None = None, document: int = 0, number: int = 0
-) -> WordsInput:
+) -> WordsExample:
     own = tuple(words.split() if isinstance(words, str) else words)
-    return WordsInput(
+    return WordsExample(
         str(number), own, None if tags is None else tuple(tags.split()), document, f"a:{number}"
     )
 
 
-def flat(items: Items) -> list[Part]:
+def flat(items: Items) -> list[ItemPart]:
     return [part for item in items.items for part in item.parts]
 
 
@@ -56,19 +56,19 @@ def test_every_word_gets_its_own_prediction(
     tokenizer: Tokenizer,
     drawn: list[tuple[list[str], int]],
     context: str,
-    longest: int,
+    max_length: int,
     stride: int,
 ) -> None:
     inputs = [sentence(words, None, kind, n) for n, (words, kind) in enumerate(drawn)]
     labels = tuple("abcdefg")
-    task = Tag(labels, longest, stride, context, entities=False)
+    task = TokenClassification(labels, max_length, stride, context, entities=False)
     items = task.items(inputs, tokenizer)
     outputs = []
     for item in items.items:
         rows = []
         for part in item.parts:
             ids = part.sequences[0].ids
-            assert 3 <= len(ids) <= longest
+            assert 3 <= len(ids) <= max_length
             assert (ids[0], ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
             assert len(part.target.rows) > 0
             logits = np.full((len(ids), 7), np.nan, dtype=np.float32)
@@ -92,7 +92,7 @@ def test_every_word_gets_its_own_prediction(
 
 def test_long_sentences_are_windows_of_one_item(tokenizer: Tokenizer) -> None:
     inputs = [sentence("river " * 20, "O " * 20), sentence("stone", "B-LOC", number=1)]
-    task = Tag(LABELS, longest=10)
+    task = TokenClassification(LABELS, max_length=10)
     items = task.items(inputs, tokenizer)
     assert [len(item.parts) for item in items.items] == [3, 1]
     assert [part.leads for part in flat(items)] == [True, False, False, True]
@@ -113,7 +113,7 @@ def test_documents_run_on(tokenizer: Tokenizer) -> None:
         sentence([], "", 1, 3),
         sentence("mountain", "B-LOC", 0, 4),  # the number again, but not next to it
     ]
-    whole = Tag(LABELS, longest=20, context="document").items(inputs, tokenizer)
+    whole = TokenClassification(LABELS, max_length=20, context="document").items(inputs, tokenizer)
     texts = [tokenizer.decode(part.sequences[0].ids) for part in flat(whole)]
     assert texts == [
         "[CLS] river stone bridge lantern harvest [SEP]",
@@ -123,7 +123,9 @@ def test_documents_run_on(tokenizer: Tokenizer) -> None:
     assert [item.input for item in whole.items] == [0, 2, 4]
     assert whole.items[0].parts[0].target.labels.tolist() == [0, 0, 1, 2, 4]
     assert (whole.windowed, whole.inputs) == (0, 5)
-    short = Tag(LABELS, longest=6, stride=2, context="document").items(inputs, tokenizer)
+    short = TokenClassification(LABELS, max_length=6, stride=2, context="document").items(
+        inputs, tokenizer
+    )
     assert [tokenizer.decode(part.sequences[0].ids) for part in flat(short)][:2] == [
         "[CLS] river stone bridge lantern [SEP]",
         "[CLS] stone bridge lantern harvest [SEP]",
@@ -132,27 +134,27 @@ def test_documents_run_on(tokenizer: Tokenizer) -> None:
     assert [item.input for item in short.items] == [0, 0, 2, 4]
     assert all(part.leads for part in flat(short))
     assert short.windowed == 0  # each sentence is answered in one window
-    assert Tag(LABELS, 5, 1, "document").items(inputs, tokenizer).windowed == 1
+    assert TokenClassification(LABELS, 5, 1, "document").items(inputs, tokenizer).windowed == 1
 
 
-def test_equal_transformers(start: Start, tmp_path: Path) -> None:
+def test_equal_transformers(start: PretrainedWeights, tmp_path: Path) -> None:
     inputs = [
         sentence("river meadow zebra .", "O B-PER I-PER O"),
         sentence(["walking", "", "stone"], "B-LOC I-LOC B-LOC", number=1),
         sentence("lantern", "O", number=2),
     ]
-    task = Tag(LABELS, longest=40)
+    task = TokenClassification(LABELS, max_length=40)
     torch.manual_seed(1)
     ours = start.build(task.build, keep_head=False).model.eval()
     torch.nn.init.normal_(ours.classifier.weight)
-    details = {"task": task.kind, "labels": list(task.labels), "settings": task.settings()}
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
     save_model(tmp_path / "model", ours, start.tokenizer, details)
     oracle = transformers.BertForTokenClassification.from_pretrained(tmp_path / "model").eval()
     assert oracle.config.id2label == dict(enumerate(LABELS))
     items = task.items(inputs, start.tokenizer)
     parts = flat(items)
-    longest = max(part.tokens for part in parts)
-    ids, labels = torch.zeros(3, longest, dtype=torch.int64), torch.full((3, longest), -100)
+    max_length = max(part.tokens for part in parts)
+    ids, labels = torch.zeros(3, max_length, dtype=torch.int64), torch.full((3, max_length), -100)
     mask = torch.zeros_like(ids)
     for n, part in enumerate(parts):
         ids[n, : part.tokens] = torch.from_numpy(part.sequences[0].ids.astype(np.int64))
@@ -183,8 +185,8 @@ def test_equal_transformers(start: Start, tmp_path: Path) -> None:
     assert task.decode(blind, unlabelled, run_model(ours, unlabelled, CPU)) == found
 
 
-def test_words_without_a_tag_carry_no_loss(start: Start) -> None:
-    task = Tag(LABELS, longest=40, context="document")
+def test_words_without_a_tag_carry_no_loss(start: PretrainedWeights) -> None:
+    task = TokenClassification(LABELS, max_length=40, context="document")
     tagged, blind = sentence("river stone", "O B-LOC"), sentence("lantern zebra", None, 0, 1)
     batch = make_batch(flat(task.items([tagged, blind], start.tokenizer)), task.targets)
     assert batch.counts == {"words": 2}
@@ -192,15 +194,18 @@ def test_words_without_a_tag_carry_no_loss(start: Start) -> None:
     assert batch.tensors["labels"].tolist() == [0, 1]
 
 
-def test_neighbours_count_only_in_documents(start: Start) -> None:
-    def chances(task: Tag, inputs: list[WordsInput]) -> tuple[float, ...]:
+def test_neighbours_count_only_in_documents(start: PretrainedWeights) -> None:
+    def chances(task: TokenClassification, inputs: list[WordsExample]) -> tuple[float, ...]:
         torch.manual_seed(3)
         model = start.build(task.build, keep_head=False).model
         items = task.items(inputs, start.tokenizer)
         return task.decode(inputs, items, run_model(model, items, CPU))[0].probabilities
 
     one, other = sentence("river stone"), sentence("lantern", number=1)
-    document, alone = Tag(LABELS, 40, context="document"), Tag(LABELS, 40)
+    document, alone = (
+        TokenClassification(LABELS, 40, context="document"),
+        TokenClassification(LABELS, 40),
+    )
     assert chances(alone, [one, other]) == pytest.approx(chances(alone, [one]), rel=1e-5)
     assert chances(document, [one, other]) != pytest.approx(chances(document, [one]), rel=1e-5)
 
@@ -212,24 +217,24 @@ def test_labels_of_every_scheme(tokenizer: Tokenizer) -> None:
     for tags in schemes:
         labels, are_entities = tag_labels([sentence(words, tags)])
         assert (labels, are_entities) == (("O", "B-PER", "I-PER"), True)
-        [item] = Tag(labels).items([sentence(words, tags)], tokenizer).items
+        [item] = TokenClassification(labels).items([sentence(words, tags)], tokenizer).items
         assert item.parts[0].target.labels.tolist() == [1, 2, 1, 0]
     labels, are_entities = tag_labels([sentence(words, "NOUN VERB O ADJ")])
     assert (labels, are_entities) == (("O", "ADJ", "NOUN", "VERB"), False)
-    task = Tag(labels, entities=are_entities)
+    task = TokenClassification(labels, entities=are_entities)
     assert task.metric == "accuracy"
-    assert Tag(LABELS).metric == "f1"
+    assert TokenClassification(LABELS).metric == "f1"
 
 
 def test_errors_name_the_place(tokenizer: Tokenizer) -> None:
     with pytest.raises(BertkitError, match=r"a:3, word 2: the label 'B-PET'.*known: B-"):
-        Tag(LABELS).items([sentence("river stone", "O B-PET", number=3)], tokenizer)
+        TokenClassification(LABELS).items([sentence("river stone", "O B-PET", number=3)], tokenizer)
     with pytest.raises(BertkitError, match=r"a:4: 1 tags for 2 words"):
-        Tag(LABELS).items([sentence("river stone", "O", number=4)], tokenizer)
+        TokenClassification(LABELS).items([sentence("river stone", "O", number=4)], tokenizer)
     with pytest.raises(BertkitError, match="did you mean 'document'"):
-        Tag(LABELS, context="documents")
+        TokenClassification(LABELS, context="documents")
     with pytest.raises(BertkitError, match="no room"):
-        Tag(LABELS, longest=2)
+        TokenClassification(LABELS, max_length=2)
     with pytest.raises(BertkitError, match="a:5: the sentence has no tags"):
         tag_labels([sentence("river", "O"), sentence("stone", None, number=5)])
     with pytest.raises(BertkitError, match="nothing to tell apart"):
@@ -241,35 +246,38 @@ def test_tags_of_no_known_scheme_are_refused(tokenizer: Tokenizer, tag: str) -> 
     """They would count as B-PER."""
     given = sentence("river stone", f"O {tag}", number=3)
     with pytest.raises(BertkitError, match=rf"a:3, word 2: '{tag}' is no tag of entities, which"):
-        Tag(LABELS).items([given], tokenizer)
-    Tag(("O", tag), entities=False).items([given], tokenizer)
+        TokenClassification(LABELS).items([given], tokenizer)
+    TokenClassification(("O", tag), entities=False).items([given], tokenizer)
 
 
 def test_an_unknown_tag_is_named_as_it_stands(tokenizer: Tokenizer) -> None:
     with pytest.raises(BertkitError, match=r"a:0, word 1: the label 'U-PET' is not one"):
-        Tag(LABELS).items([sentence("river", "U-PET")], tokenizer)
+        TokenClassification(LABELS).items([sentence("river", "U-PET")], tokenizer)
 
 
 def test_a_tagger_without_b(tokenizer: Tokenizer) -> None:
     """Taggers of others may know O and I-X only; all entities can be right that do not touch."""
     labels = ("O", "I-LOC", "I-PER", "B-PER")
     given = sentence("river stone bridge lantern", "B-LOC I-LOC O B-PER")
-    task = Tag(labels)
+    task = TokenClassification(labels)
     [item] = task.items([given], tokenizer).items
     assert item.parts[0].target.labels.tolist() == [1, 1, 0, 3]
-    found = Tags(("I-LOC", "I-LOC", "O", "B-PER"), (1.0,) * 4, ())
+    found = TagsPrediction(("I-LOC", "I-LOC", "O", "B-PER"), (1.0,) * 4, ())
     assert task.score([given], [found])["f1"] == 1.0
     with pytest.raises(BertkitError, match="'I-ORG' is not one of the model's"):
         task.items([sentence("river", "I-ORG")], tokenizer)
 
 
 def test_rows_are_json_and_settings_make_the_task_anew() -> None:
-    task = Tag(LABELS, 40, 7, "document")
+    task = TokenClassification(LABELS, 40, 7, "document")
     own = sentence("river stone bridge", number=9)
     row = json.loads(
-        json.dumps(task.row(own, Tags(("O", "B-PER", "I-PER"), (1.0,) * 3, (("PER", 1, 3),))))
+        json.dumps(
+            task.row(own, TagsPrediction(("O", "B-PER", "I-PER"), (1.0,) * 3, (("PER", 1, 3),)))
+        )
     )
-    assert row["entities"] == [{"type": "PER", "start": 1, "end": 3, "text": "stone bridge"}]
+    place = {"start": 6, "end": 18, "text": "stone bridge", "word_start": 1, "word_end": 3}
+    assert row["entities"] == [{"type": "PER", **place}]
     assert (row["id"], row["words"], row["tags"]) == (
         "9",
         ["river", "stone", "bridge"],
@@ -280,10 +288,10 @@ def test_rows_are_json_and_settings_make_the_task_anew() -> None:
 
 
 def test_no_input(tokenizer: Tokenizer) -> None:
-    task = Tag(LABELS)
+    task = TokenClassification(LABELS)
     items = task.items([sentence([])], tokenizer)
     assert items.items == []
-    assert task.decode([sentence([])], items, []) == [Tags((), (), ())]
+    assert task.decode([sentence([])], items, []) == [TagsPrediction((), (), ())]
     assert task.decode([], task.items([], tokenizer), []) == []
 
 
@@ -294,7 +302,7 @@ def test_real_sentences(data: Path, tokenizer: Tokenizer, context: str) -> None:
     labels, are_entities = tag_labels(inputs)
     assert are_entities
     assert labels[0] == "O"
-    task = Tag(labels, 64, context=context)
+    task = TokenClassification(labels, 64, context=context)
     items = task.items(inputs, tokenizer)
     words = sum(len(own.words) for own in inputs)
     assert sum(len(part.target.rows) for part in flat(items)) == words
@@ -310,7 +318,7 @@ def test_real_sentences(data: Path, tokenizer: Tokenizer, context: str) -> None:
 
 
 def test_tags_of_entities_and_others_do_not_mix() -> None:
-    given = WordsInput("0", ("a", "b", "c"), ("O", "B-PER", "PER"), 0, "t:1")
+    given = WordsExample("0", ("a", "b", "c"), ("O", "B-PER", "PER"), 0, "t:1")
     with pytest.raises(BertkitError, match="mixes tags such as B-PER with 'PER'"):
         tag_labels([given])
     assert tag_labels([given._replace(tags=("NOUN", "VERB", "NOUN"))]) == (("NOUN", "VERB"), False)

@@ -10,24 +10,23 @@ import pytest
 import torch
 import transformers
 
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.save import save_model
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
+from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.saving import save_model
-from bertkit.model.start import Start
 from bertkit.objectives import total_loss
-from bertkit.tasks.answer import Answer
-from bertkit.tasks.choose import Choose
-from bertkit.tasks.classify import Classify, ClassifyMany
-from bertkit.tasks.dataset import describe_lost, with_unknown
-from bertkit.tasks.inputs import Answer as Gold
-from bertkit.tasks.inputs import ChoiceInput, QuestionInput, TextInput, WordsInput
-from bertkit.tasks.regress import Regress
-from bertkit.tasks.tag import Tag
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.data import describe_losses, with_unknown
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
 from bertkit.tasks.task import (
     Encoded,
     Item,
+    ItemPart,
     Items,
-    Part,
     Unknown,
     check_segments,
     make_batch,
@@ -35,21 +34,22 @@ from bertkit.tasks.task import (
     run_model,
     split_parts,
 )
+from bertkit.tasks.token_classification import TokenClassification
 
 CPU = torch.device("cpu")
 TEXTS = [
-    TextInput("0", "river stone bridge", None, None, "a:1"),
-    TextInput("1", "lantern.", "harvest winter, garden letter", None, "a:2"),
-    TextInput("2", "walking singing quickly slowly " * 3, "sailor", None, "a:3"),
-    TextInput("3", "", "mountain window", None, "a:4"),
+    TextExample("0", "river stone bridge", None, None, "a:1"),
+    TextExample("1", "lantern.", "harvest winter, garden letter", None, "a:2"),
+    TextExample("2", "walking singing quickly slowly " * 3, "sailor", None, "a:3"),
+    TextExample("3", "", "mountain window", None, "a:4"),
 ]
-LONG = TextInput("4", "copper thread market " * 40, None, None, "a:5")
+LONG = TextExample("4", "copper thread market " * 40, None, None, "a:5")
 
 
 def padded(sequences: list[Any]) -> dict[str, torch.Tensor]:
     """The sequences as transformers wants them."""
-    longest = max(len(s.ids) for s in sequences)
-    ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
+    max_length = max(len(s.ids) for s in sequences)
+    ids = torch.zeros(len(sequences), max_length, dtype=torch.int64)
     mask, segments = torch.zeros_like(ids), torch.zeros_like(ids)
     for row, sequence in enumerate(sequences):
         n = len(sequence.ids)
@@ -59,7 +59,7 @@ def padded(sequences: list[Any]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
 
-def both(task: Any, start: Start, folder: Path, oracle: type) -> tuple[Any, Any]:
+def both(task: Any, start: PretrainedWeights, folder: Path, oracle: type) -> tuple[Any, Any]:
     """Our model with a fresh head, and transformers' with the same weights."""
     torch.manual_seed(1)
     ours = start.build(task.build, keep_head=False).model
@@ -67,28 +67,32 @@ def both(task: Any, start: Start, folder: Path, oracle: type) -> tuple[Any, Any]
         ours.qa_outputs if hasattr(ours, "qa_outputs") else ours.classifier
     ).parameters():
         torch.nn.init.normal_(parameter)
-    details = {"task": task.kind, "labels": list(task.labels)}
+    details = {"task": task.task_type, "labels": list(task.labels)}
     save_model(folder / "model", ours, start.tokenizer, details)
     return ours.eval(), oracle.from_pretrained(folder / "model").eval()
 
 
-def loss_of(task: Any, model: Any, parts: list[Part]) -> float:
+def loss_of(task: Any, model: Any, parts: list[ItemPart]) -> float:
     batch = make_batch(parts, task.targets)
     with torch.no_grad():
         return float(total_loss(task.objective(model, batch), batch.counts))
 
 
-def flat(items: Items) -> list[Part]:
+def flat(items: Items) -> list[ItemPart]:
     return [part for item in items.items for part in item.parts]
 
 
 @pytest.mark.parametrize(
     ("task", "labels", "theirs"),
     [
-        (Classify(("no", "yes", "maybe"), longest=40), ["yes", "no", "maybe", "no"], [1, 0, 2, 0]),
-        (Regress(longest=40), [0.5, 4.0, -1.0, 2.0], [0.5, 4.0, -1.0, 2.0]),
         (
-            ClassifyMany(("a", "b", "c"), longest=40),
+            Classification(("no", "yes", "maybe"), max_length=40),
+            ["yes", "no", "maybe", "no"],
+            [1, 0, 2, 0],
+        ),
+        (Regression(max_length=40), [0.5, 4.0, -1.0, 2.0], [0.5, 4.0, -1.0, 2.0]),
+        (
+            MultiLabelClassification(("a", "b", "c"), max_length=40),
             [("a",), (), ("b", "c"), ("a", "c")],
             [[1.0, 0, 0], [0.0, 0, 0], [0.0, 1, 1], [1.0, 0, 1]],
         ),
@@ -96,7 +100,7 @@ def flat(items: Items) -> list[Part]:
     ids=["classify", "regress", "multi-label"],
 )
 def test_texts_equal_transformers(
-    task: Any, labels: list[Any], theirs: list[Any], start: Start, tmp_path: Path
+    task: Any, labels: list[Any], theirs: list[Any], start: PretrainedWeights, tmp_path: Path
 ) -> None:
     inputs = [t._replace(label=label) for t, label in zip(TEXTS, labels, strict=True)]
     items = task.items(inputs, start.tokenizer)
@@ -109,12 +113,12 @@ def test_texts_equal_transformers(
     assert loss_of(task, ours, flat(items)) == pytest.approx(float(expected.loss), rel=1e-4)
 
 
-def test_choices_equal_transformers(start: Start, tmp_path: Path) -> None:
+def test_choices_equal_transformers(start: PretrainedWeights, tmp_path: Path) -> None:
     inputs = [
-        ChoiceInput("0", "river stone", ("bridge.", "lantern harvest", "winter"), 2, "a:1"),
-        ChoiceInput("1", "garden", ("letter", "sailor mountain window", "copper"), 0, "a:2"),
+        ChoiceExample("0", "river stone", ("bridge.", "lantern harvest", "winter"), 2, "a:1"),
+        ChoiceExample("1", "garden", ("letter", "sailor mountain window", "copper"), 0, "a:2"),
     ]
-    task = Choose(longest=40)
+    task = MultipleChoice(max_length=40)
     items = task.items(inputs, start.tokenizer)
     ours, oracle = both(task, start, tmp_path, transformers.BertForMultipleChoice)
     rows = padded([s for part in flat(items) for s in part.sequences])
@@ -135,30 +139,30 @@ NOTHING = "\u200b\x01"
     ("task", "inputs", "empty"),
     [
         (
-            Regress(longest=40),
+            Regression(max_length=40),
             [
-                TextInput("0", "river", None, 1.0, "a:1"),
-                TextInput("1", NOTHING, None, 1.0, "a:2"),
-                TextInput("2", "river", NOTHING, 1.0, "a:3"),
-                TextInput("3", NOTHING, NOTHING, 1.0, "a:4"),
+                TextExample("0", "river", None, 1.0, "a:1"),
+                TextExample("1", NOTHING, None, 1.0, "a:2"),
+                TextExample("2", "river", NOTHING, 1.0, "a:3"),
+                TextExample("3", NOTHING, NOTHING, 1.0, "a:4"),
             ],
             3,
         ),
         (
-            Choose(longest=40),
+            MultipleChoice(max_length=40),
             [
-                ChoiceInput("0", "river", ("stone", "bridge"), 1, "a:1"),
-                ChoiceInput("1", "river", ("stone", NOTHING), 1, "a:2"),
-                ChoiceInput("2", NOTHING, ("stone", NOTHING), 1, "a:3"),
+                ChoiceExample("0", "river", ("stone", "bridge"), 1, "a:1"),
+                ChoiceExample("1", "river", ("stone", NOTHING), 1, "a:2"),
+                ChoiceExample("2", NOTHING, ("stone", NOTHING), 1, "a:3"),
             ],
             2,
         ),
         (
-            Answer(longest=40, question_length=8),
+            QuestionAnswering(max_length=40, max_question_length=8),
             [
-                QuestionInput("0", "river", "stone", (), "a:1"),
-                QuestionInput("1", NOTHING, "stone", (), "a:2"),
-                QuestionInput("2", "river", NOTHING, (), "a:3"),
+                QuestionExample("0", "river", "stone", (), "a:1"),
+                QuestionExample("1", NOTHING, "stone", (), "a:2"),
+                QuestionExample("2", "river", NOTHING, (), "a:3"),
             ],
             2,
         ),
@@ -166,7 +170,7 @@ NOTHING = "\u200b\x01"
     ids=["regress", "choose", "answer"],
 )
 def test_texts_of_which_nothing_is_read_are_counted(
-    task: Any, inputs: list[Any], empty: int, start: Start
+    task: Any, inputs: list[Any], empty: int, start: PretrainedWeights
 ) -> None:
     items = task.items(inputs, start.tokenizer)
     assert items.cut.pop(next(name for name in items.cut if "without tokens" in name)) == empty
@@ -175,25 +179,25 @@ def test_texts_of_which_nothing_is_read_are_counted(
     assert len(task.decode(inputs, items, run_model(model, items, CPU))) == len(inputs)
 
 
-def test_inputs_may_have_different_numbers_of_choices(start: Start) -> None:
+def test_inputs_may_have_different_numbers_of_choices(start: PretrainedWeights) -> None:
     inputs = [
-        ChoiceInput("0", "river", ("bridge", "stone"), 1, "a:1"),
-        ChoiceInput("1", "garden", ("letter", "sailor", "window", "copper"), 3, "a:2"),
+        ChoiceExample("0", "river", ("bridge", "stone"), 1, "a:1"),
+        ChoiceExample("1", "garden", ("letter", "sailor", "window", "copper"), 3, "a:2"),
     ]
-    task = Choose(longest=40)
+    task = MultipleChoice(max_length=40)
     items = task.items(inputs, start.tokenizer)
     model = start.build(task.build, keep_head=False).model.eval()
     alone = [loss_of(task, model, item.parts) for item in items.items]
     assert loss_of(task, model, flat(items)) == pytest.approx(sum(alone) / 2, rel=1e-5)
 
 
-def test_answers_equal_transformers(start: Start, tmp_path: Path) -> None:
+def test_answers_equal_transformers(start: PretrainedWeights, tmp_path: Path) -> None:
     context = "river stone bridge, lantern harvest winter garden letter sailor mountain window."
     inputs = [
-        QuestionInput("0", "walking?", context, (Gold("lantern", 20),), "q0"),
-        QuestionInput("1", "singing slowly", "copper thread", (), "q1"),
+        QuestionExample("0", "walking?", context, (Gold("lantern", 20),), "q0"),
+        QuestionExample("1", "singing slowly", "copper thread", (), "q1"),
     ]
-    task = Answer(null=True, longest=18, stride=4, question_length=10)
+    task = QuestionAnswering(null=True, max_length=18, stride=4, max_question_length=10)
     items = task.items(inputs, start.tokenizer)
     assert items.windowed == 1
     ours, oracle = both(task, start, tmp_path, transformers.BertForQuestionAnswering)
@@ -211,8 +215,10 @@ def test_answers_equal_transformers(start: Start, tmp_path: Path) -> None:
         np.testing.assert_allclose(output, logits[row, : len(output)], atol=2e-5)
 
 
-def test_the_order_of_inputs_and_the_size_of_batches_change_nothing(start: Start) -> None:
-    task = Classify(("no", "yes"), longest=40)
+def test_the_order_of_inputs_and_the_size_of_batches_change_nothing(
+    start: PretrainedWeights,
+) -> None:
+    task = Classification(("no", "yes"), max_length=40)
     inputs = [*TEXTS, LONG, *TEXTS[::-1]]
     items = task.items(inputs, start.tokenizer)
     assert items.windowed == 1
@@ -228,9 +234,9 @@ def test_the_order_of_inputs_and_the_size_of_batches_change_nothing(start: Start
         np.testing.assert_allclose(first[0], last[0], atol=1e-5)
 
 
-def test_a_windowed_text_counts_once(start: Start) -> None:
+def test_a_windowed_text_counts_once(start: PretrainedWeights) -> None:
     """Its windows' losses are averaged, and its prediction is the mean of their outputs."""
-    task = Classify(("no", "yes"), longest=40)
+    task = Classification(("no", "yes"), max_length=40)
     inputs = [LONG._replace(label="yes"), TEXTS[0]._replace(label="no")]
     items = task.items(inputs, start.tokenizer)
     model = start.build(task.build, keep_head=False).model.eval()
@@ -245,12 +251,12 @@ def test_a_windowed_text_counts_once(start: Start) -> None:
     assert sum(label.probabilities.values()) == pytest.approx(1.0)
 
 
-def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: Start) -> None:
-    task = Classify(("no", "yes"), longest=40)
+def test_parts_of_a_batch_give_the_gradient_of_the_whole(start: PretrainedWeights) -> None:
+    task = Classification(("no", "yes"), max_length=40)
     inputs = [t._replace(label="yes") for t in (*TEXTS, LONG)]
     parts = flat(task.items(inputs, start.tokenizer))
 
-    def gradient(groups: list[list[Part]]) -> torch.Tensor:
+    def gradient(groups: list[list[ItemPart]]) -> torch.Tensor:
         torch.manual_seed(0)
         model = start.build(task.build, keep_head=False).model.eval()
         batches = [make_batch(group, task.targets) for group in groups]
@@ -275,7 +281,7 @@ def test_an_ensemble_is_the_mean_of_outputs() -> None:
     assert third.tolist() == [[4.0, 2.0]]
 
 
-def test_unknown_pieces_are_counted(start: Start) -> None:
+def test_unknown_pieces_are_counted(start: PretrainedWeights) -> None:
     """In every kind; a word of a million characters is one [UNK]."""
     tokenizer = start.tokenizer
     lost, long = "\U0001f600 \u05e9", "x" * 10**6
@@ -283,27 +289,36 @@ def test_unknown_pieces_are_counted(start: Start) -> None:
     def counted(task: Any, *inputs: Any) -> tuple[int, ...]:
         return with_unknown(task.items(inputs, tokenizer), tokenizer.unk_id).unknown
 
-    texts = [TextInput("0", f"river {lost}", None, None, "a"), TextInput("1", lost, lost, None, "")]
-    texts += [TextInput("2", long, "stone", None, ""), TextInput("3", "\u200b", None, None, "")]
-    assert counted(Classify(("a", "b"), longest=40), *texts) == (7, 9, 2)
-    choices = [
-        ChoiceInput("0", lost, ("river", lost), None, ""),
-        ChoiceInput("1", lost, (lost,) * 2, None, ""),
+    texts = [
+        TextExample("0", f"river {lost}", None, None, "a"),
+        TextExample("1", lost, lost, None, ""),
     ]
-    assert counted(Choose(longest=40), *choices) == (6 + 8, 7 + 8, 1)
+    texts += [TextExample("2", long, "stone", None, ""), TextExample("3", "\u200b", None, None, "")]
+    assert counted(Classification(("a", "b"), max_length=40), *texts) == (7, 9, 2)
+    choices = [
+        ChoiceExample("0", lost, ("river", lost), None, ""),
+        ChoiceExample("1", lost, (lost,) * 2, None, ""),
+    ]
+    assert counted(MultipleChoice(max_length=40), *choices) == (6 + 8, 7 + 8, 1)
     words = [
-        WordsInput(str(i), own, None, 0, "") for i, own in enumerate([("river", "\u05e9"), (long,)])
+        WordsExample(str(i), own, None, 0, "")
+        for i, own in enumerate([("river", "\u05e9"), (long,)])
     ]
     for context in ("sentence", "document"):
-        assert counted(Tag(("O", "B-X"), longest=40, context=context), *words) == (2, 3, 1)
-    asked = [QuestionInput("0", lost, "river", None, ""), QuestionInput("1", lost, lost, None, "")]
-    assert counted(Answer(longest=40, question_length=8), *asked) == (6, 7, 1)
+        assert counted(
+            TokenClassification(("O", "B-X"), max_length=40, context=context), *words
+        ) == (2, 3, 1)
+    asked = [
+        QuestionExample("0", lost, "river", None, ""),
+        QuestionExample("1", lost, lost, None, ""),
+    ]
+    assert counted(QuestionAnswering(max_length=40, max_question_length=8), *asked) == (6, 7, 1)
 
 
 def test_what_is_lost_in_words() -> None:
     cut = {"questions cut at 32 tokens": 1, "answers in no window whole": 0}
-    assert describe_lost(2, {}, Unknown(0, 9, 0)) == "2 in several windows, 0 cut"
-    assert describe_lost(0, cut, Unknown(3, 1000, 1)) == (
+    assert describe_losses(2, {}, Unknown(0, 9, 0)) == "2 in several windows, 0 cut"
+    assert describe_losses(0, cut, Unknown(3, 1000, 1)) == (
         "0 in several windows, questions cut at 32 tokens: 1, 3 of 1,000 pieces [UNK] (0.3%), "
         "inputs without one known piece: 1"
     )
@@ -311,7 +326,7 @@ def test_what_is_lost_in_words() -> None:
 
 def test_two_texts_need_two_segments() -> None:
     def items(first: int) -> Items:
-        part = Part((Encoded(np.arange(5, dtype=np.int32), first),))
+        part = ItemPart((Encoded(np.arange(5, dtype=np.int32), first),))
         return Items([Item(0, [part])], 1, 0, {})
 
     one, two = ModelConfig(vocab_size=9, type_vocab_size=1), ModelConfig(vocab_size=9)

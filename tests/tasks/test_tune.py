@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
-from bertkit.model.start import Start
-from bertkit.tasks import tune as tune_module
-from bertkit.tasks.classify import Classify
-from bertkit.tasks.inputs import TextInput
-from bertkit.tasks.tune import RunSettings, Tuning, tune
+from bertkit.finetuning import run as tune_module
+from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.tasks.classification import Classification
 from bertkit.training.journal import Journal, read_journal
 
-TASK = Classify(("no", "yes"), longest=40)
+TASK = Classification(("no", "yes"), max_length=40)
 INPUTS = [
-    TextInput("0", "river stone bridge", None, "yes", "a:1"),
-    TextInput("1", "lantern.", "harvest winter", "no", "a:2"),
-    TextInput("2", "walking singing " * 30, None, "yes", "a:3"),
-    TextInput("3", "letter sailor", "mountain window", "no", "a:4"),
-    TextInput("4", "river", None, "yes", "a:5"),
+    TextExample("0", "river stone bridge", None, "yes", "a:1"),
+    TextExample("1", "lantern.", "harvest winter", "no", "a:2"),
+    TextExample("2", "walking singing " * 30, None, "yes", "a:3"),
+    TextExample("3", "letter sailor", "mountain window", "no", "a:4"),
+    TextExample("4", "river", None, "yes", "a:5"),
 ]
 RUN = RunSettings(batch_size=2, learning_rate=3e-3, epochs=2, seed=3)
 
@@ -40,12 +40,12 @@ class Whole:
         """Nothing to put back."""
 
 
-def weights(start: Start, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+def weights(start: PretrainedWeights, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
     journal = Journal(folder, tensorboard=False, resume_step=0)
-    tuning = Tuning(weight_decay=0.1, **changes.pop("tuning", {}))
+    tuning = TrainingSettings(weight_decay=0.1, **changes.pop("tuning", {}))
     run = RunSettings(**{**RUN.__dict__, **changes})
     try:
-        model = tune(
+        model = train_task(
             *(start, TASK, TASK.items(INPUTS, start.tokenizer), run, tuning),
             device=torch.device("cpu"),
             precision="fp32",
@@ -60,7 +60,7 @@ def weights(start: Start, folder: Path, **changes: Any) -> dict[str, torch.Tenso
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_compact_embeddings_change_nothing(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias_correction: bool
+    start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias_correction: bool
 ) -> None:
     compact = weights(start, tmp_path / "a", tuning={"bias_correction": bias_correction})
     monkeypatch.setattr(tune_module, "CompactEmbeddings", Whole)
@@ -74,21 +74,21 @@ def test_compact_embeddings_change_nothing(
     assert ((moved > 0) & (moved < 1e-3)).sum() > 5  # only shrunk
 
 
-def test_the_start_is_left_as_it_was(start: Start, tmp_path: Path) -> None:
+def test_the_start_is_left_as_it_was(start: PretrainedWeights, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in start.tensors.items()}
     weights(start, tmp_path)
     for name, tensor in before.items():
         assert torch.equal(start.tensors[name], tensor), name
 
 
-def test_a_seed_decides_everything(start: Start, tmp_path: Path) -> None:
+def test_a_seed_decides_everything(start: PretrainedWeights, tmp_path: Path) -> None:
     first, again = weights(start, tmp_path / "a"), weights(start, tmp_path / "b")
     other = weights(start, tmp_path / "c", seed=4)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["classifier.weight"], other["classifier.weight"])
 
 
-def test_batches_taken_in_parts_are_the_same(start: Start, tmp_path: Path) -> None:
+def test_batches_taken_in_parts_are_the_same(start: PretrainedWeights, tmp_path: Path) -> None:
     """Without dropout: with it, parts draw other numbers."""
     from dataclasses import replace
 
@@ -102,7 +102,7 @@ def test_batches_taken_in_parts_are_the_same(start: Start, tmp_path: Path) -> No
         torch.testing.assert_close(parts[name], tensor, atol=1e-5, rtol=1e-3, msg=name)
 
 
-def test_the_journal_has_losses_and_rates(start: Start, tmp_path: Path) -> None:
+def test_the_journal_has_losses_and_rates(start: PretrainedWeights, tmp_path: Path) -> None:
     weights(start, tmp_path)
     records = read_journal(tmp_path / "journal.jsonl")
     assert [record["step"] for record in records] == [6]  # three updates an epoch
@@ -110,7 +110,7 @@ def test_the_journal_has_losses_and_rates(start: Start, tmp_path: Path) -> None:
     assert records[0]["loss"] > 0
 
 
-def test_a_diverged_run_says_so(start: Start, tmp_path: Path) -> None:
+def test_a_diverged_run_says_so(start: PretrainedWeights, tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="diverged"):
         weights(start, tmp_path, learning_rate=1e30)
 
@@ -119,4 +119,4 @@ def test_a_diverged_run_says_so(start: Start, tmp_path: Path) -> None:
 def test_settings_that_are_no_numbers_are_refused(field: str) -> None:
     """They would turn every weight to NaN, and the learning rate would be blamed."""
     with pytest.raises(BertkitError, match=field):
-        Tuning(**{field: math.nan})  # type: ignore[arg-type]
+        TrainingSettings(**{field: math.nan})  # type: ignore[arg-type]

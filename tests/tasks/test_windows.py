@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.features import Extraction
-from bertkit.tasks.own import Lengths
+from bertkit.predict.features import Extraction
+from bertkit.tasks.user_data import WindowLengths
 from bertkit.tasks.windows import cut_into_windows, text_windows
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 @given(st.integers(0, 200), st.integers(1, 30), st.integers(0, 40))
@@ -26,6 +26,14 @@ def test_windows_hold_every_id_in_order(length: int, room: int, stride: int) -> 
         assert (steps[:-1] == min(stride, room)).all()
 
 
+def test_a_stride_without_overlap_is_refused() -> None:
+    assert WindowLengths(max_length=64, stride=63).window("classify", 512) == 64
+    for lengths in (WindowLengths(max_length=64, stride=64), WindowLengths(stride=999)):
+        with pytest.raises(BertkitError) as refused:
+            lengths.window("classify", 512)
+        assert refused.value.code == "stride"
+
+
 def test_neighbours_share_a_quarter_by_default() -> None:
     windows = cut_into_windows(list(range(100)), 40)
     assert [window[0] for window in windows] == [0, 30, 60]
@@ -33,18 +41,18 @@ def test_neighbours_share_a_quarter_by_default() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    first=st.integers(0, 120), second=st.none() | st.integers(0, 120), longest=st.integers(5, 60)
+    first=st.integers(0, 120), second=st.none() | st.integers(0, 120), max_length=st.integers(5, 60)
 )
 def test_nothing_of_a_text_or_a_pair_is_lost(
-    tokenizer: Tokenizer, first: int, second: int | None, longest: int
+    tokenizer: Tokenizer, first: int, second: int | None, max_length: int
 ) -> None:
     text = [100 + i for i in range(first)]
     pair = None if second is None else [1000 + i for i in range(second)]
-    windows = text_windows(text, pair, tokenizer, longest)
+    windows = text_windows(text, pair, tokenizer, max_length)
     seen: set[int] = set()
     for window in windows:
         ids = window.ids.tolist()
-        assert len(ids) <= longest
+        assert len(ids) <= max_length
         assert ids[0] == tokenizer.cls_id
         assert ids[window.first - 1] == tokenizer.sep_id
         assert ids[-1] == tokenizer.sep_id
@@ -53,7 +61,7 @@ def test_nothing_of_a_text_or_a_pair_is_lost(
         assert all(i >= 1000 for i in ids[window.first : -1])
         seen |= set(ids)
     assert seen >= {*text, *(pair or [])}
-    fits = first + (second or 0) + (2 if pair is None else 3) <= longest
+    fits = first + (second or 0) + (2 if pair is None else 3) <= max_length
     assert (len(windows) == 1) == fits
 
 
@@ -66,11 +74,11 @@ def test_the_shorter_text_of_a_pair_stays_whole(tokenizer: Tokenizer) -> None:
     assert all(window.ids[-11:-1].tolist() == question for window in turned)
 
 
-@pytest.mark.parametrize(("longest", "stride"), [(-1, 0), (0, -1)])
-def test_negative_lengths_are_refused(longest: int, stride: int) -> None:
-    for settings_of in (Lengths, Extraction):
+@pytest.mark.parametrize(("max_length", "stride"), [(-1, 0), (0, -1)])
+def test_negative_lengths_are_refused(max_length: int, stride: int) -> None:
+    for settings_of in (WindowLengths, Extraction):
         with pytest.raises(BertkitError, match="must be above 0, or 0 for the default; got -1"):
-            settings_of(longest=longest, stride=stride)
+            settings_of(max_length=max_length, stride=stride)
 
 
 def test_a_length_without_room_is_refused(tokenizer: Tokenizer) -> None:

@@ -8,16 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.tasks.inputs import WordsInput
-from bertkit.tasks.words import context_windows, word_pieces
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.datasets.examples import WordsExample
+from bertkit.tasks.windows import context_windows, word_tokens
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 WORDS = ["river", "stone", "meadow", "walking", "x", "zebra", "\u200b", "", "\x07", "Ω", "a.b"]
 
 
-def sentence(words: str | list[str]) -> WordsInput:
+def sentence(words: str | list[str]) -> WordsExample:
     own = tuple(words.split() if isinstance(words, str) else words)
-    return WordsInput("0", own, None, 0, "a:1")
+    return WordsExample("0", own, None, 0, "a:1")
 
 
 @settings(max_examples=60, deadline=None)
@@ -59,12 +59,12 @@ def test_windows_by_hand() -> None:
 
 
 def test_every_word_has_a_piece(tokenizer: Tokenizer) -> None:
-    pieces, cut = word_pieces([sentence(WORDS), sentence(WORDS[:2])], tokenizer, 100)
+    pieces, cut = word_tokens([sentence(WORDS), sentence(WORDS[:2])], tokenizer, 100)
     assert list(pieces) == WORDS
     for word, ids in pieces.items():
         assert ids == (tokenizer.encode(word).ids or [tokenizer.unk_id])
     assert pieces["\u200b"] == pieces[""] == pieces["\x07"] == [tokenizer.unk_id]
     assert cut == 0
-    pieces, cut = word_pieces([sentence(["zebra", "zebra"]), sentence("river")], tokenizer, 3)
+    pieces, cut = word_tokens([sentence(["zebra", "zebra"]), sentence("river")], tokenizer, 3)
     assert pieces["zebra"] == tokenizer.encode("zebra").ids[:3]
     assert cut == 1

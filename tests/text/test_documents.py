@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.text import documents
+from bertkit.text import lines
 from bertkit.text.documents import Source, TextCounts, find_sources, read_documents, text_documents
-from bertkit.text.lines import BLOCK_BYTES, line_blocks, unix_lines
+from bertkit.text.lines import READ_BYTES, line_blocks, unix_lines
 
 
 def read(path: Path, *, column: str = "text") -> tuple[list[str], TextCounts]:
@@ -77,7 +77,7 @@ def test_form_feeds_and_a_stray_nul_are_text(file: File) -> None:
 
 
 def test_a_line_longer_than_many_blocks(file: File) -> None:
-    line = "wörd " * BLOCK_BYTES
+    line = "wörd " * READ_BYTES
     documents, counts = read(file("a.txt", f"First.\n\n{line}\n\nLast.\n"))
     assert documents == ["First.", line.strip(), "Last."]
     assert counts.bytes == sum(len(document.encode()) for document in documents)
@@ -134,6 +134,7 @@ def test_a_replacement_character_in_the_text_is_no_error(file: File) -> None:
         ("Plain English.".encode("utf-16"), "UTF-16 byte order mark"),
         ("Plain English.".encode("utf-16-be"), "50% of its first bytes are NUL"),
         ("Это русский текст.".encode("cp1251"), "cannot be decoded"),
+        ("Été à la plage. ".encode("latin-1") * 9, "19% of its first characters cannot be decoded"),
         (bytes(range(128, 256)) * 10, "cannot be decoded"),
         ("Für den Winter im März. ".encode("latin-1") * 12, "24 of its first letters"),
         ("It was “just” so, they said. ".encode("cp1252") * 20, "40 of its first letters"),
@@ -144,17 +145,38 @@ def test_other_encodings_are_refused(file: File, name: str, content: bytes, prob
     with pytest.raises(BertkitError, match=problem) as caught:
         read(file(name, content))
     assert name in str(caught.value)
-    assert "iconv" in str(caught.value)
+    advised = "UTF-16" if 0 in content else "CP1252"
+    assert f"iconv -f {advised} " in str(caught.value)
 
 
 def test_text_without_blank_lines_is_refused_before_it_fills_the_memory(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "LONGEST_DOCUMENT", 1000)
+    monkeypatch.setattr(lines, "LONGEST", 1000)
     text = "A line.\n" * 50
     assert len(read(file("a.txt", f"{text}\n" * 4))[0]) == 4
     with pytest.raises(BertkitError, match=r"b\.txt:52: no blank line, which ends a document"):
         read(file("b.txt", f"{text}\n{text * 4}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "text", "place"),
+    [
+        ("a.txt", "One.\n\n", "word ", ":3"),
+        ("a.jsonl", '{"text": "One."}\n', "word ", ":2"),
+        ("a.txt", '<doc id="1">\nOne.\n', "Word.\n\n", ":1"),
+        ("a.csv", 'text\n"One\nmore."\n"', "Word.\n", ":4"),
+    ],
+)
+def test_what_never_ends_is_refused_before_it_fills_the_memory(
+    file: File, monkeypatch: pytest.MonkeyPatch, name: str, head: str, text: str, place: str
+) -> None:
+    """A small compressed file can hold more than any memory."""
+    monkeypatch.setattr(lines, "LONGEST", 100_000)
+    content = gzip.compress((head + text * (1 << 20)).encode(), 1)
+    path = file(f"{name}.gz", content[:-100])  # who reads it to the end finds another error
+    with pytest.raises(BertkitError, match=rf"{re.escape(path.name)}{place}: no .* characters"):
+        read(path)
 
 
 # WikiExtractor -----------------------------------------------------------------------------------

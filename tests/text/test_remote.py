@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import functools
 import gzip
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.corpus.build import PrepareOptions, prepare
+from bertkit.corpus.remote import fetch_bytes
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.text import remote, sources
 from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.sources import RemoteStream, find_sources, is_remote, open_binary
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.text.remote import RemoteStream
+from bertkit.text.sources import Source, find_sources, is_remote, open_binary
+from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -45,6 +50,19 @@ def server(tmp_path: Path, corpus_text: str) -> Iterator[str]:
     fsspec.filesystem("http").clear_instance_cache()
 
 
+def test_a_server_that_is_not_there_is_told_from_a_file_that_is_not(server: str) -> None:
+    for name in ("none.txt", "none/"):
+        with pytest.raises(BertkitError) as missing:
+            find_sources([f"{server}/{name}"])
+        assert missing.value.code == "error"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    for name in ("a.txt", "folder/", "*.txt"):
+        with pytest.raises(BertkitError, match="cannot reach") as refused:
+            find_sources([f"{nobody}/{name}"])
+        assert refused.value.code == "unreachable"
+
+
 def test_a_store_from_a_web_server_holds_what_one_from_files_does(
     server: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -69,6 +87,55 @@ def test_addresses_that_answer_no_text_are_named(server: str) -> None:
     with pytest.raises(BertkitError, match=rf"{server}/missing\.txt") as caught:
         find_sources([f"{server}/missing.txt"])
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
+    for module in (sources, remote):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.monotonic()
+        for path in (f"{url}/a.txt", f"{url}/*.txt", url):
+            with pytest.raises(BertkitError, match=r"cannot reach http.*: no answer for 0.3 sec"):
+                find_sources([path])
+        with pytest.raises(BertkitError, match=r"no answer for 0\.3 seconds"):
+            fetch_bytes(f"{url}/manifest.json")
+        assert time.monotonic() - begin < 40  # the library's own limit is minutes for each
+    fsspec.filesystem("http").clear_instance_cache()
+
+
+def test_a_server_that_falls_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
+    for module in (sources, remote):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.3)
+    release = threading.Event()
+
+    class Stops(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "100000")
+            self.end_headers()
+            self.wfile.write(b"One.\n\nTwo")
+            release.wait(60)
+
+        def log_message(self, *_: object) -> None: ...  # type: ignore[override]
+
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Stops)
+    thread = threading.Thread(target=web.serve_forever)
+    thread.start()
+    try:
+        with pytest.raises(BertkitError, match=r"cannot read .*: no answer for 0\.3 seconds"):
+            find_sources([f"http://127.0.0.1:{web.server_port}/a.txt"])
+        source = Source(f"http://127.0.0.1:{web.server_port}/a.txt", "text", 0)
+        with pytest.raises(BertkitError, match=r"cannot be read .*no answer for 0\.3 seconds"):
+            list(read_documents(source, TextCounts()))
+    finally:
+        release.set()
+        web.shutdown()
+        thread.join()
+        web.server_close()
+        fsspec.filesystem("http").clear_instance_cache()
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +169,7 @@ def test_a_broken_connection_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     [source] = find_sources(["memory://broken/a.txt"])
     assert list(read_documents(source, TextCounts())) == ["One.", "Two."]
     monkeypatch.setattr(
-        "bertkit.text.sources.RemoteStream",
+        "bertkit.text.remote.RemoteStream",
         lambda file: RemoteStream(Breaking()),  # type: ignore[arg-type]
     )
     with pytest.raises(BertkitError, match=r"cannot be read .*payload is not completed\);"):

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.classification import read_texts
+from bertkit.datasets.tabular import has_column, read_rows
 from bertkit.errors import BertkitError
-from bertkit.tasks.rows import has_column, read_rows
-from bertkit.tasks.tables import read_texts
 from bertkit.text.documents import read_documents
-from bertkit.text.lines import TextCounts
-from bertkit.text.separated import divider_of
+from bertkit.text.lines import TextCounts, field_divider
 from bertkit.text.sources import find_sources
 
 Write = Callable[[str, str], Path]
@@ -70,4 +69,4 @@ def test_corpora_too(write: Write) -> None:
 
 def test_headers_without_a_divider() -> None:
     for header in ("", "text", '"a;b"', '"a\tb"', "text,"):
-        assert divider_of(header, ("text",)) == ","
+        assert field_divider(header, ("text",)) == ","

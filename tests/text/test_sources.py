@@ -157,6 +157,14 @@ def test_a_folder_that_cannot_be_listed_is_an_error(
         find_sources([str(tmp_path)])
 
 
+def test_an_empty_name_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.txt")
+    monkeypatch.chdir(tmp_path)
+    assert [source.path for source in find_sources(["."])] == ["a.txt"]
+    with pytest.raises(BertkitError, match="name is empty"):
+        find_sources([""])
+
+
 def test_no_paths_and_misspelt_formats_are_errors() -> None:
     with pytest.raises(BertkitError, match="no input was named"):
         find_sources([])

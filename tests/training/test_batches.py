@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from bertkit.corpus.store import TokenStore
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.table import START
 from bertkit.objectives import Objectives
-from bertkit.training.batches import (
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.sampler import START
+from bertkit.training.data import (
     held_out_batches,
-    held_out_of,
     held_out_rows,
+    held_out_store,
     start_record,
     training_examples,
 )
@@ -67,7 +67,7 @@ def test_training_masks_as_the_recipe_says(store: TokenStore) -> None:
 
 
 def test_held_out_examples_are_masked_alike_whatever_the_recipe_says(store: TokenStore) -> None:
-    held_out = held_out_of(store)
+    held_out = held_out_store(store)
     assert held_out is not None
     other = replace(
         RECIPE,

@@ -16,17 +16,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bertkit.checkpoints import weights
 from bertkit.errors import BertkitError
-from bertkit.model import weights
 from bertkit.training import checkpoint
 from bertkit.training.checkpoint import checkpoints, load_latest, save_checkpoint, save_shards
-from bertkit.training.optimizer import build_optimizer
-from bertkit.training.state import (
+from bertkit.training.checkpoint_writer import (
     model_tensors,
     optimizer_tensors,
     restore_model,
     restore_optimizer,
 )
+from bertkit.training.optimizer import build_optimizer
 
 
 class Tied(nn.Module):

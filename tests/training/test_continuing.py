@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.save import save_model
+from bertkit.cli.vocab import extend_command
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.model.directory import load_pretraining_model
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.saving import save_model
 from bertkit.objectives import Objectives
-from bertkit.tokens.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.continuing import begin_with
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.initialize import init_from
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training, Watching
-from bertkit.verbs.vocab import extend
+from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -30,7 +30,7 @@ RECIPE = PretrainRecipe(
     ),
     phases=Phases(lengths=(32,), steps=(6,), batch_sizes=(4,), max_predictions=(5,)),
     training=Training(learning_rate=1e-9, warmup_steps=0),
-    watching=Watching(log_every=2, evaluate_every=6, held_out_sequences=8, checkpoint_every=3),
+    logging=Logging(log_every=2, evaluate_every=6, held_out_sequences=8, checkpoint_every=3),
 )
 
 
@@ -128,7 +128,7 @@ def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     source = tmp_path / "text.txt"
     source.write_text(corpus_text.replace("lantern", "mitochondria"))
     (tmp_path / "words.txt").write_text("mitochondria\n")
-    extend(start, out=tmp_path / "extended", words=str(tmp_path / "words.txt"))
+    extend_command(start, out=tmp_path / "extended", words=str(tmp_path / "words.txt"))
     tokenizer = Tokenizer.load(tmp_path / "extended")
     new = tokenizer.vocabulary.index("mitochondria")
     store = prepare([str(source)], tokenizer, tmp_path / "store", PrepareOptions(held_out=0.1))
@@ -151,8 +151,8 @@ def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
     config = replace(load_pretraining_model(start).config, share_layers=True)
     save_model(tmp_path / "albert", PretrainingModel(config), store.tokenizer, {})
     recipe = replace(RECIPE, objectives=Objectives(sentences=sentences))
-    begun = begin_with(tmp_path / "albert", recipe, store.tokenizer)
-    heads = {name for name in begun.new if name.startswith("cls.seq_relationship.")}
+    begun = init_from(tmp_path / "albert", recipe, store.tokenizer)
+    heads = {name for name in begun.missing_keys if name.startswith("cls.seq_relationship.")}
     assert bool(heads) != kept
 
 

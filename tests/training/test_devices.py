@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
-from bertkit.training.devices import (
+from bertkit.training.device import (
     autocast,
     choose_device,
     choose_precision,

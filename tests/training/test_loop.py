@@ -9,23 +9,23 @@ import torch
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.masking import MaskingOptions
-from bertkit.examples.pairs import PairOptions
-from bertkit.examples.stream import BatchBuilder, stream_steps
-from bertkit.examples.table import START, ExampleTable
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import Sum, pretraining_objective, total_loss
-from bertkit.training.batches import baselines
-from bertkit.training.loop import (
+from bertkit.objectives import LossSum, pretraining_objective, total_loss
+from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.pairs import PairOptions
+from bertkit.pretraining_data.sampler import START, ExampleSampler
+from bertkit.training.data import baselines
+from bertkit.training.optimizer import build_optimizer
+from bertkit.training.step import (
     LoopSettings,
-    averages,
     check_finite,
-    evaluate,
-    merge,
+    evaluate_batches,
+    mean_losses,
+    merge_sums,
     train_steps,
 )
-from bertkit.training.optimizer import build_optimizer
 
 SETTINGS = LoopSettings(
     device=torch.device("cpu"),
@@ -53,7 +53,7 @@ def model(store: TokenStore) -> PretrainingModel:
 
 
 def steps(store: TokenStore, accumulate: int = 1) -> Iterator[object]:
-    table = ExampleTable(store, PairOptions(max_length=48), 0)
+    table = ExampleSampler(store, PairOptions(max_length=48), 0)
     builder = BatchBuilder(store, MaskingOptions(), 7, 0)
     return stream_steps(table, builder, batch_size=24, steps=30, micro_batches=accumulate)
 
@@ -79,8 +79,8 @@ def test_micro_batches_add_up_to_the_whole_batch(
         assert first.tokens == second.tokens
         assert first.after == second.after
         assert float(first.gradient_norm) == pytest.approx(float(second.gradient_norm), rel=1e-4)
-        for name, mean in averages(first.sums, first.counts).items():
-            assert mean == pytest.approx(averages(second.sums, second.counts)[name], rel=1e-4)
+        for name, mean in mean_losses(first.sums, first.counts).items():
+            assert mean == pytest.approx(mean_losses(second.sums, second.counts)[name], rel=1e-4)
     for one, other in zip(model.parameters(), divided.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
@@ -94,7 +94,7 @@ def test_first_loss_and_gradient_by_hand(model: PretrainingModel, store: TokenSt
     mlm = torch.nn.functional.cross_entropy(output.mlm_logits, batch.target_ids)
     nsp = torch.nn.functional.cross_entropy(output.nsp_logits, batch.next_labels)
     (mlm + nsp).backward()
-    means = averages(record.sums, record.counts)
+    means = mean_losses(record.sums, record.counts)
     assert means["mlm_loss"] == pytest.approx(mlm.item(), rel=1e-5)
     assert means["nsp_loss"] == pytest.approx(nsp.item(), rel=1e-5)
     assert means["loss"] == pytest.approx((mlm + nsp).item(), rel=1e-5)
@@ -110,7 +110,7 @@ def test_first_loss_and_gradient_by_hand(model: PretrainingModel, store: TokenSt
 
 def test_training_learns(model: PretrainingModel, store: TokenStore) -> None:
     records = train(model, store, 30)
-    first, last = (averages(records[i].sums, records[i].counts) for i in (0, -1))
+    first, last = (mean_losses(records[i].sums, records[i].counts) for i in (0, -1))
     assert last["mlm_loss"] < first["mlm_loss"] - 0.5
 
 
@@ -133,27 +133,27 @@ def test_evaluation_turns_dropout_off_and_back_on(
     for module in model.modules():
         if hasattr(module, "probability"):
             module.probability = 0.5
-    table = ExampleTable(store, PairOptions(max_length=48), 0)
+    table = ExampleSampler(store, PairOptions(max_length=48), 0)
     builder = BatchBuilder(store, MaskingOptions(), 7, 0)
     rows, _ = table.take(START, 40)
-    whole, counts = evaluate(model, pretraining_objective, [builder[rows]], SETTINGS)
+    whole, counts = evaluate_batches(model, pretraining_objective, [builder[rows]], SETTINGS)
     parts = [builder[rows[start : start + 7]] for start in range(0, 40, 7)]
-    halves, same = evaluate(model, pretraining_objective, parts, SETTINGS)
+    halves, same = evaluate_batches(model, pretraining_objective, parts, SETTINGS)
     assert model.training
     assert counts == same
     assert whole == pytest.approx(halves, rel=1e-4)
     with pytest.raises(BertkitError, match="nothing to evaluate on"):
-        evaluate(model, pretraining_objective, [], SETTINGS)
+        evaluate_batches(model, pretraining_objective, [], SETTINGS)
 
 
 def test_total_loss_divides_each_loss_by_its_count() -> None:
     sums = {
-        "a_loss": Sum(torch.tensor(6.0), "targets"),
-        "b_loss": Sum(torch.tensor(5.0), "sequences"),
-        "accuracy": Sum(torch.tensor(99.0), "sequences"),
+        "a_loss": LossSum(torch.tensor(6.0), "targets"),
+        "b_loss": LossSum(torch.tensor(5.0), "sequences"),
+        "accuracy": LossSum(torch.tensor(99.0), "sequences"),
     }
     assert total_loss(sums, {"targets": 3, "sequences": 10}) == pytest.approx(2.5)
-    merged = merge(merge(None, sums), sums)
+    merged = merge_sums(merge_sums(None, sums), sums)
     assert merged["a_loss"].value == 12
 
 

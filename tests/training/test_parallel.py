@@ -12,9 +12,9 @@ from torch import distributed, nn
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.training import parallel
+from bertkit.training.distributed import check_strategy
 from bertkit.training.optimizer import clip_gradients
-from bertkit.training.parallel import gradient_sync, part_of, replicated, share_out, whole
-from bertkit.training.ranks import check_strategy
+from bertkit.training.parallel import apply_ddp, apply_fsdp, gather_full, gradient_sync, shard_like
 
 CONFIG = ModelConfig(
     vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -42,7 +42,7 @@ def test_gradients_are_exchanged_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(parallel, "add_gradients", counted)
     network = nn.Linear(3, 2)
-    model = replicated(network, torch.device("cpu"))
+    model = apply_ddp(network, torch.device("cpu"))
     for number in range(3):
         with gradient_sync(model, number == 2):
             model(torch.ones(1, 3)).sum().backward()
@@ -56,13 +56,13 @@ def test_a_shared_out_model_has_the_same_names_and_values() -> None:
     torch.manual_seed(0)
     encoder = Encoder(CONFIG)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    share_out(encoder, torch.device("cpu"))
-    gathered = whole(encoder.state_dict())
+    apply_fsdp(encoder, torch.device("cpu"))
+    gathered = gather_full(encoder.state_dict())
     assert gathered.keys() == before.keys()
     for name, value in before.items():
         assert torch.equal(gathered[name], value), name
     own = encoder.state_dict()["word_embeddings.weight"]
-    again = part_of(before["word_embeddings.weight"], own)
+    again = shard_like(before["word_embeddings.weight"], own)
     assert torch.equal(again.full_tensor(), before["word_embeddings.weight"])  # type: ignore[attr-defined]
     for parameter in encoder.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -14,42 +14,42 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.cli.plan import CorpusSize, amount, duration, measure_corpus, plan_command
 from bertkit.config import read_recipe, shipped_recipes
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.examples.pairs import PairOptions, measure_pairs, plan_window
-from bertkit.examples.stream import PretrainingBatch
+from bertkit.model.cpu import merge_similar
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.grouping import similar_runs
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import Objectives, pretraining_objective
-from bertkit.tokens.tokenizer import Tokenizer
-from bertkit.training import expected
-from bertkit.training.calibration import (
-    GIB,
-    MACHINES,
-    Trial,
-    calibrate,
-    features,
-    find_machine,
-    fit,
-    synthetic_batch,
-    this_machine,
-)
-from bertkit.training.expected import (
-    Batch,
-    Examples,
+from bertkit.planning import corpus as expected
+from bertkit.planning.corpus import (
+    BatchSize,
+    LengthSample,
     assumed_corpus,
     largest_batch,
     planned_lengths,
     store_corpus,
     typical_batch,
 )
-from bertkit.training.loop import LoopSettings, run_objective
-from bertkit.training.memory import USABLE, activation_bytes, fit_memory, memory_needed
-from bertkit.training.planning import Plan, budget_steps, make_plan
+from bertkit.planning.estimate import Plan, budget_steps, make_plan
+from bertkit.planning.measure import (
+    GIB,
+    MACHINES,
+    Trial,
+    calibrate,
+    cost_features,
+    find_machine,
+    fit,
+    synthetic_batch,
+    this_machine,
+)
+from bertkit.planning.memory import USABLE, activation_bytes, fit_memory, memory_needed
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
+from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
-from bertkit.verbs.plan import Size, amount, duration, measure_corpus, plan
+from bertkit.training.step import LoopSettings, run_objective
 
 CPU = torch.device("cpu")
 RECIPE = PretrainRecipe()
@@ -84,12 +84,12 @@ def saved_bytes(config: ModelConfig, batch: PretrainingBatch, precision: str) ->
     return sum(storage.nbytes() for storage in kept.values())
 
 
-def size_of(batch: PretrainingBatch, dropout: float) -> Batch:
+def size_of(batch: PretrainingBatch, dropout: float) -> BatchSize:
     """As attention works on it: with dropout, similar lengths are padded to share a call."""
     runs = batch.packed.equal_lengths
-    groups = similar_runs(batch.packed) if dropout else [[run] for run in runs]
+    groups = merge_similar(batch.packed) if dropout else [[run] for run in runs]
     squares = sum(run.sequences * group[0].length ** 2 for group in groups for run in group)
-    return Batch(
+    return BatchSize(
         sequences=len(batch.next_labels),
         tokens=len(batch.packed.ids),
         targets=len(batch.target_ids),
@@ -188,19 +188,22 @@ def test_a_network_too_large_for_a_machine_is_refused() -> None:
 def test_fit_finds_the_coefficients_of_noiseless_times() -> None:
     true = np.array([0.01, 0.002, 3e-5, 0.001, 0.0005, 2e-5])
     kinds = [(layers, m, t) for layers in (1, 3) for m, t in ((1, 400), (1, 100), (2, 200))]
-    found = fit([(features(*kind), float(true @ features(*kind))) for kind in kinds])
+    found = fit([(cost_features(*kind), float(true @ cost_features(*kind))) for kind in kinds])
     assert found == pytest.approx(true, rel=1e-6)
-    assert found @ features(12, 4, 5000) == pytest.approx(true @ features(12, 4, 5000))
+    assert found @ cost_features(12, 4, 5000) == pytest.approx(true @ cost_features(12, 4, 5000))
 
 
 def test_fit_gives_no_negative_cost() -> None:
-    points = [(features(1, 1, 100.0), 1.0), (features(1, 1, 400.0), 4.4)]  # more than in proportion
+    points = [
+        (cost_features(1, 1, 100.0), 1.0),
+        (cost_features(1, 1, 400.0), 4.4),
+    ]  # more than in proportion
     assert fit(points).min() >= 0
 
 
 def test_synthetic_batches_are_like_real_ones() -> None:
     config = network(32, 1, 0.0)
-    examples = Examples(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
+    examples = LengthSample(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
     drawn = examples.draw(400, seed=1)
     assert drawn == sorted(drawn, reverse=True)
     assert drawn != examples.draw(400, seed=2)
@@ -224,7 +227,7 @@ def test_assumed_examples_are_mostly_full() -> None:
 
 def test_examples_of_a_store_are_its_own(store: TokenStore) -> None:
     corpus = store_corpus(store, [64])
-    rows = plan_window(store, [0], PairOptions(max_length=64), 0, 0, 0)
+    rows = plan_block(store, [0], PairOptions(max_length=64), 0, 0, 0)
     assert np.mean(corpus.examples[64].lengths) == pytest.approx(
         measure_pairs(rows, 64).mean_tokens, rel=0.01
     )
@@ -236,11 +239,11 @@ def test_examples_without_random_sentences_read_the_corpus_once(store: TokenStor
     """Order swaps what follows, and single packs sentences: neither reads from elsewhere."""
     for sentences in ("order", "single"):
         options = PairOptions(max_length=64, sentences=sentences)
-        rows = plan_window(store, [0], options, 0, 0, 0)
+        rows = plan_block(store, [0], options, 0, 0, 0)
         found = store_corpus(store, [64], sentences).examples[64]
         assert found.epoch_tokens <= 1
         assert np.mean(found.lengths) == pytest.approx(
-            np.mean(rows["a_length"] + rows["b_length"]) + 64 - options.longest, rel=0.01
+            np.mean(rows["a_length"] + rows["b_length"]) + 64 - options.room, rel=0.01
         )
         assumed = assumed_corpus("x", 1e6, 100, [64], sentences)
         assert assumed.examples[64].epoch_tokens == 1
@@ -341,7 +344,7 @@ def test_calibration_extrapolates_a_known_law(
 
     monkeypatch.setattr(Trial, "seconds", seconds)
     config = replace(SMALL.model.config(200), num_hidden_layers=6)
-    sample = Examples(lengths=(10, 20, 32, 32), epoch_tokens=1.0)
+    sample = LengthSample(lengths=(10, 20, 32, 32), epoch_tokens=1.0)
     state = torch.get_rng_state()
     speed = calibrate(config, SMALL, {32: (sample, 8, 1, 5)}, CPU, 0.2)
     assert torch.equal(torch.get_rng_state(), state)
@@ -375,16 +378,16 @@ def test_text_is_sampled(
     held_out = TokenStore(store.folder, "held_out")
     tokens = 2 * (store.tokens + held_out.tokens)
     text = (str(tmp_path / "a"),)
-    found = measure_corpus(Size(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
+    found = measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
     assert found.tokens == pytest.approx(tokens, rel=0.01)
     assert found.vocabulary_size == tokenizer.size
     assert "2 files" in found.title
     assert "1 of unknown type left out" in found.title
     (tmp_path / "a" / "three.txt.gz").write_bytes((tmp_path / "a" / "two.txt.gz").read_bytes()[:-9])
     with pytest.raises(BertkitError, match=r"three\.txt\.gz cannot be read .*restore it"):
-        measure_corpus(Size(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
+        measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
     (tmp_path / "a" / "three.txt.gz").unlink()
-    blind = measure_corpus(Size(text=text), [32], "next")
+    blind = measure_corpus(CorpusSize(text=text), [32], "next")
     assert blind.tokens == pytest.approx(2 * len(corpus_text) / 4.7, rel=0.01)
     assert "4.7 bytes" in blind.assumed[0]
 
@@ -395,7 +398,7 @@ def test_a_sample_of_csv_ends_with_a_whole_row(
     tokenizer.save(tmp_path / "tokenizer")
     row = 'river,"The river.\n' + "The bridge.\n".replace('"', '""') * 8 + 'The stone."\n'
     (tmp_path / "a.csv").write_text("id,text\n" + row * 40)
-    size = Size(text=(str(tmp_path / "a.csv"),), tokenizer=tmp_path / "tokenizer")
+    size = CorpusSize(text=(str(tmp_path / "a.csv"),), tokenizer=tmp_path / "tokenizer")
     whole = measure_corpus(size, [32], "next")
     for bytes_read in (2000, 2050, 2100, 2150):
         monkeypatch.setattr(expected, "SAMPLE_BYTES", bytes_read)
@@ -405,12 +408,12 @@ def test_a_sample_of_csv_ends_with_a_whole_row(
 def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "one.txt").write_text("A line.\nAnother line.\n")
-    size = Size(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
+    size = CorpusSize(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
     found = measure_corpus(size, [32], "next")
     assert found.assumed[0] == "4.7 bytes a token, as the sample is of one document"
     assert found.tokens == pytest.approx(22 / 4.7)
     (tmp_path / "one.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
-    size = Size(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
+    size = CorpusSize(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
     message = "one.jsonl has text in column 'text'; known: body"
     with pytest.raises(BertkitError, match=re.escape(str(tmp_path / message))):
         measure_corpus(size, [32], "next")
@@ -419,25 +422,31 @@ def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Pat
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        (Size(), "say how much text there is by one of --store"),
-        (Size(tokens=5, text=("x",)), "say how much text there is by one of --store"),
-        (Size(text=("nowhere.txt",)), r"nowhere\.txt does not exist"),
-        (Size(store=Path("nowhere")), "nowhere is no token store"),
-        (Size(text=("hf:some",)), "shows only when it is read"),
-        (Size(tokens=0), "at least 1 token"),
-        (Size(tokens=5, vocabulary_size=0), "--vocabulary-size"),
-        (Size(tokens=5, column="y"), "are for --text"),
-        (Size(store=Path("nowhere"), vocabulary_size=9), "leave out its size"),
+        (CorpusSize(), "say how much text there is by one of --store"),
+        (CorpusSize(tokens=5, text=("x",)), "say how much text there is by one of --store"),
+        (CorpusSize(text=("nowhere.txt",)), r"nowhere\.txt does not exist"),
+        (CorpusSize(store=Path("nowhere")), "nowhere is no token store"),
+        (CorpusSize(text=("hf:some",)), "shows only when it is read"),
+        (CorpusSize(tokens=0), "at least 1 token"),
+        (CorpusSize(tokens=5, vocabulary_size=0), "--vocabulary-size"),
+        (CorpusSize(tokens=5, column="y"), "are for --text"),
+        (CorpusSize(store=Path("nowhere"), vocabulary_size=9), "leave out its size"),
     ],
 )
-def test_corpora_that_are_not_there(size: Size, message: str) -> None:
+def test_corpora_that_are_not_there(size: CorpusSize, message: str) -> None:
     with pytest.raises(BertkitError, match=message) as error:
         measure_corpus(size, [128], "next")
     assert "\n" not in str(error.value)
 
 
 def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan(machine="h100", hours=8, price=3, corpus=Size(tokens=10**9), json=tmp_path / "plan.json")
+    plan_command(
+        machine="h100",
+        hours=8,
+        price=3,
+        corpus=CorpusSize(tokens=10**9),
+        json=tmp_path / "plan.json",
+    )
     shown = capsys.readouterr().out
     for part in ("110,106,428 parameters", "the recipe", "8.0 hours", "cost at 3/h", "24.00"):
         assert part in shown, shown
@@ -447,9 +456,9 @@ def test_the_verb_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert written["phases"][0]["fit"]["memory"]["peak"] > 0
     for wrong in ({"price": -1.0}, {"seconds": 0.0}, {"device": "cpu"}, {"seconds": 9.0}):
         with pytest.raises(BertkitError, match="--" + next(iter(wrong))):
-            plan(machine="h100", corpus=Size(tokens=5), **wrong)
+            plan_command(machine="h100", corpus=CorpusSize(tokens=5), **wrong)
     with pytest.raises(BertkitError, match="--mfu is for a named"):
-        plan(mfu=0.3, corpus=Size(tokens=5))
+        plan_command(mfu=0.3, corpus=CorpusSize(tokens=5))
 
 
 def test_numbers_for_people() -> None:
@@ -465,7 +474,7 @@ def test_numbers_for_people() -> None:
 
 
 def test_objectives_decide_the_targets() -> None:
-    examples = Examples(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
+    examples = LengthSample(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
     causal = replace(
         PretrainRecipe(), objectives=Objectives(words="left_to_right", sentences="none")
     )

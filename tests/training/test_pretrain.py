@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import random
@@ -9,6 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,25 +23,27 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from bertkit import objectives
-from bertkit.corpus.prepare import PrepareOptions, prepare
+from bertkit.checkpoints.huggingface import load_model, load_pretraining_model
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.corpus import store as store_module
+from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import only_process
-from bertkit.model.directory import load_model, load_pretraining_model
+from bertkit.files import exclusive_lock
 from bertkit.model.encoder import Encoder
-from bertkit.model.start import read_start
 from bertkit.objectives import Objectives, Sums
-from bertkit.report import write_report
-from bertkit.tokens.tokenizer import Tokenizer
+from bertkit.pretraining_data import sampler as table_module
+from bertkit.report.pretraining import write_report
+from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import (
+    Logging,
     ModelSize,
     Phases,
     PretrainRecipe,
     Training,
-    Watching,
 )
 
 TOY = PretrainRecipe(
@@ -46,7 +52,7 @@ TOY = PretrainRecipe(
     ),
     phases=Phases(lengths=(32, 64), steps=(30, 10), batch_sizes=(8, 4), max_predictions=(5, 9)),
     training=Training(learning_rate=1e-3, warmup_steps=5, accumulate=2),
-    watching=Watching(log_every=4, evaluate_every=10, held_out_sequences=16, checkpoint_every=6),
+    logging=Logging(log_every=4, evaluate_every=10, held_out_sequences=16, checkpoint_every=6),
 )
 
 TOY_TOML = """
@@ -64,7 +70,7 @@ max_predictions = [5, 9]
 learning_rate = 1e-3
 warmup_steps = 5
 accumulate = 2
-[watching]
+[logging]
 log_every = 10
 evaluate_every = 100
 held_out_sequences = 16
@@ -111,7 +117,7 @@ def test_model_directory_loads_in_transformers(finished: Path) -> None:
     ours = load_pretraining_model(finished / "model")
     tokenizer = Tokenizer.load(finished / "model")
     ids = [tokenizer.cls_id, *tokenizer.encode("river stone bridge").ids, tokenizer.sep_id]
-    from bertkit.examples.packed import pack
+    from bertkit.pretraining_data.batch import pack
 
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).prediction_logits[0]
@@ -189,7 +195,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
         objectives=wanted,
         model=replace(TOY.model, **sizes),
         phases=Phases(lengths=(32, 64), steps=(12, 4), batch_sizes=(8, 4), max_predictions=(5, 9)),
-        watching=replace(TOY.watching, evaluate_every=8),
+        logging=replace(TOY.logging, evaluate_every=8),
     )
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert pretrain(recipe, store, whole) is None
@@ -222,8 +228,9 @@ def test_other_objectives_train_resume_and_end_in_a_model(
     assert last[f"{words}_perplexity"] == pytest.approx(math.exp(last[f"{words}_loss"]))
     assert last[f"{words}_loss"] < math.log(store.tokenizer.size) + 0.2
 
-    start = read_start(whole)
-    assert start.config == recipe.config(store.tokenizer.size)
+    start = read_pretrained(whole)
+    reads_as = "gelu" if wanted.words == "replaced" else "tanh"  # what tasks read from ELECTRA
+    assert start.config == replace(recipe.config(store.tokenizer.size), pooler_act=reads_as)
     assert start.details["steps"] == 16
     if wanted.words == "replaced":
         generator = load_pretraining_model(whole / "generator").encoder
@@ -245,7 +252,7 @@ def test_held_out_draws_are_the_same_at_every_evaluation(store: TokenStore, tmp_
         objectives=OTHER_OBJECTIVES["electra"][0],
         training=replace(TOY.training, learning_rate=1e-12, warmup_steps=1),
         phases=Phases(lengths=(32,), steps=(4,), batch_sizes=(8,), max_predictions=(5,)),
-        watching=replace(TOY.watching, evaluate_every=2),
+        logging=replace(TOY.logging, evaluate_every=2),
     )
     pretrain(recipe, store, tmp_path)
     records = read_journal(tmp_path / "journal.jsonl")
@@ -329,7 +336,7 @@ def test_going_on_in_another_precision_is_said(
     journal = read_journal(tmp_path / "run" / "journal.jsonl")
     assert [r["precision"] for r in journal if r["kind"] == "start"] == ["bf16", "fp32"]
     notes = [r["message"] for r in journal if r["kind"] == "note"]
-    assert "resumed elsewhere: precision of an update bf16 -> fp32" in notes
+    assert "resumed with changes: precision of an update bf16 -> fp32" in notes
 
 
 def test_a_processor_without_bf16_is_told_of(
@@ -350,6 +357,89 @@ def test_other_recipe_in_the_same_folder_is_refused(finished: Path, store: Token
     other = replace(TOY, training=replace(TOY.training, learning_rate=5e-4))
     with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.learning_rate"):
         pretrain(other, store, finished)
+
+
+@pytest.fixture
+def stopped(finished: Path, tmp_path: Path) -> Path:
+    """The finished run as if it had been killed after its last checkpoint but one."""
+    run = tmp_path / "stopped"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "model")
+    shutil.rmtree(run / "checkpoints" / "step-00000040")
+    return run
+
+
+def change_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    settings = json.loads((run / "recipe.json").read_text())
+    change(settings["recipe"])
+    (run / "recipe.json").write_text(json.dumps(settings))
+
+
+def test_a_run_of_a_version_without_some_field_resumes(
+    finished: Path, stopped: Path, store: TokenStore
+) -> None:
+    """A field that a later version added has its default in the runs of before."""
+    change_recipe(stopped, lambda recipe: (recipe.pop("masking"), recipe["model"].pop("dropout")))
+    assert pretrain(TOY, store, stopped) is None
+    assert weights(stopped) == weights(finished)
+    change_recipe(stopped, lambda recipe: recipe["training"].pop("accumulate"))  # TOY has 2
+    with pytest.raises(BertkitError, match=r"other settings \(recipe\.training\.accumulate 1 -> 2"):
+        pretrain(TOY, store, stopped)
+
+
+def test_how_a_run_is_watched_may_change(finished: Path, stopped: Path, store: TokenStore) -> None:
+    closer = replace(TOY, logging=replace(TOY.logging, log_every=1, checkpoint_every=2))
+    assert pretrain(closer, store, stopped) is None
+    assert weights(stopped) == weights(finished)
+    journal = read_journal(stopped / "journal.jsonl")
+    steps = [record["step"] for record in journal if record["kind"] == "step"]
+    assert steps[-5:] == [36, 37, 38, 39, 40]
+    notes = [record["message"] for record in journal if record["kind"] == "note"]
+    assert (
+        "resumed with changes: logging.checkpoint_every 6 -> 2; logging.log_every 4 -> 1" in notes
+    )
+    watched = json.loads((stopped / "recipe.json").read_text())["recipe"]["logging"]
+    assert (watched["log_every"], watched["checkpoint_every"]) == (1, 2)
+
+
+def test_a_run_that_was_killed_in_its_last_removal_leaves_nothing(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    """There is no other save that would clean up."""
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    shutil.rmtree(run / "model")
+    shutil.copytree(
+        run / "checkpoints" / "step-00000036", run / "checkpoints" / ".step-00000030.tmp-removed"
+    )
+    assert pretrain(TOY, store, run) is None
+    assert weights(run) == weights(finished)
+    left = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert left == ["step-00000036", "step-00000040"]
+
+
+def test_held_out_documents_are_verified_and_planned_once_a_phase(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified, planned = Counter[str](), Counter[str]()
+    check, plan = store_module.check_shard, table_module.plan_block
+
+    def counted_check(folder: Path, shard: Any, *, checksums: bool = True) -> None:
+        verified[shard.name] += checksums
+        check(folder, shard, checksums=checksums)
+
+    def counted_plan(store: TokenStore, *arguments: Any) -> Any:
+        planned[store.split] += 1
+        return plan(store, *arguments)
+
+    monkeypatch.setattr(store_module, "check_shard", counted_check)
+    monkeypatch.setattr(table_module, "plan_block", counted_plan)
+    often = replace(TOY, logging=replace(TOY.logging, evaluate_every=4))
+    assert pretrain(often, store, tmp_path) is None
+    assert planned["held_out"] == 2, "once for each phase"
+    held_out = {name: count for name, count in verified.items() if name.startswith("held_out")}
+    assert held_out
+    assert set(held_out.values()) == {1}
 
 
 def test_other_store_in_the_same_folder_is_refused(
@@ -391,7 +481,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(
 
     monkeypatch.setattr(objectives, "pretraining_objective", broken)
     with pytest.raises(BertkitError, match="training has diverged"):
-        pretrain(TOY, store, tmp_path, models_at=range(1, TOY.phases.total_steps))
+        pretrain(TOY, store, tmp_path, save_models_at=range(1, TOY.phases.total_steps))
     written = sorted((tmp_path / "models").iterdir())
     weights = load_file(written[-1] / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values()), "no model without numbers"
@@ -417,7 +507,7 @@ def test_damaged_shard_stops_the_run_before_it_learns_nonsense(
 def test_full_disk_keeps_what_was_saved(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bertkit.model import weights as files
+    from bertkit.checkpoints import weights as files
 
     real = files.save_file
     calls = []
@@ -444,7 +534,7 @@ def journal_steps(run: Path) -> list[dict[str, object]]:
 
 
 def test_every_update_is_logged_even_where_a_phase_ends(store: TokenStore, tmp_path: Path) -> None:
-    odd = replace(TOY, watching=replace(TOY.watching, evaluate_every=7, checkpoint_every=11))
+    odd = replace(TOY, logging=replace(TOY.logging, evaluate_every=7, checkpoint_every=11))
     pretrain(odd, store, tmp_path)
     steps = journal_steps(tmp_path)
     assert sum(record["sequences"] for record in steps) == 30 * 8 + 10 * 4
@@ -477,13 +567,13 @@ def test_death_between_checkpoint_and_model_is_mended(
 def test_signal_during_evaluation_still_saves(
     store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = module.evaluate
+    real = module.evaluate_batches
 
     def interrupted(*arguments: object, **options: object) -> object:
         signal.raise_signal(signal.SIGTERM)
         return real(*arguments, **options)
 
-    monkeypatch.setattr(module, "evaluate", interrupted)
+    monkeypatch.setattr(module, "evaluate_batches", interrupted)
     assert pretrain(TOY, store, tmp_path) == signal.SIGTERM
     (*_, latest) = sorted((tmp_path / "checkpoints").iterdir())
     assert latest.name == "step-00000010"
@@ -504,7 +594,7 @@ def test_signal_before_the_first_update_leaves_no_model(
 
 
 def test_two_processes_cannot_share_a_folder(store: TokenStore, tmp_path: Path) -> None:
-    with only_process(tmp_path), pytest.raises(BertkitError, match="another process is working"):
+    with exclusive_lock(tmp_path), pytest.raises(BertkitError, match="another process is working"):
         pretrain(TOY, store, tmp_path)
 
 
@@ -558,9 +648,10 @@ def test_late_failures_are_found_before_the_first_update() -> None:
 def test_damaged_run_files_are_named(finished: Path, store: TokenStore, tmp_path: Path, name: str):
     run = tmp_path / "copy"
     shutil.copytree(finished, run)
-    (run / name).write_text("[]" if name == "recipe.json" else "{")
-    with pytest.raises(BertkitError, match=name):
-        pretrain(TOY, store, run)
+    for content in ("[]", "{"):
+        (run / name).write_text(content)
+        with pytest.raises(BertkitError, match=name):
+            pretrain(TOY, store, run)
 
 
 @pytest.mark.slow
@@ -586,3 +677,44 @@ def test_interrupt_reaches_only_the_trainer(store: TokenStore, tmp_path: Path) -
     assert process.returncode == 130, shown
     assert "Traceback" not in shown
     assert read_journal(tmp_path / "run" / "journal.jsonl")[-1]["reason"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_a_killed_loader_ends_the_run_in_one_line(store: TokenStore, tmp_path: Path) -> None:
+    recipe, run = tmp_path / "toy.toml", tmp_path / "run"
+    recipe.write_text(TOY_TOML.replace("steps = [300, 40]", "steps = [30000, 40]"))
+    command = ["pretrain", str(recipe), "--store", str(store.folder), "--out", str(run)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertkit", *command, "--workers", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not (victims := loaders_of(process.pid)) or not has_step(run / "journal.jsonl"):
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "it never began"
+        time.sleep(0.01)
+    os.kill(victims[0], signal.SIGKILL)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 2, shown
+    assert "Traceback" not in shown
+    [error] = [line for line in shown.splitlines() if line.startswith("error: ")]
+    assert "a worker process of `pretrain` died (SIGKILL)" in error
+    assert not [number for number in victims if Path(f"/proc/{number}").exists()]
+    with exclusive_lock(run):
+        pass
+
+
+def has_step(journal: Path) -> bool:
+    return journal.is_file() and '"kind": "step"' in journal.read_text()
+
+
+def loaders_of(trainer: int) -> list[int]:
+    """Process numbers of a trainer's loaders."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == trainer and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+    return found

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bertkit.cli.launch import parse_words, threads_each
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
+from bertkit.training.distributed import ALONE, Ranks, check_equal, init_distributed, local_device
 from bertkit.training.journal import read_journal
-from bertkit.training.ranks import ALONE, Ranks, check_equal, joined, local_device
-from bertkit.verbs.launch import divide, threads_each
 
 CPU = torch.device("cpu")
 
@@ -41,7 +42,7 @@ learning_rate = 1e-3
 warmup_steps = 5
 accumulate = 4
 precision = "fp32"
-[watching]
+[logging]
 log_every = 5
 evaluate_every = 20
 held_out_sequences = 16
@@ -221,7 +222,7 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
     starter = tmp_path / "starter.py"
     starter.write_text(
         "import os, sys\n"
-        "from bertkit.cli import main\n"
+        "from bertkit.cli.app import main\n"
         f"recipe = {str(recipe)!r} if os.environ['RANK'] == '0' else {str(wrong)!r}\n"
         f"main(['pretrain', recipe, '--store', {str(store.folder)!r}, '--out', sys.argv[1]])\n"
     )
@@ -235,6 +236,55 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
     assert started.stderr.count(message) == 1
     assert "Traceback" not in started.stderr.split("elastic/multiprocessing")[0]
     assert not (tmp_path / "run" / "recipe.json").exists(), "nothing was begun"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["BertkitError", "ZeroDivisionError", "KeyboardInterrupt"])
+def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path, error: str) -> None:
+    """Nobody else ends them here: outside of torchrun they would wait for `--timeout` seconds."""
+    fail = f"def fail():\n    raise {error}('on the first rank')"
+    (first, shown), (second, others) = two_ranks(tmp_path, fail, "ranks.together(fail)")
+    assert f"{error}: on the first rank" in shown
+    assert first
+    assert second == 2, others
+
+
+@pytest.mark.slow
+def test_a_lost_process_is_said_in_one_line(tmp_path: Path) -> None:
+    leave = "ranks.first or os.kill(os.getpid(), signal.SIGKILL)"
+    (first, shown), (second, _) = two_ranks(tmp_path, "", f"{leave}\n    ranks.total({{'a': 1}})()")
+    assert (first, second) == (1, -signal.SIGKILL)
+    last = shown.strip().splitlines()[-1]
+    assert "bertkit.errors.BertkitError: the connection to another process" in last, shown
+    assert "pair.cc" not in last, "not where in gloo"
+
+
+def two_ranks(folder: Path, before: str, inside: str) -> list[tuple[int, str]]:
+    """Status and errors of two processes that join, without torchrun, and do something."""
+    script = folder / "script.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "from bertkit.errors import BertkitError\n"
+        "from bertkit.training.distributed import init_distributed\n"
+        f"{before}\n"
+        "with init_distributed(torch.device('cpu'), 300.0) as ranks:\n"
+        f"    {inside}\n"
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **known, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    shown = [process.communicate(timeout=120)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, shown, strict=True)]
 
 
 def losses_written(folder: Path) -> bool:
@@ -282,7 +332,7 @@ def test_micro_batches_are_shared_evenly() -> None:
 def test_one_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    with joined(CPU) as ranks:
+    with init_distributed(CPU) as ranks:
         assert ranks == ALONE
         assert ranks.total({"a": 3})() == {"a": 3}
         assert ranks.together(lambda: 5) == 5
@@ -297,7 +347,7 @@ def test_half_a_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     message = "MASTER_ADDR, MASTER_PORT is not set; start with `bertkit launch`"
-    with pytest.raises(BertkitError, match=message), joined(CPU):
+    with pytest.raises(BertkitError, match=message), init_distributed(CPU):
         pass
 
 
@@ -322,25 +372,25 @@ def test_each_process_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyP
 
 def test_launch_divides_by_torchruns_own_parser() -> None:
     words = ["--rdzv-id", "pretrain", "--nproc-per-node=3", "pretrain", "small", "--out", "x"]
-    found = divide(words)
+    found = parse_words(words)
     assert found == (words[:3], words[3:], "3")
     assert threads_each("1") >= threads_each("3") >= 1
     assert threads_each("auto") == 1
     with pytest.raises(BertkitError, match="only pretrain shares its work out, not 'finetune'"):
-        divide(["--nproc-per-node", "2", "finetune", "x"])
+        parse_words(["--nproc-per-node", "2", "finetune", "x"])
     with pytest.raises(BertkitError, match=r"torchrun: .*required"):
-        divide(["--nproc-per-node", "2"])
+        parse_words(["--nproc-per-node", "2"])
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_impossible_timeout_is_refused(timeout: float) -> None:
-    with pytest.raises(BertkitError, match="--timeout must be"), joined(CPU, timeout):
+    with pytest.raises(BertkitError, match="--timeout must be"), init_distributed(CPU, timeout):
         pass
 
 
 def test_an_impossible_world_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(BertkitError, match="WORLD_SIZE is 'two'"), joined(CPU):
+    with pytest.raises(BertkitError, match="WORLD_SIZE is 'two'"), init_distributed(CPU):
         pass
 
 

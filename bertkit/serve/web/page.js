@@ -62,9 +62,9 @@ async function start() {
 /** Show a model's views, the one that was shown before if it can do that too. */
 function chooseModel(name, route = state.route) {
   state.model = state.models.get(name);
-  const {kind, layers, heads, precision, routes} = state.model;
+  const {task_type: taskType, layers, heads, precision, routes} = state.model;
   element("card").textContent =
-    `${kind}, ${layers} layers of ${heads} heads, ${precision}, windows of ${state.model.longest} tokens`;
+    `${taskType}, ${layers} layers of ${heads} heads, ${precision}, windows of ${state.model.max_length} tokens`;
   const able = Object.keys(VIEWS).filter((one) => routes.includes(one));
   const chosen = able.includes(route) ? route : able[0];
   const legend = views.querySelector("legend");

@@ -1,0 +1,223 @@
+"""The charts of the README: results files drawn as docs/images/speed.svg and quality.svg.
+
+`python -m benchmarks.tables` writes them together with the tables. Equal results give equal bytes
+with the matplotlib of constraints.txt: a drawing holds neither a date nor a version.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+TEXT, GRID, BAND, BERTKIT, SLOWER = "#1c1e21", "#d8dce2", "#c3c9d1", "#2563a8", "#c8501e"
+STYLE = {
+    "svg.hashsalt": "bertkit",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": GRID,
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+}
+WIDTH, TOP, BOTTOM = 8.4, 0.35, 0.55
+"""Inches: the width of a drawing, and what stands above and below its rows."""
+
+
+class Comparison(NamedTuple):
+    """One bar of the chart of speed: bertkit over another library at the same precision."""
+
+    label: str
+    other: str
+    file: str
+    row: str
+    column: str
+    is_time: bool = False
+    """Whether the column holds a ratio of times, of which the inverse is drawn."""
+
+
+COMPARISONS = (
+    Comparison(
+        "Pre-training, 4 layers, width 256, bf16",
+        "transformers, padded",
+        "pretraining",
+        "4x256, bertkit bf16",
+        "over_transformers_same_precision",
+    ),
+    Comparison(
+        "Pre-training, 4 layers, width 512, bf16",
+        "transformers, padded",
+        "pretraining",
+        "4x512, bertkit bf16",
+        "over_transformers_same_precision",
+    ),
+    Comparison(
+        "Fine-tuning on MRPC, bf16",
+        "the Trainer of transformers",
+        "finetuning",
+        "bertkit bf16",
+        "over_trainer_bf16",
+    ),
+    Comparison(
+        "Sentence embeddings, fp32",
+        "sentence-transformers",
+        "embeddings",
+        "bertkit fp32",
+        "over_sentence_transformers",
+    ),
+    Comparison(
+        "Classifying 512 short texts, int8",
+        "onnxruntime",
+        "inference-short",
+        "bertkit int8",
+        "over_onnxruntime_int8",
+    ),
+    Comparison(
+        "Classifying one short text at a time, int8",
+        "onnxruntime",
+        "inference-latency",
+        "bertkit int8",
+        "p50_over_onnxruntime_int8",
+        is_time=True,
+    ),
+)
+TASKS = {
+    "mrpc": "MRPC",
+    "cola": "CoLA",
+    "rte": "RTE",
+    "sts-b": "STS-B",
+    "sst-2": "SST-2",
+    "arc-easy": "ARC-Easy",
+    "conll-2003": "CoNLL-2003",
+    "squad-1.1": "SQuAD 1.1",
+    "squad-2.0": "SQuAD 2.0",
+}
+METRICS = {
+    "f1": "F1",
+    "matthews": "Matthews",
+    "pearson": "Pearson",
+    "spearman": "Spearman",
+    "exact_match": "exact match",
+}
+
+
+def charts(results: Path) -> dict[str, str]:
+    """Every chart as SVG by the name of its file."""
+    with mpl.rc_context(STYLE):
+        return {"speed.svg": speed(results), "quality.svg": quality(results)}
+
+
+def speed(results: Path) -> str:
+    """How many times as fast bertkit is: a bar for each comparison, with the spread of its runs."""
+    figure, axes = canvas(len(COMPARISONS), row=0.42, left=0.36, right=0.02)
+    axes.set_xlabel("times as fast as the other library at the same precision")
+    axes.axvline(1, color=TEXT, linewidth=1)
+    for place, comparison in enumerate(COMPARISONS):
+        low, middle, high = ratios(results, comparison)
+        axes.barh(place, middle, height=0.55, color=BERTKIT if middle >= 1 else SLOWER)
+        axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
+        beside = max(high, 1) + 0.08  # the line at 1 stays free
+        axes.text(beside, place, f"{middle:.2g}×", va="center_baseline", fontweight="bold")
+    figure.text(
+        0.02,
+        0.94,
+        "bertkit against other libraries on the same two CPU cores; line: range of the runs",
+    )
+    labels = [f"{each.label}\nagainst {each.other}" for each in COMPARISONS]
+    axes.set_yticks(range(len(labels)), labels, fontsize=9)
+    axes.set_xlim(0, 5)
+    return drawn(figure)
+
+
+def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:
+    """Lowest, median and highest; all the same where only one number was recorded."""
+    found = rows_of(results, comparison.file)[comparison.row][comparison.column]
+    spread = (
+        found if isinstance(found, dict) else dict.fromkeys(("lowest", "median", "highest"), found)
+    )
+    low, middle, high = spread["lowest"], spread["median"], spread["highest"]
+    return (1 / high, 1 / middle, 1 / low) if comparison.is_time else (low, middle, high)
+
+
+def quality(results: Path) -> str:
+    """Median and range of bertkit's scores over the range of the Trainer's, which is at 0."""
+    compared = {name: row for name, row in rows_of(results, "quality").items() if "trainer" in row}
+    figure, axes = canvas(len(compared), row=0.3, left=0.24, right=0.18)
+    axes.set_xlabel("points above or below the median of the Trainer's runs")
+    axes.axvline(0, color=TEXT, linewidth=1)
+    for place, row in enumerate(compared.values()):
+        zero = row["trainer"]["median"]
+        low, middle, high = (row["bertkit"][key] - zero for key in ("lowest", "median", "highest"))
+        first, last = (row["trainer"][key] - zero for key in ("lowest", "highest"))
+        axes.barh(place, last - first, left=first, height=0.6, color=BAND)
+        axes.plot([low, high], [place, place], color=BERTKIT, linewidth=2)
+        axes.plot(middle, place, "o", color=BERTKIT, markersize=7)
+        scores = f"{row['bertkit']['median']:.1f} | {zero:.1f}"
+        axes.text(1.02, place, scores, va="center_baseline", transform=axes.get_yaxis_transform())
+    axes.set_yticks(range(len(compared)), [title_of(name) for name in compared])
+    explained = "dot and line: bertkit, median and range; grey: the Trainer, range"
+    for x, text in ((0, explained), (1.02, "bertkit | Trainer")):
+        axes.text(x, -0.7, text, transform=axes.get_yaxis_transform())
+    return drawn(figure)
+
+
+def title_of(row: str) -> str:
+    """A row of the quality results as people write it: "mrpc, f1" becomes "MRPC, F1"."""
+    task, _, metric = row.partition(", ")
+    return f"{TASKS.get(task, task)}, {METRICS.get(metric, metric)}"
+
+
+def rows_of(results: Path, name: str) -> dict[str, Any]:
+    """The rows of a results file by their names."""
+    rows: dict[str, Any] = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))[
+        "rows"
+    ]
+    return rows
+
+
+def canvas(rows: int, *, row: float, left: float, right: float) -> tuple[Figure, Any]:
+    """A figure whose height follows from its number of rows, the first row at the top.
+
+    Args:
+        rows: how many.
+        row: the height of one, in inches.
+        left: the share of the width that is kept free for labels.
+        right: the same on the other side.
+    """
+    height = rows * row + TOP + BOTTOM
+    figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    axes = figure.add_axes((left, BOTTOM / height, 1 - left - right, rows * row / height))
+    axes.set_ylim(rows - 0.5, -0.5)
+    axes.grid(axis="x", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure, axes
+
+
+def drawn(figure: Figure) -> str:
+    """A figure as SVG without anything that changes from run to run."""
+    buffer = io.StringIO()
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=none)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def stale(results: Path, images: Path) -> list[Path]:
+    """The charts that are not what the results files say."""
+    return [
+        images / name
+        for name, svg in charts(results).items()
+        if not (images / name).is_file() or (images / name).read_text(encoding="utf-8") != svg
+    ]
+
+
+def write(results: Path, images: Path) -> None:
+    """Draw every chart anew."""
+    for name, svg in charts(results).items():
+        (images / name).write_text(svg, encoding="utf-8")

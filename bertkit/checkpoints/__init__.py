@@ -1,0 +1,1 @@
+"""Model files: Hugging Face directories, Google checkpoints, and what may be loaded from them."""

@@ -1,0 +1,252 @@
+"""A model on disk: a Hugging Face directory that is complete in itself.
+
+| file                  | what                                                   |
+|-----------------------|--------------------------------------------------------|
+| `config.json`         | the sizes, under transformers' field names             |
+| `model.safetensors`   | the weights in fp32, under transformers' names         |
+| the tokenizer's files | `vocab.txt`, `tokenizer.json`, `tokenizer_config.json` |
+| `bertkit.json`        | task, label names, how the model was made              |
+
+Also read: sharded weights, the older `pytorch_model.bin` (through torch's restricted loader, which
+makes tensors and runs no code), 16-bit weights (as fp32), names without the leading "bert.", and
+LayerNorm parameters called gamma and beta.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.checkpoints.families import (
+    OWN_FIELDS,
+    is_optional_weight,
+    parameter_names,
+    read_family,
+    tuned_tensors,
+)
+from bertkit.checkpoints.weights import load_state, shown_names, weight_files
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_object
+from bertkit.model.encoder import Encoder, ModelConfig, skip_weight_init
+from bertkit.model.heads import PretrainingModel
+
+Model = TypeVar("Model", bound=nn.Module)
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+"""transformers' names → ours."""
+
+SUPPORTED = {
+    "position_embedding_type": "absolute",
+    "add_cross_attention": False,
+    "tie_word_embeddings": True,
+}
+"""What these fields of `config.json` must be where present: else it is another network."""
+
+
+@dataclass(frozen=True)
+class LoadResult(Generic[Model]):
+    """A model and what did not match; print the two lists, so that nothing is lost silently."""
+
+    model: Model
+    """In evaluation mode, fp32, on the CPU."""
+    missing_keys: list[str]
+    """Parameters that the file lacks (heads, pooler), drawn at random instead."""
+    unexpected_keys: list[str]
+    """Tensors of the file that belong to other heads."""
+
+
+def load_encoder(directory: Path) -> Encoder:
+    """The encoder and pooler of any BERT directory, in evaluation mode; its heads are left.
+
+    Raises:
+        BertkitError: the directory or a file is missing, damaged, no BERT, or has no pooler.
+    """
+    return require_all_weights(load_model(directory, Encoder), directory)
+
+
+def load_pretraining_model(directory: Path) -> PretrainingModel:
+    """Encoder and pre-training heads, in evaluation mode.
+
+    The head on sentence pairs may be missing: then the model is one without pairs.
+
+    Raises:
+        BertkitError: the directory or a file is missing, damaged, no BERT, or lacks a head.
+    """
+    config, tensors = load_parts(directory)
+    pairs = "cls.seq_relationship.weight" in tensors
+    build = partial(PretrainingModel, pairs=pairs)
+    loaded = load_into(config, tensors, build, directory)
+    if not pairs:
+        needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
+        loaded = dataclasses.replace(loaded, missing_keys=needed)
+    return require_all_weights(loaded, directory)
+
+
+def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> LoadResult[Model]:
+    """The model that `build` makes, with the directory's weights where it has them.
+
+    Heads and pooler may be missing: `load_model(folder, lambda c: ClassificationModel(c, 3))` is
+    how fine-tuning starts.
+
+    Raises:
+        BertkitError: a file is missing or damaged, the network is no BERT, or tensors of the
+            encoder are missing, unknown or of another shape; the message names them.
+    """
+    return load_into(*load_parts(directory), build, directory)
+
+
+def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A directory's sizes and weights, compared in bytes before the weights are read.
+
+    Raises:
+        BertkitError: see `load_model`.
+    """
+    from bertkit.checkpoints.limits import check_parameters
+
+    config = load_config(directory)
+    check_parameters(config, weight_files(directory), directory)
+    return config, load_state(directory)
+
+
+def require_all_weights(loaded: LoadResult[Model], source: Path) -> Model:
+    """The model, if nothing of it was missing."""
+    if loaded.missing_keys:
+        tuned = tuned_tensors(loaded.unexpected_keys)
+        what = f" and holds the head of a tuned model ({shown_names(tuned)})" if tuned else ""
+        raise BertkitError(
+            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; "
+            "fine-tune it, or load it with load_model, which draws the missing ones at random"
+        )
+    return loaded.model
+
+
+def load_into(
+    config: ModelConfig,
+    tensors: dict[str, Tensor],
+    build: Callable[[ModelConfig], Model],
+    source: Path,
+) -> LoadResult[Model]:
+    """Put tensors with Hugging Face's names into a model; nothing is allocated before they fit.
+
+    They are taken out of the dictionary, so that memory holds them once, and become the model's.
+    """
+    check_config_sizes(config, tensors, source)
+    with torch.device("meta"):
+        model = build(config)
+    state: dict[str, Tensor] = {}
+    new: list[str] = []
+    unused = dict.fromkeys(tensors)
+    for own, names in parameter_names(model).items():
+        missing = [name for name in names if name not in tensors]
+        if missing and not all(is_optional_weight(name) for name in missing):
+            raise BertkitError(
+                f"{source} lacks {shown_names(missing)}; the file is not a whole BERT"
+            )
+        if missing:
+            new += missing
+        else:
+            state[own] = matching_tensors(tensors, names, model.get_parameter(own).shape, source)
+        for name in names:
+            unused.pop(name, None)
+    if unknown := [name for name in unused if not is_optional_weight(name)]:
+        raise BertkitError(f"{source} holds {shown_names(unknown)}, which BERT does not have")
+    if new:
+        with skip_weight_init():
+            model = build(config)  # draws the missing ones; all others are replaced
+    model.load_state_dict(state, strict=not new, assign=True)
+    return LoadResult(model.eval(), new, list(unused))
+
+
+def matching_tensors(
+    tensors: dict[str, Tensor], names: tuple[str, ...], shape: torch.Size, source: Path
+) -> Tensor:
+    """The named tensors on top of each other, after checking that `shape` comes out."""
+    parts = [tensors.pop(name) for name in names]
+    wanted = (shape[0] // len(parts), *shape[1:])
+    for name, part in zip(names, parts, strict=True):
+        if tuple(part.shape) != wanted:
+            raise BertkitError(
+                f"{source}: {name} has shape {tuple(part.shape)}, the model needs {wanted}; "
+                "config.json and weights do not belong together"
+            )
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Compare the sizes of a config with the tensors present, before a network is built.
+
+    Raises:
+        BertkitError: they differ. A config that asks for a trillion parameters ends here.
+    """
+    width, inner = config.embedding_width, config.intermediate_size
+    embeddings, first = "bert.embeddings.", "bert.encoder.layer.0.intermediate.dense.weight"
+    wanted = {
+        f"{embeddings}word_embeddings.weight": (config.vocab_size, width),
+        f"{embeddings}position_embeddings.weight": (config.max_position_embeddings, width),
+        f"{embeddings}token_type_embeddings.weight": (config.type_vocab_size, width),
+        first: (inner, config.hidden_size),
+    }
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise BertkitError(f"{source} lacks {name}; the file is not a whole BERT")
+        if tuple(tensors[name].shape) != shape:
+            raise BertkitError(
+                f"{source}: {name} has shape {tuple(tensors[name].shape)}, config.json says "
+                f"{shape}; config and weights do not belong together"
+            )
+    layers = sum(name.endswith("attention.self.query.weight") for name in tensors)
+    wanted_layers = 1 if config.share_layers else config.num_hidden_layers
+    if layers != wanted_layers:
+        raise BertkitError(
+            f"{source}: the weights have {layers} layers, config.json says "
+            f"{wanted_layers}; config and weights do not belong together"
+        )
+
+
+def load_config(directory: Path) -> ModelConfig:
+    """The sizes from a directory's `config.json`.
+
+    Raises:
+        BertkitError: no directory, no file, no JSON, or no BERT that this project knows.
+    """
+    if not directory.is_dir():
+        raise BertkitError(f"no model directory {directory}; check the path")
+    if not (directory / "config.json").is_file() and any(directory.glob("*.ckpt*.index")):
+        raise BertkitError(
+            f"{directory} is a checkpoint of Google's; make it a model directory first: "
+            f"bertkit export {directory} --to huggingface --out DIR"
+        )
+    return read_model_config(directory / "config.json")
+
+
+def read_model_config(path: Path) -> ModelConfig:
+    """The sizes from a `config.json` or Google's `bert_config.json`; other fields are ignored.
+
+    Raises:
+        BertkitError: see `load_config`.
+    """
+    values = read_object(path)
+    for name, value in SUPPORTED.items():
+        if values.get(name, value) != value:
+            raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
+    if "vocab_size" not in values:
+        raise BertkitError(f"{path} has no vocab_size; it is no BERT config")
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    fields = {name: values[name] for name in known if name in values}
+    fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}
+    fields |= read_family(values, path)
+    act = str(fields.get("hidden_act", "gelu"))
+    if act not in ACTIVATIONS:
+        hint = nearest(act, ACTIVATIONS)
+        raise BertkitError(f"{path}: unknown hidden_act {act!r}{hint}")
+    try:
+        return ModelConfig(**{**fields, "hidden_act": ACTIVATIONS[act]})
+    except BertkitError as error:
+        raise BertkitError(f"{path}: {error}") from None

@@ -1,0 +1,134 @@
+"""Where fine-tuning begins: the weights of any BERT, a new head on top (paper section 3.2).
+
+A start is a Hugging Face directory, a run directory of bertkit (its `model/`), or a checkpoint as
+Google publishes them. It is read once; every run of a grid builds its own model from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertkit.checkpoints.families import is_optional_weight
+from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
+from bertkit.checkpoints.tensorflow import google_tensors
+from bertkit.errors import BertkitError
+from bertkit.files import read_object
+from bertkit.model.encoder import ModelConfig, check_vocabulary
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+@dataclass(frozen=True)
+class PretrainedWeights:
+    """Weights, sizes and tokenizer of a model, in memory."""
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+    """Under Hugging Face's names."""
+    tokenizer: Tokenizer
+    details: Mapping[str, Any]
+    """The content of `bertkit.json`; empty for other people's models."""
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the weights and the vocabulary, as hex."""
+        digest = hashlib.sha256(self.tokenizer.content_hash.encode())
+        for name in sorted(self.tensors):
+            digest.update(name.encode())
+            tensor = self.tensors[name].detach().cpu().contiguous()
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    @property
+    def pairs(self) -> str:
+        """What the head on pairs was trained on, "next" or "order"; unsaid, by the family."""
+        if recipe := self.details.get("recipe"):  # an extended model has details and no recipe
+            objectives = recipe.get("objectives") or {}
+            return "order" if objectives.get("sentences") == "order" else "next"
+        return "order" if self.config.share_layers else "next"  # ALBERT
+
+    def with_dropout(self, share: float) -> PretrainedWeights:
+        """The same weights in a network with another dropout."""
+        config = replace(self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share)
+        return replace(self, config=config)
+
+    def build(
+        self, make: Callable[[ModelConfig], Model], *, keep_head: bool, copy: bool = True
+    ) -> LoadResult[Model]:
+        """A model with these weights; what they lack is drawn from torch's generator.
+
+        Args:
+            make: builds the network from its sizes.
+            keep_head: also take the weights of the head; they must fit.
+            copy: False saves memory where the model is not changed: it then shares the weights.
+
+        Raises:
+            BertkitError: weights are missing or do not fit; the message names them.
+        """
+        kept = {
+            name: tensor.clone() if copy else tensor
+            for name, tensor in self.tensors.items()
+            if keep_head or not is_optional_weight(name) or name.startswith("bert.pooler.")
+        }
+        return load_into(self.config, kept, make, self.path)
+
+
+def read_pretrained(path: Path) -> PretrainedWeights:
+    """Read a Hugging Face directory, a bertkit run or a Google checkpoint (folder or prefix).
+
+    Raises:
+        BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
+            not fit the weights.
+    """
+    folder = model_folder(path)
+    if (folder / "config.json").is_file():
+        config, tensors = load_parts(folder)
+        home = folder
+    else:
+        config, tensors = google_tensors(folder)
+        home = folder if folder.is_dir() else folder.parent
+    tokenizer = Tokenizer.load(home)
+    check_vocabulary(config, tokenizer.size)
+    return PretrainedWeights(path, config, tensors, tokenizer, read_details(home))
+
+
+def model_folder(path: Path) -> Path:
+    """The model directory that a path means: itself, or `model/` inside a run directory.
+
+    Raises:
+        BertkitError: there is no model.
+    """
+    for folder in (path, path / "model"):
+        if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
+            return folder
+    # the prefix of a Google checkpoint
+    if path.name and path.with_name(f"{path.name}.index").is_file():
+        return path
+    if path.is_dir():
+        raise BertkitError(
+            f"{path} holds no model: neither config.json nor bert_config.json; check the path"
+        )
+    raise BertkitError(f"no model directory {path}; check the path")
+
+
+def model_name(folder: Path) -> str:
+    """Of a model's folder; that of its run or package where the folder is only called "model"."""
+    return folder.parent.name if folder.name == "model" else folder.name
+
+
+def read_details(folder: Path) -> dict[str, Any]:
+    """The content of a model's `bertkit.json`, or {} where it has none.
+
+    Raises:
+        BertkitError: the file is damaged.
+    """
+    path = folder / "bertkit.json"
+    return read_object(path) if path.exists() else {}

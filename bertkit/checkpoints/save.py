@@ -1,0 +1,186 @@
+"""Writing a model directory that is complete in itself; `directory` reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.checkpoints.families import (
+    OWN_FIELDS,
+    choose_class,
+    family_fields,
+    family_names,
+    has_pooler,
+    parameter_names,
+)
+from bertkit.checkpoints.weights import write_tensors
+from bertkit.errors import BertkitError
+from bertkit.files import new_folder, write_json
+from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
+from bertkit.model.heads import PretrainingModel
+
+SAVED_HEADS = {
+    "classify": ("sequence", ""),
+    "multi-label": ("sequence", "multi_label_classification"),
+    "regress": ("sequence", "regression"),
+    "choose": ("choice", ""),
+    "tag": ("token", ""),
+    "answer": ("span", ""),
+}
+"""Task -> head (a key of `families.CLASSES`) and transformers' `problem_type`."""
+
+
+def known_elsewhere(config: ModelConfig, task: str) -> bool:
+    """Whether transformers has a class for a network with the head of a task."""
+    return choose_class(config, SAVED_HEADS[task][0]) != ("bertkit", "bertkit")
+
+
+@runtime_checkable
+class SavedTokenizer(Protocol):
+    """What saving needs of a tokenizer."""
+
+    @property
+    def size(self) -> int:
+        """Pieces in the vocabulary."""
+
+    @property
+    def pad_id(self) -> int:
+        """The id of [PAD]."""
+
+    def save(self, directory: Path) -> object:
+        """Write the tokenizer's files into an existing directory."""
+
+
+def save_model(
+    directory: Path,
+    model: nn.Module,
+    tokenizer: SavedTokenizer,
+    details: Mapping[str, Any],
+    *,
+    extra: Callable[[Path], object] = lambda folder: None,
+    pooler: bool = True,
+) -> None:
+    """Write a complete model directory, or, after any error, nothing.
+
+    Args:
+        directory: made, or replaced where it is a model directory already.
+        model: with a `config`, unwrapped (not compiled or distributed), on any device.
+        tokenizer: the one whose ids the model knows.
+        details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
+        extra: writes more files into the folder it is given.
+        pooler: whether the pooler, if there is one, was trained.
+
+    Raises:
+        BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
+            holds something else, or it cannot be written.
+    """
+    config = model.config
+    assert isinstance(config, ModelConfig)
+    check_vocabulary(config, tokenizer.size)
+    check_free(directory)
+    with new_folder(directory) as folder:
+        described = model_details(model, config, details) | {"pad_token_id": tokenizer.pad_id}
+        write_json(folder / "config.json", described)
+        family, (architecture,) = described["model_type"], described["architectures"]
+        wanted = pooler and has_pooler(family, architecture)
+        tensors = foreign_tensors(model, family, architecture, pooler=wanted)
+        write_tensors(folder / "model.safetensors", tensors, format="pt")
+        tokenizer.save(folder)
+        write_json(folder / "bertkit.json", dict(details))
+        extra(folder)
+
+
+def check_free(directory: Path) -> None:
+    """Refuse a folder that a model directory must not replace.
+
+    Raises:
+        BertkitError: it holds something else than a model.
+    """
+    signs = ("bertkit.json", "*.safetensors", "*.bin")  # other things have a config.json, too
+    weights = any(path for sign in signs for path in directory.glob(sign))
+    if directory.exists() and not (weights and (directory / "config.json").is_file()):
+        empty = directory.is_dir() and not any(directory.iterdir())
+        if not empty:
+            raise BertkitError(f"{directory} exists and is no model directory; choose another")
+
+
+def save_generator(
+    directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+) -> None:
+    """Write ELECTRA's generator as a masked language model of its own; see `save_model`.
+
+    Args:
+        directory: made, or replaced where it is a model directory already.
+        model: a `ReplacedTokenModel`.
+        tokenizer: the one whose ids the model knows.
+        details: the content of `bertkit.json`.
+    """
+    generator = PretrainingModel(model.generator.config, pairs=False)
+    generator.encoder, generator.mlm = model.whole_generator()
+    save_model(directory, generator, tokenizer, details)
+
+
+def model_details(
+    model: nn.Module, config: ModelConfig, details: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of `config.json` for a model and its `bertkit.json`."""
+    fields = dataclasses.asdict(config)
+    for name in OWN_FIELDS:
+        del fields[name]
+    fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
+    head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
+    if isinstance(head, nn.Linear):
+        kind, problem = SAVED_HEADS[details.get("task", "classify")]
+        fields |= {"problem_type": problem} if problem else {}
+        labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
+        if len(labels) != head.out_features:
+            raise BertkitError(
+                f"{len(labels)} label names for {head.out_features} classes; name each class"
+            )
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        fields["label2id"] = {label: number for number, label in enumerate(labels)}
+    else:
+        kind = "encoder"
+        if isinstance(model, PretrainingModel):
+            kind = "words" if model.nsp is None else "pairs"
+        elif hasattr(model, "rtd"):
+            kind = "replaced"
+    family, architecture = choose_class(config, kind)
+    fields |= family_fields(config, family)
+    return {"architectures": [architecture], "model_type": family, "pad_token_id": 0, **fields}
+
+
+def foreign_tensors(
+    model: nn.Module, family: str, architecture: str = "", *, pooler: bool = True
+) -> dict[str, Tensor]:
+    """The parameters under a family's names, fp32 on the CPU, the tied decoder left out.
+
+    ELECTRA's generator is left out, too.
+
+    Args:
+        model: with a `config`.
+        family: one of `families.FAMILIES`.
+        architecture: the class, where its head has names of its own.
+        pooler: whether the pooler is wanted; one that no loss has trained is left out anyway.
+    """
+    names, tensors = parameter_names(model), {}
+    without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None
+    own_pooler = "pooler." if isinstance(model, Encoder) else "encoder.pooler."
+    left_out = ("generator.", own_pooler) if without_pairs or not pooler else ("generator.",)
+    for own, tensor in model.state_dict().items():
+        if own.startswith(left_out):
+            continue
+        parts = tensor.detach().to("cpu", torch.float32).chunk(len(names[own]))
+        for name, part in zip(names[own], parts, strict=True):
+            tensors[name] = part.clone(memory_format=torch.contiguous_format)
+    config = model.config
+    assert isinstance(config, ModelConfig)
+    if family == "albert" and not config.embedding_size:  # ALBERT always has this matrix
+        tensors["bert.embeddings_project.weight"] = torch.eye(config.hidden_size)
+        tensors["bert.embeddings_project.bias"] = torch.zeros(config.hidden_size)
+    return family_names(tensors, family, architecture, bare=isinstance(model, Encoder))

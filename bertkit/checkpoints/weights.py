@@ -1,0 +1,265 @@
+"""Weights in files: safetensors, sharded or not, and the older `pytorch_model.bin`.
+
+The latter is a pickle, which torch's restricted loader turns into tensors without running code.
+Files are read and not memory-mapped: overwriting a mapped file would change the answers of a model
+in use, and truncating it would kill the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from io import BufferedReader
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bertkit.checkpoints.families import canonical_name
+from bertkit.errors import BertkitError
+from bertkit.files import read_object
+
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""In order of preference."""
+MOST_INDEX_BYTES = 1 << 26
+MOST_HEADER_BYTES = 1 << 24
+"""Of a safetensors file; each tensor takes some hundred bytes."""
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The format's names of types."""
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """Write one safetensors file, readable by all who may read files made here.
+
+    Raises:
+        OSError: the disk is full, as for any other file.
+    """
+    try:
+        save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata or None)
+    except SafetensorError as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), str(error), str(path)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves them to the owner alone
+
+
+def load_state(directory: Path) -> dict[str, Tensor]:
+    """All weights of a directory as fp32, under Hugging Face's names of today.
+
+    Raises:
+        BertkitError: no weights, a damaged file, a tensor that is no weight or has NaN or infinite
+            numbers, two tensors for one parameter, or a decoder that is not the word embeddings.
+    """
+    from bertkit.checkpoints.limits import check_finite
+
+    state: dict[str, Tensor] = {}
+    for path, names in weight_files(directory).items():
+        content = read_tensors(path)
+        if missing := [name for name in names if name not in content]:
+            raise BertkitError(f"{path} lacks {shown_names(missing)}, which its index promises")
+        for name in list(content):
+            tensor = content.pop(name)  # of 16-bit weights, soon no longer needed
+            if name.endswith("embeddings.position_ids"):
+                continue  # 0, 1, 2, ...: a constant that older files store
+            if not is_floating_point(tensor):
+                raise BertkitError(
+                    f"{path}: {name} is no floating-point tensor of 8 bits or more; remake the file"
+                )
+            known = canonical_name(name)
+            if known in state:
+                raise BertkitError(f"{path}: {name} is a second {known}; remake the file")
+            state[known] = tensor.float()
+            check_finite(state[known], name, path)
+    return untied(state, directory)
+
+
+def is_floating_point(tensor: object) -> bool:
+    """Whether torch can read something as fp32; two numbers of 4 bits share a byte."""
+    if not isinstance(tensor, Tensor) or tensor.dtype == torch.float4_e2m1fn_x2:
+        return False
+    return tensor.is_floating_point()
+
+
+def untied(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
+    """Drop the copies that older files keep of the tied decoder and its bias."""
+    for copy, original in (
+        ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ):
+        if copy in state:
+            tensor = state.pop(copy)
+            if not torch.equal(state.setdefault(original, tensor), tensor):
+                raise BertkitError(f"{source}: {copy} differs from {original}; BERT's are the same")
+    return state
+
+
+def weight_files(directory: Path) -> dict[Path, list[str]]:
+    """The files that hold the weights, each with the names that an index promises in it."""
+    for name in WEIGHT_FILES:
+        path = directory / name
+        if not path.is_file():
+            continue
+        if path.suffix != ".json":
+            return {path: []}
+        return indexed_files(path)
+    raise BertkitError(f"{directory} holds no weights: none of {', '.join(WEIGHT_FILES)}")
+
+
+def indexed_files(path: Path) -> dict[Path, list[str]]:
+    """The shards that an index lists; they may lie nowhere but beside it."""
+    weight_map = read_object(path, MOST_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BertkitError(f"{path} has no weight_map; copy it again")
+    files: dict[Path, list[str]] = {}
+    for tensor, file in weight_map.items():
+        named = isinstance(file, str) and file and "\0" not in file
+        if not named or Path(file).name != file or file == "..":
+            raise BertkitError(f"{path}: {file!r} is not the name of a file beside it")
+        files.setdefault(path.with_name(file), []).append(tensor)
+    return files
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, in memory of their own.
+
+    Raises:
+        BertkitError: the file is missing, cannot be opened, is damaged or changed while it was
+            read, it holds something else than tensors, or they do not fit into memory.
+    """
+    from bertkit.checkpoints.limits import check_content
+
+    try:
+        with path.open("rb") as file:
+            before = state_of(file)
+            content = load_content(file, path)
+            changed = state_of(file) != before
+    except FileNotFoundError:
+        raise BertkitError(f"{path} is missing; copy it again") from None
+    except OSError as error:
+        raise BertkitError(f"cannot read {path}: {error.strerror or error}") from None
+    if changed:
+        raise BertkitError(f"{path} was changed while it was read; load it again")
+    if not isinstance(content, dict):
+        raise BertkitError(f"{path} holds no named tensors; it is no model file")
+    check_content(content, path)
+    return content
+
+
+def state_of(file: BufferedReader) -> tuple[int, int]:
+    """What changes where an open file is written to."""
+    found = os.fstat(file.fileno())
+    return found.st_size, found.st_mtime_ns
+
+
+def load_content(file: BufferedReader, path: Path) -> object:
+    """What a file of weights holds."""
+    try:
+        if path.suffix == ".safetensors":
+            return read_safetensors(file)
+        from bertkit.checkpoints.limits import check_archive
+
+        check_archive(file, path)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except (BertkitError, OSError):
+        raise
+    except Exception as error:  # each format has its own kinds
+        if type(error).__name__ == "UnpicklingError":
+            raise BertkitError(
+                f"{path} holds Python objects, which bertkit does not run, or is damaged; save the "
+                "model's state_dict() as safetensors, or copy the file again"
+            ) from None
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise BertkitError(
+                f"{path}: there is not enough memory for its {state_of(file)[0]:,} bytes; free "
+                "some, or load it on a larger machine"
+            ) from None
+        raise BertkitError(f"{path} is damaged ({reason}); copy it again") from error
+
+
+def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, without the library, which maps the file or its header.
+
+    A file is the length of a header in eight bytes, the header in JSON, and the tensors without a
+    gap between them. Nothing is allocated before all that the header says fits the file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+        raise ValueError(f"its header cannot have {length} bytes")
+    entries = places_of(file.read(length), size - 8 - length)
+    tensors = {}
+    for name, dtype, shape, count in entries:
+        data = torch.empty(count, dtype=torch.uint8)
+        if count and file.readinto(data.numpy().data) != count:
+            raise ValueError(f"it ends before the end of {name}")
+        tensors[name] = data.view(dtype).view(shape)
+    return tensors
+
+
+def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int], int]]:
+    """Name, type, shape and bytes of each tensor of a safetensors file, in the file's order.
+
+    Args:
+        header: the JSON.
+        size: bytes after it.
+
+    Raises:
+        ValueError: the tensors do not fill these bytes exactly.
+    """
+    described = json.loads(header.decode())
+    if not isinstance(described, dict):
+        raise ValueError("its header is no JSON object")
+    described.pop("__metadata__", None)
+    found = []
+    for name, entry in described.items():
+        try:
+            dtype, shape = DTYPES[entry["dtype"]], list(entry["shape"])
+            begin, end = entry["data_offsets"]
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"its header describes no tensor {name}") from None
+        numbers = [begin, end, *shape]
+        if len(numbers) > 64 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
+            raise ValueError(f"its header gives an absurd shape or place to {name}")
+        if end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"its header gives {name} {end - begin} bytes for the shape {shape}")
+        found.append((begin, end, name, dtype, shape))
+    found.sort(key=lambda one: one[:2])
+    ends = [0, *(end for _, end, *_ in found)]
+    if [begin for begin, *_ in found] != ends[:-1] or ends[-1] != size:
+        raise ValueError("its tensors do not fill it without gaps")
+    return [(name, dtype, shape, end - begin) for begin, end, name, dtype, shape in found]
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    first, *rest = names
+    shown = ", ".join([first, *rest[:2]])
+    return f"{shown} and {len(rest) - 2} more" if len(rest) > 2 else shown

@@ -1,0 +1,153 @@
+"""`bertkit export`: a model → files for other libraries, checked against bertkit's own outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertkit.cli.features import read_lines
+from bertkit.cli.predict import input_columns, is_swag, known_inputs
+from bertkit.config import FLATTEN
+from bertkit.datasets.user_files import Columns, read_user_file
+from bertkit.errors import BertkitError
+from bertkit.export.export import Check, export_model
+from bertkit.export.source import ExportSource, read_export_source
+from bertkit.export.verify import text_sequences
+from bertkit.outputs import REPLACED, TEXT
+from bertkit.tasks.benchmarks import OFFICIAL, read_split
+from bertkit.tasks.data import check_labelled
+from bertkit.tasks.task import check_segments
+from bertkit.tasks.user_data import DataFiles
+from bertkit.text.lines import TextCounts, describe_skipped
+from bertkit.training.journal import Console
+
+NO_COLUMNS = Columns()
+MAX_VERIFIED = 200
+"""Inputs of a file on which outputs are compared."""
+
+
+def export_command(
+    model: Path,
+    *,
+    to: str,
+    out: Annotated[Path, REPLACED],
+    head: str = "auto",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    inputs: Annotated[str, TEXT] = "",
+    dev: Annotated[str, TEXT] = "",
+    max_error: float | None = None,
+    bound: float = 1.0,
+    columns: Annotated[Columns, FLATTEN] = NO_COLUMNS,
+) -> None:
+    """Write a model for other libraries, and check what was written.
+
+    The files are run and compared with bertkit on real inputs; export.json beside them says how
+    far they are apart. Beyond the bounds nothing is written.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory or a Google checkpoint.
+    to
+        onnx, onnx-int8 (8-bit weights), huggingface (for transformers; embedding models for
+        sentence-transformers), tensorflow (Google's checkpoints) or torch-export (.pt2).
+    out
+        The folder to write.
+    head
+        auto for what the model was trained for; encoder or embedding for any model.
+    pooling
+        Pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
+    normalize
+        Of embeddings: divide vectors by their length.
+    inputs
+        A file of inputs as for predict, to compare outputs on (the first 200); some built-in
+        sentences where not given.
+    dev
+        A labelled file, or, of a model tuned on an official set, the set's folder (as --data in
+        finetune): the change of the metric is measured on it.
+    max_error
+        The largest difference of an output, for outputs up to 1, and a share of larger ones;
+        0.0001 where not given, and for onnx-int8 none.
+    bound
+        The most that the deciding metric may fall on --dev, in points of 100.
+    """
+    for flag, number in (("--bound", bound), ("--max-error", max_error)):
+        if number is not None and not math.isfinite(number):
+            raise BertkitError(f"{flag} must be a finite number, not {number}", code="number")
+    source = read_export_source(model, head=head, pooling=pooling, normalize=normalize)
+    counts = TextCounts()
+    check = Check(max_error=max_error, bound=bound)
+    with Console() as console:
+        if inputs:
+            parts = verification_inputs(source, inputs, columns, counts)
+            check = replace(check, parts=parts, examples=inputs)
+        if dev:
+            check = replace(check, labelled=labelled_inputs(source, dev, columns, counts), dev=dev)
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        manifest = export_model(source, to, out, check)
+        for line in describe_export(out, manifest):
+            console.say(line)
+
+
+def verification_inputs(
+    source: ExportSource, file: str, columns: Columns, counts: TextCounts
+) -> list[Any]:
+    """Sequences of the first inputs of a file."""
+    if source.task is None:
+        text = input_columns(columns, source.details).text
+        return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
+    _, inputs = known_inputs(source.task.task_type, source.details, file, columns, counts)
+    items = source.task.items(list(islice(inputs, MAX_VERIFIED)), source.tokenizer)
+    check_segments(items, source.config)
+    return [part for item in items.items for part in item.parts]
+
+
+def labelled_inputs(
+    source: ExportSource, file: str, columns: Columns, counts: TextCounts
+) -> list[Any]:
+    """The labelled inputs of a file, or of the dev split in the folder of the model's set.
+
+    Raises:
+        BertkitError: the model has no task, or the file is absent or damaged, or lacks a column.
+    """
+    if source.task is None:
+        raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
+    data, named = str(source.details.get("data")), input_columns(columns, source.details)
+    if data in OFFICIAL and Path(file).is_dir():
+        inputs = read_split(data, "dev", DataFiles(data=Path(file)), columns, counts)
+    elif is_swag(source.details, file, named):
+        inputs = read_split(data, "dev", DataFiles(dev=file), columns, counts)
+    else:
+        inputs = read_user_file(source.task.task_type, file, named, counts, scoring=True)
+    check_labelled("dev", inputs)
+    return list(inputs)
+
+
+def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """What a manifest says, in a few lines."""
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
+    if note := manifest.get("note"):
+        lines.append(f"note: {note}")
+    check = manifest["check"]
+    told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
+    for name, one in check["outputs"].items():
+        lines.append(
+            f"{name}: differs by at most {one['max_error']:.1g}, of values up to "
+            f"{one['largest']:.2g}, on {told}"
+        )
+    if metric := manifest.get("metric"):
+        name = metric["name"]
+        lines.append(
+            f"{name} on {metric['dev']}: {100 * metric['bertkit'][name]:.2f} → "
+            f"{100 * metric['exported'][name]:.2f}"
+        )
+    elif manifest["format"] == "onnx-int8":
+        lines.append("what 8 bits cost in the metric is not known; give a labelled file by --dev")
+    return lines

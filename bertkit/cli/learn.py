@@ -1,0 +1,237 @@
+"""`bertkit learn`: text → WordPiece vocabulary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from os import cpu_count
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertkit.config import FLATTEN, SIGNS, as_json
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.outputs import FOLDER, TEXT
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import describe_skipped
+from bertkit.text.sources import find_sources
+from bertkit.tokenizer.count import count_words, smoothing_weights, weigh_counts
+from bertkit.tokenizer.files import check_compat
+from bertkit.tokenizer.train import check_settings, learn_from_counts, measure_vocabulary
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.journal import Console
+
+MEASURED_DOCUMENTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """How a vocabulary is learned, besides its text and size."""
+
+    criterion: str = "frequency"
+    """Which pair is joined next: frequency (the most frequent one) or likelihood (the one that
+    raises the likelihood of the text most: WordPiece as published)."""
+    smoothing: float = 1.0
+    """S of exponentially smoothed sampling, as for multilingual BERT (0.7): each path is one
+    language, and its share p of all words becomes p**S, divided by the sum of these."""
+    cased: bool = False
+    """Keep upper case and accents."""
+    min_frequency: int = 2
+    """Rarer pairs are not joined."""
+    max_alphabet: int = 1000
+    """Most single characters kept; text with others becomes [UNK]."""
+    max_distinct_words: int | None = None
+    """Most distinct words kept in memory while counting; above it the rarest are dropped."""
+    processes: int = 0
+    """Processes that count words; 0 takes one for each core. The result is the same for any."""
+    compat: str = "google"
+    """google: the normalisation of google-research/bert; hf: that of the tokenizers library."""
+    format: str = "auto"
+    """Format of the files; auto looks at names and first lines."""
+    column: str = "text"
+    """The column that holds the text, in formats that have columns."""
+
+
+DEFAULTS = LearnOptions()
+
+
+def learn_command(
+    *paths: Annotated[str, TEXT],
+    out: Annotated[Path, FOLDER],
+    size: int = 30522,
+    options: Annotated[LearnOptions, FLATTEN] = DEFAULTS,
+) -> None:
+    """Learn a WordPiece vocabulary from text.
+
+    Parameters
+    ----------
+    paths
+        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME.
+    out
+        The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
+    size
+        Pieces, the five special ones included.
+    """
+    if signs := [name for name in SIGNS if name != "vocab.txt" and (out / name).exists()]:
+        raise BertkitError(
+            f"--out {out} has a {signs[0]}, so it holds more than a vocabulary; choose another "
+            "folder",
+            code="foreign-folder",
+        )
+    with Console() as console:
+        tokenizer, made = learn_with(list(paths), size, console, options)
+        measured = documents(paths, options.format, options.column, TextCounts())
+        report = measure_vocabulary(tokenizer, islice(measured, MEASURED_DOCUMENTS)).as_dict()
+        tokenizer.save(out)
+        write_json(out / "vocabulary.json", report | made)
+        console.say(
+            f"{out}: {tokenizer.size:,} pieces; on the first {MEASURED_DOCUMENTS:,} documents "
+            f"{report['fertility']:.3f} pieces a word, {report['unknown_share']:.4%} of words [UNK]"
+        )
+
+
+def documents(
+    paths: Sequence[str],
+    format: str,  # noqa: A002
+    column: str,
+    counts: TextCounts,
+) -> Iterator[str]:
+    """Every document of some sources."""
+    for source in find_sources(paths, format=format):
+        yield from read_documents(source, counts, column=column)
+
+
+def learn_tokenizer(
+    paths: Sequence[str],
+    size: int,
+    console: Console,
+    *,
+    cased: bool = False,
+    format: str = "auto",  # noqa: A002
+    column: str = "text",
+) -> Tokenizer:
+    """Learn by frequency with progress shown; says when the text has too few pieces."""
+    options = LearnOptions(cased=cased, format=format, column=column)
+    return learn_with(paths, size, console, options)[0]
+
+
+def learn_with(
+    paths: Sequence[str], size: int, console: Console, options: LearnOptions
+) -> tuple[Tokenizer, dict[str, Any]]:
+    """Learn with progress shown; says when the text has too few pieces for the size.
+
+    Returns:
+        The tokenizer, and how it was made: criterion, settings, and what the sources hold.
+
+    Raises:
+        BertkitError: a setting is impossible, or the texts are missing, damaged or too few.
+    """
+    check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
+    check_compat(options.compat, "--compat")
+    if options.processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {options.processes}")
+    skipped: Counter[str] = Counter()
+    counts, sources = count_sources(paths, console, options, skipped)
+
+    def show(done: int) -> None:
+        console.update({"done": done})
+
+    if options.criterion == "likelihood":
+        console.start(size, title="joining", unit="pieces")
+    vocabulary = learn_from_counts(
+        counts,
+        size,
+        min_frequency=options.min_frequency,
+        max_alphabet=options.max_alphabet,
+        criterion=options.criterion,
+        progress=show,
+    )
+    console.close()
+    for line in describe_skipped(skipped, {}):
+        console.say(line)
+    if len(vocabulary) < size:
+        console.say(
+            f"the text yields only {len(vocabulary):,} of the {size:,} pieces asked for; "
+            "more text or a lower minimum_frequency gives more"
+        )
+    tokenizer = Tokenizer.from_vocabulary(
+        vocabulary, lowercase=not options.cased, compat=options.compat
+    )
+    settings = {k: v for k, v in as_json(options).items() if k != "processes"}
+    criterion = settings.pop("criterion")
+    made = {"criterion": criterion, "settings": {"size": size, **settings}, "sources": sources}
+    return tokenizer, {**made, "distinct_words": len(counts), "skipped": dict(skipped)}
+
+
+def count_sources(
+    paths: Sequence[str],
+    console: Console,
+    options: LearnOptions,
+    skipped: Counter[str],
+    strip_accents: bool | None = None,
+) -> tuple[Counter[str], list[dict[str, Any]]]:
+    """The words of all paths together, weighted where smoothing asks for it.
+
+    Args:
+        paths: where the text is.
+        console: shows progress, and what was not read.
+        options: how words are counted.
+        skipped: is brought up to date with words that were left out.
+        strip_accents: as in `count_words`.
+
+    Returns:
+        The counts, and of each path its words and its weight.
+    """
+    smoothing_weights([1, 1], options.smoothing)  # refuses an impossible one before any is read
+    if options.smoothing == 1:
+        counts = count_paths(paths, console, options, skipped, strip_accents)
+        return counts, [{"paths": list(paths), "words": counts.total(), "weight": 1.0}]
+    smoothing_weights([1] * len(paths), options.smoothing)
+    tables = [count_paths([path], console, options, skipped, strip_accents) for path in paths]
+    for path, table in zip(paths, tables, strict=True):
+        if not table:
+            raise BertkitError(f"{path} holds no words to weigh; leave it out")
+    words = [table.total() for table in tables]
+    weights = smoothing_weights(words, options.smoothing)
+    for path, number, weight in zip(paths, words, weights, strict=True):
+        share = number / sum(words)
+        console.say(
+            f"{path}: {number:,} words, {share:.2%} of all, counted {weight:.4g} times: "
+            f"{share * weight:.2%}"
+        )
+    sources = [
+        {"paths": [path], "words": number, "weight": weight}
+        for path, number, weight in zip(paths, words, weights, strict=True)
+    ]
+    return weigh_counts(tables, weights, skipped), sources
+
+
+def count_paths(
+    paths: Sequence[str],
+    console: Console,
+    options: LearnOptions,
+    skipped: Counter[str],
+    strip_accents: bool | None = None,
+) -> Counter[str]:
+    """The words of some paths, with progress shown; then says what was not read."""
+    counts = TextCounts()
+
+    def show(done: int) -> None:
+        console.update({"done": done, "bytes": counts.bytes})
+
+    console.start(None, title="counting words", unit="documents")
+    words = count_words(
+        documents(paths, options.format, options.column, counts),
+        lowercase=not options.cased,
+        strip_accents=strip_accents,
+        progress=show,
+        processes=options.processes or cpu_count() or 1,
+        max_distinct_words=options.max_distinct_words,
+        skipped=skipped,
+    )
+    console.close()
+    for line in describe_skipped(counts.skipped, counts.examples):
+        console.say(line)
+    return words

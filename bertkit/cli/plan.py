@@ -1,0 +1,268 @@
+"""`bertkit plan`: what a pre-training run would take, before it is begun."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import rich.console
+from rich.table import Table
+
+from bertkit.config import FLATTEN, as_json
+from bertkit.corpus.build import PrepareOptions
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.outputs import FILE, NAMED, TEXT
+from bertkit.planning.corpus import (
+    CorpusEstimate,
+    assumed_corpus,
+    planned_lengths,
+    store_corpus,
+    text_corpus,
+)
+from bertkit.planning.estimate import Plan, make_plan
+from bertkit.planning.measure import GIB, HERE, find_machine, this_machine
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import choose_device, choose_precision
+from bertkit.training.journal import Console
+from bertkit.training.recipe import PretrainRecipe
+
+DEFAULTS = PretrainRecipe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSize:
+    """How much text there is: one of the first three."""
+
+    store: Path | None = None
+    """A token store made by `bertkit prepare`."""
+    text: Annotated[tuple[str, ...], TEXT] = ()
+    """Files, folders, globs; a sample is read."""
+    tokens: int | None = None
+    """The number of tokens alone."""
+    tokenizer: Path | None = None
+    """For --text: a folder made by `bertkit learn`, a model directory, or a vocab.txt."""
+    vocabulary_size: int = 30522
+    """For --text without a tokenizer, and for --tokens."""
+    format: str = "auto"
+    """Format of --text; auto looks at names and first lines."""
+    column: str = "text"
+    """Column of --text that holds the text, in formats that have columns."""
+
+
+UNKNOWN = CorpusSize()
+
+
+MEASURE_SECONDS = 20.0
+"""How long this machine is measured where nothing else is said."""
+
+
+def plan_command(
+    recipe: Annotated[str, NAMED] = "base",
+    *,
+    machine: str = HERE,
+    device: str = "auto",
+    seconds: float = MEASURE_SECONDS,
+    mfu: float | None = None,
+    hours: float | None = None,
+    price: float | None = None,
+    json: Annotated[Path | None, FILE] = None,
+    corpus: Annotated[CorpusSize, FLATTEN] = UNKNOWN,
+    settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
+) -> None:
+    """Say what a pre-training run takes: memory, speed, time and cost.
+
+    This machine is measured by short updates of a shallow network. Another is taken from a table,
+    with an assumed share of its peak.
+
+    Parameters
+    ----------
+    recipe
+        A shipped recipe or a .toml file, as for `bertkit pretrain`; its fields are flags.
+    machine
+        here, or one of t4, v100, a10, l4, rtx-4090, a100-40, a100-80, h100, h200.
+    device
+        auto, cpu, cuda, cuda:N or mps: what is measured here.
+    seconds
+        About how long to measure.
+    mfu
+        The share of its peak that a named machine reaches, instead of the table's assumption.
+    hours
+        A budget: how far does it reach?
+    price
+        Price of an hour of the machine, in any currency.
+    json
+        A file to write the plan to.
+    """
+    check_flags(machine, device, seconds, mfu, price)
+    precision = settings.training.precision
+    named = None if machine == HERE else find_machine(machine, precision, mfu)
+    where = choose_device(device) if named is None else None
+    if where is not None:
+        choose_precision(precision, where)  # refused before the corpus is measured
+    with Console() as console:
+        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
+        if where is not None:
+            console.say(f"calibrating for about {seconds:g} s; leave the machine to it")
+            named = this_machine(where, settings)
+        assert named is not None
+        made = make_plan(
+            settings,
+            size,
+            named,
+            where,
+            hours=hours,
+            price=price,
+            seconds=seconds,
+            progress=console.say,
+        )
+    print_plan(made, Path(recipe).stem, rich.console.Console(), price)
+    if json is not None:
+        write_json(json, as_json(made))
+
+
+def check_flags(
+    machine: str, device: str, seconds: float, mfu: float | None, price: float | None
+) -> None:
+    """Refuse impossible numbers, and flags that do not belong together.
+
+    Raises:
+        BertkitError: names the flag.
+    """
+    if price is not None and not 0 <= price < math.inf:
+        raise BertkitError(f"--price must be 0 or more, not {price}")
+    if not 0 < seconds < math.inf:
+        raise BertkitError(f"--seconds must be above 0, not {seconds}")
+    if machine != HERE and device != "auto":
+        raise BertkitError(f"--device is for this machine; leave it out with --machine {machine}")
+    if machine != HERE and seconds != MEASURE_SECONDS:
+        raise BertkitError(f"--seconds is for this machine; leave it out with --machine {machine}")
+    if machine == HERE and mfu is not None:
+        raise BertkitError("--mfu is for a named --machine; on this one it is measured")
+
+
+def measure_corpus(size: CorpusSize, lengths: Sequence[int], sentences: str) -> CorpusEstimate:
+    """The corpus of the flags; `sentences` as in `PairOptions`.
+
+    Raises:
+        BertkitError: no corpus was given, or more than one, or it is not there.
+    """
+    given = [size.store is not None, bool(size.text), size.tokens is not None]
+    if sum(given) != 1:
+        raise BertkitError(
+            "say how much text there is by one of --store STORE, --text PATHS and --tokens NUMBER"
+        )
+    if not size.text and (size.tokenizer or size.format != "auto" or size.column != "text"):
+        raise BertkitError("--tokenizer, --format and --column are for --text; leave them out")
+    if (size.store or size.tokenizer) and size.vocabulary_size != UNKNOWN.vocabulary_size:
+        raise BertkitError("the vocabulary is that of the store or tokenizer; leave out its size")
+    if size.vocabulary_size < 1:
+        raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
+    if size.store is not None:
+        return store_corpus(TokenStore(size.store), lengths, sentences)
+    if size.tokens is not None:
+        pieces = size.vocabulary_size
+        return assumed_corpus("only its size", size.tokens, pieces, lengths, sentences)
+    tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
+    options = PrepareOptions(format=size.format, column=size.column, held_out=0.0)
+    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, sentences)
+
+
+def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
+    """Print the tables."""
+    config, machine = made.model, made.machine
+    out.print(
+        f"{recipe}: {config.num_hidden_layers} layers x {config.hidden_size}, "
+        f"{config.num_attention_heads} heads, {config.vocab_size:,} pieces: "
+        f"{made.parameters:,} parameters, {made.precision}\n"
+        f"corpus: {made.corpus}, {made.corpus_tokens:,.0f} tokens\n"
+        f"machine: {machine.title}, {machine.memory / GIB:.1f} GiB, "
+        f"{machine.peak[made.precision] / 1e9:,.0f} GFLOP/s",
+        markup=False,
+        highlight=False,
+    )
+    out.print(memory_table(made))
+    out.print(speed_table(made))
+    out.print(budget_table(made, price))
+    if made.flags:
+        out.print(f"bertkit pretrain {recipe} {' '.join(made.flags)}", soft_wrap=True, markup=False)
+    source = "assumed" if machine.mfu else "measured here; assumed"
+    out.print(f"{source}: {'; '.join(made.assumed)}.", markup=False, highlight=False)
+
+
+def memory_table(made: Plan) -> Table:
+    """Bytes by part, a column for each phase."""
+    table = Table("memory, GiB", title="memory of a micro-batch of full-length examples")
+    for phase in made.phases:
+        table.add_column(f"{phase.fit.micro_batch} x {phase.length}", justify="right")
+    for part in vars(made.phases[0].fit.memory):
+        values = [getattr(phase.fit.memory, part) / GIB for phase in made.phases]
+        table.add_row(part, *[f"{value:,.2f}" for value in values], end_section=part == "kept")
+    table.add_row("largest that fits", *[f"{phase.fit.largest:,}" for phase in made.phases])
+    return table
+
+
+def speed_table(made: Plan) -> Table:
+    """A row for each phase, and for those of the paper that the recipe lacks."""
+    table = Table("length", "batch", "tokens/s", "MFU", "s/update", title="speed")
+    own = {phase.length for phase in made.phases}
+    for phase in (*made.phases, *[phase for phase in made.paper if phase.length not in own]):
+        cut = phase.fit.micro_batches
+        table.add_row(
+            str(phase.length),
+            f"{phase.sequences}" + (f" in {cut}" if cut > 1 else ""),
+            f"{phase.tokens_per_second:,.0f}",
+            f"{phase.mfu:.0%}",
+            f"{phase.seconds:,.3g}",
+        )
+    return table
+
+
+def budget_table(made: Plan, price: float | None) -> Table:
+    """A row for each schedule."""
+    table = Table("schedule", "updates", "tokens", "epochs", "time", title="time")
+    if price is not None:
+        table.add_column(f"cost at {price:g}/h", justify="right")
+    for found in made.answers:
+        cost = [] if found.cost is None else [f"{found.cost:,.2f}"]
+        updates = " + ".join(f"{steps:,}" for steps in found.steps)
+        table.add_row(
+            found.title, updates, amount(found.tokens), two_digits(found.epochs),
+            duration(found.seconds), *cost,
+        )  # fmt: skip
+    return table
+
+
+def two_digits(number: float) -> str:
+    """Two digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def amount(number: float) -> str:
+    """Such as `1.2 G`."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,.0f}"
+
+
+TIME_UNITS = (
+    ("years", 365.25 * 86400),
+    ("days", 86400),
+    ("hours", 3600),
+    ("minutes", 60),
+    ("s", 1),
+)
+
+
+def duration(seconds: float) -> str:
+    """Such as `3.4 days`: in the largest unit of which there are 2."""
+    for (name, size), _ in pairwise(TIME_UNITS):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {name}"
+    return f"{seconds:,.1f} s"

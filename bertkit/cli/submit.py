@@ -1,0 +1,44 @@
+"""`bertkit submit`: the GLUE predictions of several runs → glue.zip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.errors import BertkitError
+from bertkit.outputs import FILE, Read
+from bertkit.tasks.submissions import ZIPPED, write_glue_zip
+
+SUBMISSIONS = Read("data", ("*.tsv",))
+
+
+def submit_command(
+    *runs: Annotated[Path, SUBMISSIONS], out: Annotated[Path, FILE] = Path("glue.zip")
+) -> None:
+    """Collect GLUE predictions into the zip file of its server.
+
+    Every run of `bertkit finetune` on a GLUE task leaves its file in RUN/results; those of AX come
+    from `bertkit evaluate ax`. Each file is checked; WNLI may be absent: it is filled with its
+    commoner label, as the paper leaves WNLI out.
+
+    Parameters
+    ----------
+    runs
+        Folders that hold such files, at any depth.
+    out
+        The zip file.
+    """
+    found: dict[str, Path] = {}
+    for run in runs:
+        if not run.is_dir():
+            raise BertkitError(f"{run} is no folder; name those of the runs")
+        for path in sorted(run.rglob("*.tsv")):
+            if path.name in ZIPPED and path.name in found:
+                raise BertkitError(
+                    f"{path} and {found[path.name]} are both {path.name}; name one of the folders"
+                )
+            if path.name in ZIPPED:
+                found[path.name] = path
+    for remark in write_glue_zip(found, out):
+        print(remark)  # noqa: T201
+    print(f"{out}: {len(ZIPPED)} files, {len(found)} of them of these runs")  # noqa: T201

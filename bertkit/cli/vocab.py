@@ -1,0 +1,222 @@
+"""`bertkit vocab`: add words to a model's vocabulary, and measure how a vocabulary fits a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+from cyclopts import App
+from rich.markup import escape
+from rich.table import Table
+
+from bertkit.checkpoints.extend import (
+    POSITIONS,
+    STARTS,
+    Extension,
+    check_choice,
+    check_out,
+    extend_model,
+    extend_vocabulary,
+)
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.cli.learn import DEFAULTS, LearnOptions, count_sources, documents
+from bertkit.errors import BertkitError
+from bertkit.files import write_json
+from bertkit.outputs import FILE, REPLACED, TEXT
+from bertkit.text.documents import TextCounts
+from bertkit.text.lines import describe_skipped, plain_lines
+from bertkit.text.sources import find_sources
+from bertkit.tokenizer.train import choose_domain_words, measure_vocabulary
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.journal import Console
+
+SHOWN_WORDS = 12
+MIN_OCCURRENCES = 2
+"""Occurrences of a word that is chosen from text."""
+
+
+def extend_command(
+    model: Path,
+    *,
+    out: Annotated[Path, REPLACED],
+    words: Annotated[str | None, TEXT] = None,
+    text: Annotated[tuple[str, ...], TEXT] = (),
+    count: int | None = None,
+    place: str = "append",
+    init: str = "mean",
+    processes: int = 0,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+) -> None:
+    """Add words to an existing model, each as one piece.
+
+    Parameters
+    ----------
+    model
+        A model directory, a run directory or a checkpoint of Google's; it stays as it is.
+    out
+        The folder for the extended model, which is complete.
+    words
+        A file with one word on each line (instead of --text); "##ing" is a piece inside words.
+    text
+        Text of the domain: files, folders, globs, URLs, hf:NAME. The words whose own piece saves
+        most pieces are added.
+    count
+        How many words to take from --text.
+    place
+        append: behind the other pieces; unused: in the place of [unused] entries.
+    init
+        mean of the pieces that the word had, or random.
+    processes
+        Processes that count the words of --text; 0 takes one for each core.
+    format
+        Format of --text; auto looks at names and first lines.
+    column
+        Column of --text that holds the text, in formats that have columns.
+    """
+    if (words is None) == (not text) or (count is None) == bool(text):
+        raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
+    check_choice("--place", place, POSITIONS)
+    check_choice("--init", init, STARTS)
+    if count is not None and count < 1:
+        raise BertkitError(f"--count must be at least 1, got {count}")
+    check_out(model, out)  # before hours of counting
+    counts = TextCounts()
+    start = read_pretrained(model)
+    with Console() as console:
+        if words is not None:
+            wanted = list(listed_words(words, counts))
+        else:
+            assert count is not None
+            cased = not start.tokenizer.lowercase
+            options = replace(
+                DEFAULTS, cased=cased, processes=processes, format=format, column=column
+            )
+            wanted = words_from_text(text, count, start.tokenizer, options, console)
+        extension = extend_vocabulary(start.tokenizer, wanted, counts, place=place)
+        extend_model(start, extension, out, place=place, init=init)
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+        console.say(describe_words(extension, out))
+
+
+def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
+    """The words of a file with the places they stand at."""
+    source, *more = find_sources([file], format="text")
+    if more:
+        raise BertkitError(f"--words {file} is {1 + len(more)} files; name one")
+    lines = list(plain_lines(source, counts))
+    if lines and not lines[-1][1]:
+        lines.pop()  # what follows the last line end
+    for number, line in lines:
+        yield line.strip(), f"{source.path}:{number}"
+
+
+def words_from_text(
+    paths: tuple[str, ...],
+    number: int,
+    tokenizer: Tokenizer,
+    options: LearnOptions,
+    console: Console,
+) -> list[tuple[str, str]]:
+    """The words of some text that the vocabulary breaks, by how many pieces each would save."""
+    skipped = TextCounts().skipped
+    counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
+    for line in describe_skipped(skipped, {}):
+        console.say(line)
+    frequent = {word: times for word, times in counts.items() if times >= MIN_OCCURRENCES}
+    chosen = choose_domain_words(tokenizer, frequent, number)
+    encoded = zip(counts.items(), tokenizer.encode_batch(list(counts)), strict=True)
+    lengths = [(times, len(ids), ids == [tokenizer.unk_id]) for (_, times), ids in encoded]
+    pieces = sum(times * length for times, length, _ in lengths)
+    unknown = sum(times for times, _, lost in lengths if lost)
+    console.say(
+        f"{counts.total():,} words in {pieces:,} pieces, {unknown:,} words [UNK] (not chosen); "
+        f"{len(chosen):,} words of at least {MIN_OCCURRENCES} occurrences would save "
+        f"{sum(saved for _, saved in chosen):,} pieces"
+    )
+    if len(chosen) < number:
+        console.say(f"the text has only {len(chosen):,} of the {number:,} words asked for")
+    return [(word, "--text") for word, _ in chosen]
+
+
+def describe_words(extension: Extension, out: Path) -> str:
+    """How many words were added, and the first of them."""
+    words = extension.words
+    shown = ", ".join(words[:SHOWN_WORDS]) + (", ..." if len(words) > SHOWN_WORDS else "")
+    return f"{out}: {extension.tokenizer.size:,} pieces, {len(words):,} of them new: {shown}"
+
+
+def measure_command(
+    tokenizer: Path,
+    *paths: Annotated[str, TEXT],
+    max_documents: int | None = None,
+    json: Annotated[Path | None, FILE] = None,
+    format: str = "auto",  # noqa: A002 - the flag's natural name
+    column: str = "text",
+) -> None:
+    """Measure how a vocabulary fits a text: fertility, [UNK], characters of a piece.
+
+    Parameters
+    ----------
+    tokenizer
+        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+    paths
+        Text, preferably none that the vocabulary was learned from.
+    max_documents
+        Measure no more than the first so many documents.
+    json
+        A file for the report.
+    format
+        Format of the files; auto looks at names and first lines.
+    column
+        The column that holds the text, in formats that have columns.
+    """
+    if max_documents is not None and max_documents < 1:
+        raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")
+    counts = TextCounts()
+    loaded = Tokenizer.load(tokenizer)
+    with Console() as console:
+        console.start(max_documents, title="measuring", unit="documents")
+
+        def told() -> Iterator[str]:
+            for number, text in enumerate(documents(paths, format, column, counts), start=1):
+                console.update({"done": number, "bytes": counts.bytes})
+                yield text
+
+        report = measure_vocabulary(loaded, islice(told(), max_documents)).as_dict()
+        console.close()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            console.say(line)
+    report = {"documents": counts.documents, "vocabulary": loaded.size, **report}
+    if json is not None:
+        write_json(json, {"tokenizer": str(tokenizer), "paths": list(paths), **report})
+    print_report(report, str(tokenizer))
+
+
+def print_report(report: dict[str, Any], title: str) -> None:
+    """Print the report as a table."""
+    unknown = ", ".join(f"{word} ({times:,})" for word, times in report["unknown_words"])
+    rows = [
+        ("documents", f"{report['documents']:,}"),
+        ("words", f"{report['words']:,}"),
+        ("pieces", f"{report['pieces']:,}"),
+        ("pieces a word (fertility)", f"{report['fertility']:.4f}"),
+        ("characters a piece", f"{report['characters_per_piece']:.4f}"),
+        ("words that are [UNK]", f"{report['unknown_share']:.4%}"),
+        ("most frequent [UNK]", escape(unknown) or "none"),
+        ("pieces never used", f"{report['unused_pieces']:,} of {report['vocabulary']:,}"),
+    ]
+    table = Table("measure", "value", title=escape(title))
+    for name, value in rows:
+        table.add_row(escape(name), value)
+    rich.console.Console().print(table)
+
+
+vocab_application = App(name="vocab", help="Extend or measure a vocabulary.")
+for name, verb in (("extend", extend_command), ("measure", measure_command)):
+    vocab_application.command(verb, name=name)

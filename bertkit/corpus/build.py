@@ -1,0 +1,227 @@
+"""Text → token store, as a stream: memory does not grow with the corpus.
+
+The work is cut into parts, a part into shards (`parts.py`), the text of a shard into blocks of
+documents. Blocks go to worker processes and come back in order; the bytes written do not depend on
+the number of processes. `cluster.py` makes the same store with many machines: it begins, makes the
+parts and finishes by the functions that are used here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bertkit.corpus.blocks import BlockPool
+from bertkit.corpus.shards import ShardInfo
+from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
+from bertkit.corpus.store import TokenStore
+from bertkit.corpus.writers import write_manifest
+from bertkit.errors import BertkitError
+from bertkit.files import exclusive_lock, read_json, write_json
+from bertkit.text.documents import TextCounts
+from bertkit.text.sentences import check_language
+from bertkit.text.sources import Source, check_outside, find_sources, is_remote
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+class TooFewDocumentsError(BertkitError):
+    """Next-sentence pairs need a second document to draw from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """What decides the content of a store, besides the text and the tokenizer."""
+
+    format: str = "auto"
+    """text, wikiextractor, jsonl, csv, tsv, parquet; auto looks at names and first lines."""
+    column: str = "text"
+    """The column that holds the text, in formats that have columns."""
+    language: str = "en"
+    """Language code for the sentence splitter; `lines` takes each line as one sentence."""
+    held_out: float = 0.01
+    """Share of documents kept for evaluation, chosen by a hash of their text."""
+    shard_megabytes: int = 64
+    """Text per shard, in units of 1,000,000 bytes."""
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of text after which a shard ends."""
+        return self.shard_megabytes * 1_000_000
+
+
+def prepare(
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: PrepareOptions | None = None,
+    *,
+    processes: int = 1,
+    progress: Callable[[TextCounts], None] = lambda counts: None,
+) -> TokenStore:
+    """Make (or finish) a token store.
+
+    Args:
+        paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
+        tokenizer: text → ids; a copy is kept in the store.
+        folder: the store; a run that was stopped goes on where its last whole shard ends.
+        options: see `PrepareOptions`.
+        processes: worker processes; the result is the same for any number.
+        progress: called with the running counts after each block.
+
+    Raises:
+        BertkitError: no text, unknown language, fewer than two documents (next-sentence pairs need
+            a second one to draw from), a store begun with other settings, a full disk.
+    """
+    options = options or PrepareOptions()
+    if processes < 1:
+        raise BertkitError(f"processes must be at least 1, got {processes}")
+    sources = check_inputs(paths, folder, options)
+    check_folder(folder)
+    with exclusive_lock(folder):
+        claim_store_folder(folder, tokenizer, options, sources, alone=True)
+        (folder / "manifest.json").unlink(missing_ok=True)
+        tokenizer.save(folder / "tokenizer")
+        done = TextCounts()
+
+        def show(counts: TextCounts) -> None:
+            running = TextCounts()
+            running += done
+            running += counts
+            progress(running)
+
+        results = []
+        with BlockPool(tokenizer, folder, processes, options.language, options.held_out) as pool:
+            for part in plan_parts(sources, options.shard_bytes):
+                results.append(
+                    prepare_part(
+                        part,
+                        folder,
+                        pool,
+                        column=options.column,
+                        shard_bytes=options.shard_bytes,
+                        progress=show,
+                    )
+                )
+                done += results[-1].text
+        return finish_store(folder, tokenizer, options, sources, results)
+
+
+def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) -> list[Source]:
+    """Check the options and find the sources.
+
+    Raises:
+        BertkitError: impossible options, nothing to read, or a folder that is remote or is itself
+            in a folder of text.
+    """
+    check_language(options.language)
+    if not 0 <= options.held_out < 1:
+        raise BertkitError(f"held_out must be at least 0 and below 1, got {options.held_out}")
+    if not 1 <= options.shard_megabytes <= 1000:
+        raise BertkitError(f"shard_megabytes must be 1 to 1000, got {options.shard_megabytes}")
+    if is_remote(folder):
+        raise BertkitError(
+            f"{folder} is remote, but shards are renamed into place and mapped into memory; "
+            "prepare into a local or mounted folder, then copy it"
+        )
+    check_outside(folder, paths)
+    return find_sources(paths, format=options.format)
+
+
+def finish_store(
+    folder: Path,
+    tokenizer: Tokenizer,
+    options: PrepareOptions,
+    sources: Sequence[Source],
+    results: Iterable[PartResult],
+) -> TokenStore:
+    """Write the manifest from the results of all parts, in their order.
+
+    Raises:
+        TooFewDocumentsError: there are fewer than two training documents.
+    """
+    text = TextCounts()
+    tokenization: Counter[str] = Counter()
+    shards: list[ShardInfo] = []
+    for result in results:
+        shards += result.shards
+        tokenization += result.tokenization
+        text += result.text
+    documents = sum(shard.documents for shard in shards if shard.split == "train")
+    if documents < 2:
+        others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        raise TooFewDocumentsError(
+            f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
+            "needed. In plain text a blank line ends a document; is there one?"
+        )
+    details = {
+        "settings": asdict(options),
+        "sources": [asdict(source) for source in sources],
+        "text": text.as_dict(),
+        "tokenization": dict(tokenization),
+    }
+    write_manifest(folder, tokenizer, shards, details)
+    return TokenStore(folder)
+
+
+def claim_store_folder(
+    folder: Path,
+    tokenizer: Tokenizer,
+    options: PrepareOptions,
+    sources: Sequence[Source],
+    *,
+    alone: bool = False,
+) -> None:
+    """Note in a folder what its store is made of.
+
+    Args:
+        folder: of the store.
+        tokenizer: that of the store.
+        options: of the store.
+        sources: what it is made of.
+        alone: nobody else works in the folder, so that settings of which nothing was made, as they
+            did not work, may be replaced.
+
+    Raises:
+        BertkitError: it holds a store of other settings, text or tokenizer, or something else.
+    """
+    settings: dict[str, Any] = {
+        **asdict(options),
+        "tokenizer_hash": tokenizer.content_hash,
+        "sources": [
+            {**asdict(source), "modified": modification_time(source)} for source in sources
+        ],
+    }
+    path = folder / "settings.json"
+    check_folder(folder)
+    if path.is_file():
+        begun = read_json(path)
+        if not isinstance(begun, dict):
+            raise BertkitError(f"{path} is damaged; remove the store and prepare it again")
+        changed = [key for key in settings if begun.get(key) != settings[key]]
+        made = (folder / "manifest.json").is_file() or any(folder.glob("parts/*.json"))
+        if changed and (made or not alone):
+            raise BertkitError(
+                f"store {folder} was begun with other {', '.join(changed)}; choose another folder, "
+                "or remove this one"
+            )
+    write_json(path, settings)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else than a store.
+
+    Raises:
+        BertkitError: it does.
+    """
+    used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
+    if used and not (folder / "settings.json").is_file():  # last: a host may write it just now
+        raise BertkitError(f"{folder} is not empty and holds no token store; choose another folder")
+
+
+def modification_time(source: Source) -> int | None:
+    """When a local source was last changed, in nanoseconds; an edited file is another text."""
+    path = Path(source.path)
+    return path.stat().st_mtime_ns if path.is_file() else None

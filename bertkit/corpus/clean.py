@@ -1,0 +1,261 @@
+"""Text → cleaner text: drop what is too short, of poor quality, or came before; count all of it.
+
+Duplicated text costs training steps, is learned by heart (Lee et al., 2022, Deduplicating Training
+Data Makes Language Models Better), and leaks into held-out text. The rules of quality are those of
+MassiveText (Rae et al., 2021, appendix A.1) that hold for any language with letters. One pass in
+the order of the input: of several copies the first stays. What is kept does not depend on the
+number of processes. Memory holds the keys of the kept documents (`duplicates.py`), not their text.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from bertkit.corpus.minhash import IDEOGRAPHS, WORD, KeySet, band_keys, exact_key
+from bertkit.corpus.writers import open_writer
+from bertkit.errors import BertkitError
+from bertkit.processes import Workers
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import cut_blocks
+from bertkit.text.sources import Source, find_sources
+
+JUDGE_CHARACTERS = 250_000
+EXAMPLE_CHARACTERS = 50
+"""Of a dropped document, beside its place."""
+EXACT, NEAR = "equal to an earlier document", "nearly equal to an earlier document"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """What is dropped."""
+
+    format: str = "auto"
+    """text, wikiextractor, jsonl, csv, tsv, parquet; auto looks at names and first lines."""
+    column: str = "text"
+    """The column that holds the text, in formats that have columns."""
+    exact: bool = True
+    """Drop what is equal to an earlier document but for case and white space."""
+    near: bool = False
+    """Drop what shares most runs of five words with an earlier document (MinHash)."""
+    min_words: int = 0
+    """Fewest words of a document."""
+    max_words: int = 0
+    """Most words of a document; 0 for any number."""
+    quality: bool = False
+    """Drop what breaks one of the four rules below."""
+    min_alphabetic: float = 0.8
+    """Smallest share of words with a letter."""
+    max_repeated: float = 0.2
+    """Largest share of the text, in characters, in lines that the document had before."""
+    min_word_length: float = 3.0
+    """Shortest mean length of words, in characters; ideographs are left out."""
+    max_word_length: float = 10.0
+    """Longest mean length of words."""
+
+
+class Verdict(NamedTuple):
+    """What a document's text says about it, without the others."""
+
+    reason: str
+    """Why it is dropped; empty if it is not."""
+    key: int
+    bands: list[int]
+    """Of MinHash; empty unless wanted."""
+
+
+class Cleaned(NamedTuple):
+    """What `clean` did."""
+
+    read: TextCounts
+    kept: TextCounts
+    """`skipped` says why how many documents were dropped, `examples` names the first of each."""
+    key_bytes: int
+    """Memory that the keys of the kept documents took."""
+
+
+def poor_quality(document: str, options: CleanOptions) -> str:
+    """The first rule of quality that a document breaks; empty if none."""
+    tokens = document.split()
+    alphabetic = sum(any(map(str.isalpha, token)) for token in tokens) / max(1, len(tokens))
+    if alphabetic < options.min_alphabetic:
+        return f"fewer than {options.min_alphabetic:.0%} of words have a letter"
+    if repeated_share(document) > options.max_repeated:
+        return f"more than {options.max_repeated:.0%} of the text in lines that came before"
+    spelled = [word for word in WORD.findall(document) if not is_ideograph(word[0])]
+    if spelled:
+        mean = sum(map(len, spelled)) / len(spelled)
+        if mean < options.min_word_length:
+            return f"mean word length below {options.min_word_length:g}"
+        if mean > options.max_word_length:
+            return f"mean word length above {options.max_word_length:g}"
+    return ""
+
+
+def is_ideograph(character: str) -> bool:
+    """Whether a character is a word by itself."""
+    ranges = (IDEOGRAPHS[i : i + 3] for i in range(0, len(IDEOGRAPHS), 3))
+    return any(bounds[0] <= character <= bounds[2] for bounds in ranges)
+
+
+def repeated_share(document: str) -> float:
+    """Share of a document's characters, without line ends, in lines that it had before."""
+    seen: set[str] = set()
+    repeated = total = 0
+    for line in document.splitlines():
+        stripped = line.strip()
+        total += len(stripped)
+        if stripped in seen:
+            repeated += len(stripped)
+        seen.add(stripped)
+    return repeated / max(1, total)
+
+
+def judge_document(document: str, options: CleanOptions) -> Verdict:
+    """What can be said of a document by itself: the work of the processes."""
+    words = len(WORD.findall(document)) if options.min_words or options.max_words else 0
+    if words < options.min_words:
+        reason = f"fewer than {options.min_words:,} words"
+    elif words > options.max_words > 0:
+        reason = f"more than {options.max_words:,} words"
+    else:
+        reason = poor_quality(document, options) if options.quality else ""
+    if reason:
+        return Verdict(reason, 0, [])
+    bands = band_keys(document).tolist() if options.near else []
+    return Verdict("", exact_key(document) if options.exact else 0, bands)
+
+
+def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict]:
+    """`judge_document` for some documents."""
+    return [judge_document(document, options) for document in documents]
+
+
+def judge_blocks(
+    blocks: Iterable[list[str]], options: CleanOptions, processes: int
+) -> Iterator[tuple[list[str], list[Verdict]]]:
+    """Yield (documents, verdicts) in the order of the blocks.
+
+    Raises:
+        BertkitError: a worker process died.
+    """
+    if processes == 1:
+        for documents in blocks:
+            yield documents, judge_block(documents, options)
+        return
+    work = partial(judge_block, options=options)
+    with Workers(work, processes, command="clean", flag="--processes") as workers:
+        yield from workers.run(blocks)
+
+
+class DocumentReader:
+    """Reads the documents of all sources and remembers where each source began."""
+
+    def __init__(self, sources: Sequence[Source], column: str) -> None:
+        self.sources = sources
+        self.column = column
+        self.counts = TextCounts()
+        self._first: list[int] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for source in self.sources:
+            self._first.append(self.counts.documents)
+            yield from read_documents(source, self.counts, column=self.column)
+
+    def place(self, index: int) -> str:
+        """The source of document `index` of all, and its number there, from 1."""
+        source = bisect_right(self._first, index) - 1
+        return f"{self.sources[source].path}, document {index - self._first[source] + 1:,}"
+
+
+def check_options(options: CleanOptions, processes: int) -> None:
+    """Refuse what cannot be meant.
+
+    Raises:
+        BertkitError: a number is out of its range.
+    """
+    if processes < 1:
+        raise BertkitError(f"processes must be at least 1, got {processes}")
+    for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):
+        if not options.quality and getattr(options, name) != getattr(CleanOptions(), name):
+            raise BertkitError(f"{name} does nothing without --quality; give both or neither")
+    for name in ("min_alphabetic", "max_repeated"):
+        if not 0 <= (value := getattr(options, name)) <= 1:
+            raise BertkitError(f"{name} is a share from 0 to 1, got {value}")
+    if min(options.min_words, options.max_words) < 0:
+        raise BertkitError("min_words and max_words must be 0 or more")
+    if options.min_words > options.max_words > 0:
+        raise BertkitError(f"min_words {options.min_words} is above max_words {options.max_words}")
+    least, most = options.min_word_length, options.max_word_length
+    if not 0 <= least <= most:
+        raise BertkitError(
+            f"min_word_length {least:g} and max_word_length {most:g} leave no mean length between "
+            "them; give 0 <= min_word_length <= max_word_length"
+        )
+
+
+def clean(
+    paths: Sequence[str],
+    out: Path,
+    options: CleanOptions | None = None,
+    *,
+    processes: int = 1,
+    progress: Callable[[TextCounts], None] = lambda counts: None,
+) -> Cleaned:
+    """Write the documents that are to be kept, in their order.
+
+    Args:
+        paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
+        out: a file of JSON lines, or a folder for several; see `open_writer`. It is there only
+            when it is whole.
+        options: see `CleanOptions`.
+        processes: worker processes; the result is the same for any number.
+        progress: called with the running counts after each block.
+
+    Raises:
+        BertkitError: nothing to read, impossible options, nothing is left, a full disk.
+    """
+    options = options or CleanOptions()
+    check_options(options, processes)
+    reader = DocumentReader(find_sources(paths, format=options.format), options.column)
+    kept = TextCounts()
+    keys, bands = KeySet(), KeySet()
+    index = 0
+    with open_writer(out) as write:
+        blocks = cut_blocks(iter(reader), JUDGE_CHARACTERS)
+        for documents, verdicts in judge_blocks(blocks, options, processes):
+            for document, verdict in zip(documents, verdicts, strict=True):
+                reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
+                if reason:
+                    start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())[
+                        :EXAMPLE_CHARACTERS
+                    ]
+                    kept.note(reason, f"{reader.place(index)}: {json.dumps(start)}")
+                else:
+                    kept.documents += 1
+                    kept.bytes += write(document)
+                index += 1
+            progress(reader.counts)
+        if not kept.documents:
+            raise BertkitError(
+                f"none of {reader.counts.documents:,} documents is left "
+                f"({', '.join(sorted(kept.skipped)) or 'there was none'}); loosen the options"
+            )
+    return Cleaned(reader.counts, kept, keys.bytes + bands.bytes)
+
+
+def is_duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: KeySet) -> str:
+    """Whether an earlier document was the same, or nearly; if not, this one is remembered."""
+    if options.exact and keys.has_any([verdict.key]):
+        return EXACT
+    if bands.has_any(verdict.bands):
+        return NEAR
+    if options.exact:
+        keys.add([verdict.key])
+    bands.add(verdict.bands)
+    return ""

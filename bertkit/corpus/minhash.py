@@ -1,0 +1,143 @@
+"""Documents that came before, exactly or nearly, in bounded memory.
+
+Two documents are equal if their text is, without regard to case and white space. They are nearly
+equal if they share most runs of SHINGLE words. MinHash (Broder, 1997) estimates that share: of a
+document's set of shingles, each of BANDS x ROWS hash functions keeps its smallest value, and for
+each function the chance that two documents have the same smallest value is their Jaccard
+similarity s, the size of the intersection over that of the union. The values go in bands (Leskovec,
+Rajaraman and Ullman, Mining of Massive Datasets, section 3.4): two documents that agree on a whole
+band are near-duplicates, which has the chance
+
+    1 - (1 - s ** ROWS) ** BANDS
+
+14 bands of 8 rows over runs of 5 words are datatrove's defaults; its own code for it wants a word
+splitter of a language library, three passes and files in between. Here one pass keeps 8 bytes for
+each band of each document that is passed on, and 8 for the document itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+SHINGLE = 5
+"""Words in a run; shorter documents are one run."""
+BANDS, ROWS = 14, 8
+SHINGLES_AT_ONCE = 2048
+"""Bounds the table of (shingles, functions) hashes to 2 MB."""
+IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+"""Kana, Han and Hangul: written without spaces, so each is a word."""
+WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]+")
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_parameters(count: int, stream: int) -> np.ndarray:
+    """(count,) uint64, always the same."""
+    rng = np.random.Generator(np.random.Philox(key=[7, stream]))
+    return rng.integers(0, 1 << 64, count, dtype=np.uint64)
+
+
+FACTORS = hash_parameters(BANDS * ROWS, 0) | np.uint64(1)
+SUMMANDS = hash_parameters(BANDS * ROWS, 1)
+PLACES = hash_parameters(SHINGLE, 2) | np.uint64(1)
+"""A factor for each word of a run."""
+BAND_KEYS = hash_parameters(BANDS * ROWS, 3).reshape(BANDS, ROWS) | np.uint64(1)
+
+
+def mix_bits(values: np.ndarray) -> np.ndarray:
+    """Spread each number over all 64 bits (the last step of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def exact_key(document: str) -> int:
+    """64 bits of a hash of the text without regard to case and white space.
+
+    Among n different documents, n^2 / 2^65 are expected to be taken for another one: three in a
+    million runs over ten million documents.
+    """
+    text = " ".join(document.casefold().split())
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def shingles(document: str) -> np.ndarray:
+    """(runs,) uint64: a hash of each run of SHINGLE words; none for a document without words.
+
+    Words are letters and digits, without regard to case; punctuation is left out.
+    """
+    words = WORD.findall(document.casefold())
+    if not words:
+        return np.zeros(0, dtype=np.uint64)
+    lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
+    codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(codes)) - np.repeat(starts, lengths)
+    powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER), dtype=np.uint64)
+    keys = mix_bits(np.add.reduceat(mix_bits(codes.astype(np.uint64)) * powers[places], starts))
+    runs = max(1, len(keys) - SHINGLE + 1)
+    hashes = np.zeros(runs, dtype=np.uint64)
+    for place in range(min(SHINGLE, len(keys))):
+        hashes += keys[place : place + runs] * PLACES[place]
+    return mix_bits(hashes)
+
+
+def band_keys(document: str) -> np.ndarray:
+    """(BANDS,) uint64: one number for each band of smallest hashes.
+
+    A document without words has none, that is, the shape (0,).
+    """
+    runs = shingles(document)
+    if not len(runs):
+        return runs
+    smallest = np.full(BANDS * ROWS, np.iinfo(np.uint64).max, dtype=np.uint64)
+    for start in range(0, len(runs), SHINGLES_AT_ONCE):
+        hashes = runs[start : start + SHINGLES_AT_ONCE, None] * FACTORS + SUMMANDS
+        np.minimum(smallest, hashes.min(axis=0), out=smallest)
+    rows = (mix_bits(smallest).reshape(BANDS, ROWS) * BAND_KEYS).sum(axis=1, dtype=np.uint64)
+    return mix_bits(rows + np.arange(BANDS, dtype=np.uint64) * MULTIPLIER)
+
+
+class KeySet:
+    """A set of 64-bit numbers at 8 bytes each (16 for a moment, while sorted runs are joined).
+
+    Numbers wait in a small Python set and go, sorted, into arrays; an array is joined with the one
+    before it as soon as it is half as long, so there are few, and each number moves few times.
+    """
+
+    def __init__(self, waiting: int = 1 << 16) -> None:
+        self.most_waiting = waiting
+        self._waiting: set[int] = set()
+        self._runs: list[np.ndarray] = []
+
+    @property
+    def bytes(self) -> int:
+        """8 for each number; the waiting ones take some megabytes more, however many there are."""
+        return 8 * (len(self._waiting) + sum(map(len, self._runs)))
+
+    def has_any(self, keys: Sequence[int]) -> bool:
+        """Whether one of some numbers is there."""
+        if not self._waiting.isdisjoint(keys):
+            return True
+        wanted = np.array(keys, dtype=np.uint64)
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
+            if (run[places] == wanted).any():
+                return True
+        return False
+
+    def add(self, keys: Sequence[int]) -> None:
+        """Put numbers in. One given again may take its bytes twice until its arrays are joined."""
+        self._waiting.update(keys)
+        if len(self._waiting) >= self.most_waiting:
+            run = np.fromiter(self._waiting, dtype=np.uint64, count=len(self._waiting))
+            self._waiting.clear()
+            run.sort()
+            while self._runs and len(self._runs[-1]) <= 2 * len(run):
+                run = np.concatenate([self._runs.pop(), run])
+                run.sort(kind="stable")  # finds the two sorted halves and merges them
+            self._runs.append(run)

@@ -1,0 +1,210 @@
+"""One part of a corpus → its shards: the step that every executor of preparation runs.
+
+The work is cut into parts (one large file, or several small ones), a part into shards. Every
+finished shard has a small JSON file beside it, and so has every finished part: a run that was
+stopped, here or on another machine, takes over what is whole and makes the rest. What is written
+depends on the part, the tokenizer and the settings alone, so two machines that happen to work on
+the same part write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from bertkit.corpus.blocks import TOKENIZE_CHARACTERS, BlockPool, TokenizedBlock
+from bertkit.corpus.shards import ShardInfo, check_shard
+from bertkit.corpus.writers import write_shard
+from bertkit.errors import BertkitError
+from bertkit.files import read_json, write_json
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import cut_blocks
+from bertkit.text.sources import Source
+
+
+class CorpusPart(NamedTuple):
+    """Sources that are read one after another into shards of their own."""
+
+    number: int
+    sources: tuple[Source, ...]
+
+
+def plan_parts(sources: Sequence[Source], shard_bytes: int) -> list[CorpusPart]:
+    """Group neighbouring sources until a group holds about one shard of bytes."""
+    groups: list[list[Source]] = []
+    filled = shard_bytes
+    for source in sources:
+        if filled >= shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(source)
+        filled += source.bytes
+    return [CorpusPart(index, tuple(group)) for index, group in enumerate(groups)]
+
+
+class PartResult(NamedTuple):
+    """What a finished part adds to the manifest."""
+
+    shards: list[ShardInfo]
+    tokenization: Counter[str]
+    """Things counted while tokenising."""
+    text: TextCounts
+    """Things counted while reading."""
+
+
+class PartWriter:
+    """Collects the blocks of one part and writes a shard of each split whenever enough came."""
+
+    def __init__(self, folder: Path, part: CorpusPart, shard_bytes: int) -> None:
+        self.folder = folder
+        self.part = part
+        self.shard_bytes = shard_bytes
+        self.shards: list[ShardInfo] = []
+        self.counts: Counter[str] = Counter()
+        self.written = 0
+        self.documents_done = 0
+        self._blocks: list[TokenizedBlock] = []
+        self._documents = 0
+        self._bytes = 0
+
+    def record_path(self, index: int) -> Path:
+        """The file that says that shard `index` of this part is whole."""
+        return self.folder / "parts" / f"{self.part.number:05d}-{index:03d}.json"
+
+    @property
+    def end_path(self) -> Path:
+        """The file that says that this part is whole."""
+        return self.folder / "parts" / f"{self.part.number:05d}.json"
+
+    def resume(self, *, checksums: bool = True) -> None:
+        """Take over the whole shards of an earlier run; a damaged one is remade from there on."""
+        while (path := self.record_path(self.written)).is_file():
+            try:
+                record = read_json(path)
+                shards = [ShardInfo(**entry) for entry in record["shards"]]
+                counts, documents = Counter(record["counts"]), int(record["documents_read"])
+                for shard in shards:
+                    check_shard(self.folder, shard, checksums=checksums)
+            except (BertkitError, KeyError, TypeError, ValueError):
+                return
+            self.shards += shards
+            self.counts += counts
+            self.documents_done = documents
+            self.written += 1
+
+    def append(self, documents: int, block: TokenizedBlock) -> None:
+        """Add one block made of `documents` documents; may write a shard."""
+        self._blocks.append(block)
+        self._documents += documents
+        self._bytes += block.text_bytes
+        if self._bytes >= self.shard_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected as the next shard."""
+        if not self._blocks:
+            return
+        shards = []
+        for split in ("train", "held_out"):
+            arrays = [block.splits[split] for block in self._blocks if split in block.splits]
+            if arrays:
+                name = f"{split}-{self.part.number:05d}-{self.written:03d}"
+                shards.append(write_shard(self.folder, name, split, arrays))
+        counts: Counter[str] = sum((block.counts for block in self._blocks), Counter())
+        self.shards += shards
+        self.counts += counts
+        self.documents_done += self._documents
+        record = {
+            "documents_read": self.documents_done,
+            "counts": counts,
+            "shards": [asdict(shard) for shard in shards],
+        }
+        write_json(self.record_path(self.written), record)
+        self.written += 1
+        self._blocks, self._documents, self._bytes = [], 0, 0
+
+    def finish(self, text: TextCounts) -> PartResult:
+        """Write the last shard, then say that the part is whole."""
+        self.flush()
+        write_json(self.end_path, {"shards_written": self.written, "text": text.as_dict()})
+        return PartResult(self.shards, self.counts, text)
+
+    def finished(self) -> PartResult | None:
+        """The result of an earlier run if, after `resume`, nothing of it is missing."""
+        if not self.end_path.is_file():
+            return None
+        try:
+            end = read_json(self.end_path)
+            written, text = end["shards_written"], TextCounts(**end["text"])
+            text.skipped = Counter(text.skipped)
+        except (BertkitError, KeyError, TypeError, ValueError):
+            return None
+        return PartResult(self.shards, self.counts, text) if written == self.written else None
+
+
+def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> PartResult | None:
+    """The result of a part that is whole on disk, else None.
+
+    Args:
+        part: from `plan_parts`.
+        folder: the store.
+        checksums: compare the shards' checksums, too, not their sizes alone.
+    """
+    writer = PartWriter(folder, part, 0)
+    writer.resume(checksums=checksums)
+    return writer.finished()
+
+
+def forget_part(part: CorpusPart, folder: Path) -> None:
+    """Let a part count as unfinished; its whole shards stay."""
+    PartWriter(folder, part, 0).end_path.unlink(missing_ok=True)
+
+
+def prepare_part(
+    part: CorpusPart,
+    folder: Path,
+    pool: BlockPool,
+    *,
+    column: str,
+    shard_bytes: int,
+    progress: Callable[[TextCounts], None] = lambda counts: None,
+) -> PartResult:
+    """Write the shards of one part; whole shards of an earlier run are kept.
+
+    Args:
+        part: from `plan_parts`.
+        folder: the store.
+        pool: tokenises.
+        column: the column that holds the text, in formats that have columns.
+        shard_bytes: of text in a shard.
+        progress: called with the part's running counts after each block.
+
+    Raises:
+        BertkitError: the text cannot be read or the store cannot be written, or the text has become
+            shorter since the part was begun.
+    """
+    writer = PartWriter(folder, part, shard_bytes)
+    writer.resume()
+    if (earlier := writer.finished()) is not None:
+        progress(earlier.text)
+        return earlier
+    counts = TextCounts()
+    documents = _part_documents(part, counts, column)
+    for _ in range(writer.documents_done):
+        if next(documents, None) is None:
+            raise BertkitError(
+                f"{part.sources[0].path} has fewer documents than when {folder} was begun; "
+                "remove the store and prepare it again"
+            )
+    for texts, block in pool.run(cut_blocks(documents, TOKENIZE_CHARACTERS)):
+        writer.append(len(texts), block)
+        progress(counts)
+    return writer.finish(counts)
+
+
+def _part_documents(part: CorpusPart, counts: TextCounts, column: str) -> Iterator[str]:
+    for source in part.sources:
+        yield from read_documents(source, counts, column=column)

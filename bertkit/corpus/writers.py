@@ -1,0 +1,232 @@
+"""What the corpus commands write: token stores, and files of documents.
+
+The shards of a store are written first, then the manifest, which makes the store valid. Documents
+go into files of JSON lines, compressed according to their names, which appear only when complete.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import zstandard
+
+from bertkit.corpus.shards import ARRAYS, ShardInfo
+from bertkit.corpus.store import FORMAT, INDEXED_FORMAT
+from bertkit.errors import BertkitError
+from bertkit.files import (
+    disk_errors,
+    map_array,
+    new_file,
+    new_folder,
+    remove_leftovers,
+    sha256_file,
+    write_array,
+    write_json,
+)
+from bertkit.text.sources import is_remote
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+INLINE_SHARDS = 256
+"""The most shards that a manifest lists itself, for people to read; more are in `shards.npy`."""
+
+
+class DocumentArrays(NamedTuple):
+    """Documents in memory on their way into a shard."""
+
+    tokens: np.ndarray
+    """(tokens,) ids."""
+    sentence_lengths: np.ndarray
+    """(sentences,) tokens in each sentence, at least 1."""
+    document_lengths: np.ndarray
+    """(documents,) sentences in each document, at least 1."""
+
+
+def offsets(lengths: np.ndarray) -> np.ndarray:
+    """(n,) lengths → (n + 1,) uint32 offsets that begin with 0; the sum must be below 2^32."""
+    if int(lengths.sum()) >= 1 << 32:
+        raise BertkitError("a shard would hold 2^32 tokens or more; lower shard_megabytes")
+    result = np.zeros(len(lengths) + 1, dtype=np.uint32)
+    np.cumsum(lengths, out=result[1:])
+    return result
+
+
+def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArrays]) -> ShardInfo:
+    """Write one shard's three arrays, each atomically, and return its manifest entry."""
+    joined = DocumentArrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    arrays = {
+        "tokens": joined.tokens,
+        "sentences": offsets(joined.sentence_lengths),
+        "documents": offsets(joined.document_lengths),
+    }
+    paths = {kind: folder / f"{name}.{kind}.npy" for kind in ARRAYS}
+    for kind, path in paths.items():
+        write_array(path, arrays[kind])
+    return ShardInfo(
+        name=name,
+        split=split,
+        documents=len(joined.document_lengths),
+        sentences=len(joined.sentence_lengths),
+        tokens=len(joined.tokens),
+        bytes={kind: path.stat().st_size for kind, path in paths.items()},
+        sha256={kind: sha256_file(path) for kind, path in paths.items()},
+    )
+
+
+def write_manifest(
+    folder: Path, tokenizer: Tokenizer, shards: Sequence[ShardInfo], details: dict[str, Any]
+) -> None:
+    """Finish a store: count the training unigrams, then write the manifest, which makes it valid.
+
+    Args:
+        folder: the store's folder, all shards in place.
+        tokenizer: made the ids; already saved under `tokenizer/`.
+        shards: every shard in reading order.
+        details: settings, sources and counts to keep beside them.
+    """
+    unigrams = np.zeros(tokenizer.size, dtype=np.int64)
+    for shard in shards:
+        if shard.split == "train":
+            tokens = map_array(folder / f"{shard.name}.tokens.npy")
+            unigrams += np.bincount(tokens, minlength=tokenizer.size)
+    write_array(folder / "unigrams.npy", unigrams)
+    indexed = len(shards) > INLINE_SHARDS
+    write_json(
+        folder / "manifest.json",
+        {
+            "format": INDEXED_FORMAT if indexed else FORMAT,
+            "vocabulary_size": tokenizer.size,
+            "tokenizer_hash": tokenizer.content_hash,
+            "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
+            **details,
+            **(write_index(folder, shards) if indexed else {}),
+            **({} if indexed else {"shards": [asdict(shard) for shard in shards]}),
+        },
+    )
+
+
+def write_index(folder: Path, shards: Sequence[ShardInfo]) -> dict[str, str]:
+    """Write the table of many shards, and return what the manifest says about it."""
+    from bertkit.corpus.shards import shard_rows
+
+    write_array(folder / "shards.npy", shard_rows(shards))
+    return {"shards_sha256": sha256_file(folder / "shards.npy")}
+
+
+PART_BYTES = 64_000_000
+"""Text in a file of a folder: about a shard, so that preparation can deal the files to tasks."""
+COMPRESSORS: dict[str, Callable[[Any], Any]] = {
+    ".gz": lambda file: gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0),
+    ".bz2": lambda file: bz2.BZ2File(file, "wb"),
+    ".xz": lambda file: lzma.LZMAFile(file, "wb", preset=1),  # noqa: SIM115 (closed by JsonLines)
+    ".zst": lambda file: zstandard.ZstdCompressor(level=3).stream_writer(file, closefd=False),
+}
+
+
+@contextmanager
+def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
+    """Give a block what writes one document and returns its bytes; all appear when it ends well.
+
+    Args:
+        out: a file NAME.jsonl, with .gz, .bz2, .xz or .zst after it or not; or a name without a
+            dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
+
+    Raises:
+        BertkitError: another name, a remote one, a file or a folder with something in it that is
+            there already, a full disk.
+    """
+    if is_remote(out):
+        raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
+    if not out.name:
+        raise BertkitError(f"--out {out} has no name of its own; give the name of a new folder")
+    names = out.suffixes[-2:] if out.suffix in COMPRESSORS else [out.suffix]
+    with disk_errors(out):
+        is_free = not (out.is_symlink() or out.exists())
+    if names[0] == ".jsonl":
+        if not is_free:  # it may be the very text that is read
+            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
+        remove_leftovers(out)
+        with new_file(out) as temporary, JsonLinesWriter(temporary, out) as lines:
+            yield lines.write
+    elif "." in out.name:
+        raise BertkitError(
+            f"{out} is no name for JSON lines; use NAME.jsonl, NAME.jsonl.zst or, for a folder of "
+            "files, a name without a dot"
+        )
+    else:
+        if not is_free and (not out.is_dir() or any(out.iterdir())):
+            raise BertkitError(f"{out} is there already; choose another --out, or remove it")
+        with new_folder(out) as folder, PartFilesWriter(folder, out) as parts:
+            yield parts.write
+
+
+class JsonLinesWriter:
+    """A file of objects {"text": document}, compressed as a name says.
+
+    Args:
+        path: where it is written.
+        name: what it will be called; named in errors, too.
+    """
+
+    def __init__(self, path: Path, name: Path) -> None:
+        self.path = path
+        self.name = name
+
+    def __enter__(self) -> JsonLinesWriter:
+        with disk_errors(self.name):
+            self._raw = self.path.open("wb")
+            compressor = COMPRESSORS.get(self.name.suffix)
+            self._file = compressor(self._raw) if compressor else self._raw
+        return self
+
+    def write(self, document: str) -> int:
+        """Write one document; returns its bytes."""
+        line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
+        with disk_errors(self.name):
+            self._file.write(line.encode())
+        return len(document.encode())
+
+    def __exit__(self, *_: object) -> None:
+        with disk_errors(self.name):
+            try:
+                if self._file is not self._raw:
+                    self._file.close()
+            finally:
+                self._raw.close()
+
+
+class PartFilesWriter:
+    """Files of JSON lines in a folder, each of about PART_BYTES of text."""
+
+    def __init__(self, folder: Path, name: Path) -> None:
+        self.folder = folder
+        self.name = name
+        self.number = self.filled = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> PartFilesWriter:
+        return self
+
+    def write(self, document: str) -> int:
+        """Write one document; returns its bytes."""
+        if self.filled >= PART_BYTES or not self.number:
+            self._open.close()
+            name = f"part-{self.number:05d}.jsonl.zst"
+            self._lines = self._open.enter_context(
+                JsonLinesWriter(self.folder / name, self.name / name)
+            )
+            self.number, self.filled = self.number + 1, 0
+        size = self._lines.write(document)
+        self.filled += size
+        return size
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()

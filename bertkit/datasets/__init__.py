@@ -1,0 +1,1 @@
+"""Labelled data: files of rows, official formats, and the examples they hold."""

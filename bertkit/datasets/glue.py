@@ -1,0 +1,237 @@
+"""The nine tasks of GLUE and its diagnostic set AX, as one table (BERT section 4.1, appendix B.1).
+
+Each task's own TSV files are read with their quirks. Label names are readable ones, which travel
+with the model; the files' own spellings, which the server wants too, stand beside them. The files
+for the server are the business of `glue_submission.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from bertkit.datasets.classification import row_number
+from bertkit.datasets.examples import TextExample
+from bertkit.datasets.tabular import Fields, numbered_rows, require_all
+from bertkit.errors import BertkitError, nearest
+from bertkit.text.lines import TextCounts
+
+PLACE = "https://gluebenchmark.com/tasks"
+MICROSOFT = "https://www.microsoft.com/en-us/download/details.aspx?id=52398"
+DIAGNOSTICS = "https://gluebenchmark.com/diagnostics"
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+INFERENCE = ("entailment", "neutral", "contradiction")
+COLA_COLUMNS = ("source", "label", "author's label", "sentence")
+FILES: Mapping[str, tuple[str, ...]] = {
+    "train": ("train.tsv",),
+    "dev": ("dev.tsv",),
+    "test": ("test.tsv",),
+}
+"""Split -> the names that its file may have."""
+
+
+class GlueTask(NamedTuple):
+    """What is particular to one task."""
+
+    folder: str
+    """The official folder's name."""
+    labels: tuple[str, ...]
+    """In the order of the outputs; () for STS-B, whose label is a number from 0 to 5."""
+    file_labels: tuple[str, ...]
+    """The same labels as the files and the server spell them."""
+    text: str
+    """Column of sentence A."""
+    pair: str
+    """Column of sentence B; "" where there is none."""
+    label: str
+    """Column of the label in train and dev."""
+    metrics: tuple[str, ...]
+    """What GLUE reports, the main one first."""
+    submissions: Mapping[str, tuple[str, int]]
+    """Split without labels -> the file's name in glue.zip, and its rows."""
+    files: Mapping[str, tuple[str, ...]] = FILES
+    test_id: str = "index"
+    """Column of the number in files without labels."""
+    columns: Mapping[str, tuple[str, str, str]] = MappingProxyType({})
+    """Split -> text, pair and label, where its file calls them otherwise."""
+
+    @property
+    def kind(self) -> str:
+        """One of classify and regress."""
+        return "classify" if self.labels else "regress"
+
+    def of_split(self, split: str) -> GlueTask:
+        """The same task with the columns of a split's file."""
+        text, pair, label = self.columns.get(split, (self.text, self.pair, self.label))
+        return self._replace(text=text, pair=pair, label=label)
+
+
+GLUE: dict[str, GlueTask] = {
+    "cola": GlueTask(
+        *("CoLA", ("unacceptable", "acceptable"), BINARY, "sentence", "", "label"),
+        metrics=("matthews",),
+        submissions={"test": ("CoLA.tsv", 1063)},
+    ),
+    "sst-2": GlueTask(
+        *("SST-2", ("negative", "positive"), BINARY, "sentence", "", "label"),
+        metrics=("accuracy",),
+        submissions={"test": ("SST-2.tsv", 1821)},
+    ),
+    "mrpc": GlueTask(
+        *("MRPC", ("not_equivalent", "equivalent"), BINARY, "#1 String", "#2 String", "Quality"),
+        metrics=("f1", "accuracy"),
+        submissions={"test": ("MRPC.tsv", 1725)},
+    ),
+    "sts-b": GlueTask(
+        *("STS-B", (), (), "sentence1", "sentence2", "score"),
+        metrics=("pearson", "spearman"),
+        submissions={"test": ("STS-B.tsv", 1379)},
+    ),
+    "qqp": GlueTask(
+        *("QQP", ("not_duplicate", "duplicate"), BINARY, "question1", "question2"),
+        label="is_duplicate",
+        metrics=("f1", "accuracy"),
+        submissions={"test": ("QQP.tsv", 390965)},
+        test_id="id",
+    ),
+    "mnli": GlueTask(
+        *("MNLI", INFERENCE, INFERENCE, "sentence1", "sentence2", "gold_label"),
+        metrics=("accuracy",),
+        submissions={"test": ("MNLI-m.tsv", 9796), "test-mismatched": ("MNLI-mm.tsv", 9847)},
+        files={
+            "train": ("train.tsv",),
+            "dev": ("dev_matched.tsv",),
+            "dev-mismatched": ("dev_mismatched.tsv",),
+            "test": ("test_matched.tsv",),
+            "test-mismatched": ("test_mismatched.tsv",),
+        },
+    ),
+    "qnli": GlueTask(
+        *("QNLI", ENTAILMENT, ENTAILMENT, "question", "sentence", "label"),
+        metrics=("accuracy",),
+        submissions={"test": ("QNLI.tsv", 5463)},
+    ),
+    "rte": GlueTask(
+        *("RTE", ENTAILMENT, ENTAILMENT, "sentence1", "sentence2", "label"),
+        metrics=("accuracy",),
+        submissions={"test": ("RTE.tsv", 3000)},
+    ),
+    "wnli": GlueTask(
+        *("WNLI", ("not_entailment", "entailment"), BINARY, "sentence1", "sentence2", "label"),
+        metrics=("accuracy",),
+        submissions={"test": ("WNLI.tsv", 146)},
+    ),
+    "ax": GlueTask(
+        *("diagnostic", INFERENCE, INFERENCE, "sentence1", "sentence2", ""),
+        metrics=("matthews",),
+        submissions={"test": ("AX.tsv", 1104)},
+        files={"dev": ("diagnostic-full.tsv",), "test": ("diagnostic.tsv", "AX.tsv")},
+        columns={"dev": ("Premise", "Hypothesis", "Label")},
+    ),
+}
+
+
+def glue_task(name: str) -> GlueTask:
+    """The task of a name, which may be written in any case."""
+    if name.lower() not in GLUE:
+        raise BertkitError(f"GLUE has no task '{name}'{nearest(name.lower(), GLUE)}")
+    return GLUE[name.lower()]
+
+
+def read_glue(name: str, folder: str | Path, split: str, counts: TextCounts) -> list[TextExample]:
+    """One split of a task.
+
+    A test set's ID is the file's own number; elsewhere it is the number of the row, from 0. A text
+    that is empty in the official file is kept, so that scores stay comparable.
+
+    Args:
+        name: one of `GLUE`.
+        folder: the task's own folder, or the one that has it inside.
+        split: "train", "dev" or "test"; for mnli "dev-mismatched" and "test-mismatched" too. For ax
+            "dev" is the whole set with its labels.
+        counts: is told of every row left out: ragged ones (QQP has some), MNLI's without agreement.
+
+    Raises:
+        BertkitError: task or split is unknown, the file is absent (the message says where to get
+            it) or another one, a label is unknown, or a row of a test set cannot be used.
+    """
+    task = glue_task(name).of_split(split)
+    path = find_file(name, task, Path(folder), split)
+    labelled = split not in task.submissions
+    columns = (task.text, task.pair, task.label if labelled else task.test_id)
+    header = COLA_COLUMNS if task.folder == "CoLA" and labelled else True
+    found = TextCounts()
+    inputs = [
+        glue_example(task, str(number), row, labelled, place, found)
+        for number, place, row in numbered_rows(
+            path, found, "tsv", header=header, columns=[column for column in columns if column]
+        )
+        if not (labelled and without_agreement(row.get(task.label), place, found))
+    ]
+    if not inputs:
+        raise BertkitError(f"{path} has no rows; get it again from {PLACE}")
+    if not labelled:
+        require_all(found, f"every row of a test set is needed; get it again from {PLACE}")
+    counts += found
+    return inputs
+
+
+def without_agreement(label: object, place: str, counts: TextCounts) -> bool:
+    """Whether MNLI's annotators did not agree on a label; such rows are left out."""
+    if label == "-":
+        counts.note("row without a majority label", place)
+    return label == "-"
+
+
+def glue_example(
+    task: GlueTask, number: str, row: Fields, labelled: bool, place: str, counts: TextCounts
+) -> TextExample:
+    """A row as an input."""
+    text, pair = str(row[task.text]), str(row[task.pair]) if task.pair else None
+    if not text.strip() or (pair is not None and not pair.strip()):
+        counts.note("empty text, kept", place)
+    if not labelled:
+        return TextExample(str(row[task.test_id]).strip(), text, pair, None, place)
+    value = str(row[task.label]).strip()
+    if task.kind == "regress":
+        return TextExample(number, text, pair, row_number(value, task.label, place), place)
+    if value not in task.file_labels:
+        raise BertkitError(
+            f"{place}: '{value[:40]}' is not a label of {task.folder} "
+            f"({', '.join(task.file_labels)}); get the file again from {PLACE}"
+        )
+    return TextExample(number, text, pair, task.labels[task.file_labels.index(value)], place)
+
+
+def find_file(name: str, task: GlueTask, folder: Path, split: str) -> Path:
+    """The file of a split, in the folder or in the task's folder inside it."""
+    if split not in task.files:
+        raise BertkitError(f"{task.folder} has no split '{split}'{nearest(split, task.files)}")
+    names = {comparable_name(name), comparable_name(task.folder)}
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    for place in [folder, *(path for path in inside if comparable_name(path.name) in names)]:
+        for file in task.files[split]:
+            if (place / file).is_file():
+                return place / file
+    wanted = " or ".join(task.files[split])
+    own = folder if comparable_name(folder.name) in names else folder / task.folder
+    extra = ""
+    if task.folder == "MRPC":
+        extra = (
+            f"; Microsoft has the same rows ({MICROSOFT}): msr_paraphrase_train.txt is train.tsv "
+            f"with dev.tsv, msr_paraphrase_test.txt is test.tsv with labels"
+        )
+    if split in task.columns:
+        extra = f"; the file with labels is at {DIAGNOSTICS}"
+    raise BertkitError(
+        f"no {wanted} of {task.folder} in {folder}; get {task.folder} from {PLACE} and unpack it "
+        f"so that {own / task.files[split][0]} exists{extra}"
+    )
+
+
+def comparable_name(name: str) -> str:
+    """A folder's name for comparing: SST-2, sst2 and SST_2 are one."""
+    return name.lower().replace("-", "").replace("_", "")

@@ -1,0 +1,95 @@
+"""SWAG's own csv files (BERT section 4.4): a first sentence, the start of a second, four endings.
+
+Sentence A is `sent1`; sentence B of a choice is `sent2` with an ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.tabular import has_column, numbered_rows, require_all
+from bertkit.errors import BertkitError
+from bertkit.files import write_text
+from bertkit.text.lines import TextCounts
+
+SWAG_SITE = "https://github.com/rowanz/swagaf/tree/master/data"
+ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+SWAG_COLUMNS = ("sent1", "sent2", *ENDINGS)
+
+
+def read_swag(
+    path: str | Path,
+    counts: TextCounts,
+    *,
+    labelled: bool | None = None,
+    format: str = "csv",  # noqa: A002
+) -> list[ChoiceExample]:
+    """The rows of train.csv, val.csv or test.csv; in the last, every label is None.
+
+    The ID is the number of the row, from 0: `video-id` and `fold-ind` are not unique.
+
+    Args:
+        path: the file.
+        counts: is told of empty texts, which are kept.
+        labelled: True asks for labels, False leaves them unread, None goes by the file.
+        format: see `rows.numbered_rows`, where the same columns stand in another file.
+
+    Raises:
+        BertkitError: the file is absent or is another one, it has no labels where they are asked
+            for, a row is ragged (its prediction would be missing, and no official file has one), or
+            a label is not an index; the message names the file or the line.
+    """
+    has_labels = labelled is not False and has_column(path, "label", format)
+    if labelled and not has_labels:
+        raise BertkitError(
+            f"{path} has no column 'label', as test.csv of SWAG; train and score on train.csv and "
+            f"val.csv"
+        )
+    labelled = has_labels if labelled is None else labelled
+    found = TextCounts()
+    inputs = []
+    for number, place, row in numbered_rows(path, found, format, columns=SWAG_COLUMNS):
+        fields = {name: str(value).strip() for name, value in row.items()}
+        if not all((fields["sent1"], *(fields[name] for name in ENDINGS))):
+            found.note("empty text, kept", place)
+        choices = tuple(f"{fields['sent2']} {fields[name]}".strip() for name in ENDINGS)
+        label = label_index(fields["label"], place) if labelled else None
+        inputs.append(ChoiceExample(str(number), fields["sent1"], choices, label, place))
+    if not inputs:
+        raise BertkitError(f"{path} has no rows; get it again from {SWAG_SITE}")
+    require_all(found, f"every row needs its prediction; get the file again from {SWAG_SITE}")
+    counts += found
+    return inputs
+
+
+def label_index(value: str, place: str) -> int:
+    """A label of the file as an index."""
+    if value not in ("0", "1", "2", "3"):
+        raise BertkitError(f"{place}: the label is '{value}', not 0, 1, 2 or 3; correct the row")
+    return int(value)
+
+
+def write_swag_predictions(path: Path, ids: Sequence[str], choices: Sequence[int]) -> None:
+    """Write what the leaderboard takes: a csv with the header `pred` and one index a line.
+
+    Args:
+        path: the file to write.
+        ids: those of `read_swag`, all of the file and in its order.
+        choices: the predicted index of each.
+
+    Raises:
+        BertkitError: the IDs are not 0, 1, 2, ... in order, or an index is not 0 to 3.
+    """
+    if len(ids) != len(choices):
+        raise BertkitError(f"{len(choices)} predictions for {len(ids)} rows; predict all of them")
+    for number, (name, choice) in enumerate(zip(ids, choices, strict=True)):
+        if name != str(number):
+            raise BertkitError(
+                f"row {number} of the predictions has the ID '{name}'; give every row of the file, "
+                f"in its order"
+            )
+        if choice not in range(len(ENDINGS)):
+            raise BertkitError(f"the prediction for row {number} is {choice}, not 0, 1, 2 or 3")
+    write_text(path, "pred\n" + "".join(f"{int(choice)}\n" for choice in choices))

@@ -1,0 +1,394 @@
+"""Files with columns, as rows: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
+
+Text files may be compressed. How the lines of CSV and TSV become fields is in `separated.py`.
+A row that cannot be used is counted with its reason and first place; a file that is
+evidently meant otherwise (no row has the column, most rows are ragged) is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
+from bertkit.text.lines import TextCounts, split_rows, text_lines
+from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
+
+PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
+"""What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
+
+Fields = Mapping[str, object]
+FileRow = tuple[int, Fields | None]
+"""The line (or row) number from 1; None for a row left out, which has been counted."""
+
+
+def read_rows(
+    path: str | Path,
+    counts: TextCounts,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool | Sequence[str] = True,
+    columns: Sequence[str] = (),
+) -> Iterator[tuple[str, Fields]]:
+    """Place (`file:line`) and fields of every usable row; see `numbered_rows`."""
+    for _, place, row in numbered_rows(path, counts, format, header=header, columns=columns):
+        yield place, row
+
+
+def numbered_rows(
+    path: str | Path,
+    counts: TextCounts,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool | Sequence[str] = True,
+    columns: Sequence[str] = (),
+    optional: str = "",
+) -> Iterator[tuple[int, str, Fields]]:
+    """Number (from 0, rows left out count too), place and fields of every usable row.
+
+    Args:
+        path: as in `find_sources`: a file, a folder, a glob, a URL or `hf:NAME:CONFIG:SPLIT`.
+        counts: is told of every row left out: ragged, not JSON, or without one of `columns`.
+        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" for the extension.
+        header: for CSV and TSV: whether the first line names the columns; False names them "0",
+            "1", ...; a sequence gives their names.
+        columns: those that every row must have. Of Parquet files and data sets only these are read.
+        optional: one of `columns` that a row of JSON lines may lack.
+
+    Raises:
+        BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
+            after the last row: no row has one of `columns`, or more than half are ragged.
+    """
+    number = -1
+    for source in find_sources([str(path)], format=format):
+        if source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+            continue
+        counts.files += 1
+        for line, row in file_rows(source, counts, header, columns, optional):
+            number += 1
+            if row is not None:
+                yield number, f"{source.path}:{line}", row
+
+
+def one_source(path: str | Path) -> Source:
+    """The one file that a path, a folder, a glob or a URL stands for, whatever its extension.
+
+    Raises:
+        BertkitError: there is none, or there are several.
+    """
+    [source, *more] = find_sources([str(path)], format="text")
+    if more:
+        raise BertkitError(f"{path} is {1 + len(more)} files; name one of them")
+    return source
+
+
+def file_rows(
+    source: Source,
+    counts: TextCounts,
+    header: bool | Sequence[str],
+    columns: Sequence[str],
+    optional: str = "",
+) -> Iterator[FileRow]:
+    """The rows of one file, each with all that it needs or None; see `numbered_rows`."""
+    needed = [name for name in columns if name != optional]
+    readers: dict[str, Callable[[], Iterator[FileRow]]] = {
+        "csv": lambda: separated_rows(source, counts, header, columns),
+        "tsv": lambda: separated_rows(source, counts, header, columns),
+        "jsonl": lambda: jsonl_records(source, counts),
+        "parquet": lambda: parquet_rows(source, columns),
+        "huggingface": lambda: huggingface_records(source, columns),
+    }
+    if source.format not in readers:
+        raise BertkitError(
+            f"{source.path} is {source.format}, which has no columns; give the format: csv or tsv"
+        )
+    names: dict[str, None] = {}
+    found: set[str] = set()
+    line = 0
+    try:
+        for line, row in readers[source.format]():
+            missing = [name for name in needed if name not in row] if row is not None else []
+            if missing:
+                counts.note(f"row without column '{missing[0]}'", f"{source.path}:{line}")
+            if row is not None:
+                names.update(dict.fromkeys(row))
+                found.update(set(needed).difference(missing))
+            yield line, None if missing else row
+    except DAMAGE as error:
+        raise damaged_file(source.path, line, error) from error
+    if names:
+        require_columns(source.path, [name for name in needed if name not in found], names)
+
+
+def damaged_file(path: str, line: int, error: Exception) -> BertkitError:
+    """The error for a file that cannot be read beyond a row or line."""
+    return BertkitError(
+        f"{path} cannot be read after row or line {line} ({one_line(error)}); restore the file or "
+        f"leave it out"
+    )
+
+
+def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> None:
+    """Stop unless all columns are among the names of the file's."""
+    known = list(names)
+    for column in columns:
+        if column not in known:
+            hint = nearest(column, known)
+            hint = hint if "did you mean" in hint else "; name one of these"
+            raise BertkitError(
+                f"{path} has no column '{column}' (columns: {', '.join(known)}){hint}"
+            )
+        if known.count(column) > 1:
+            raise BertkitError(f"{path} has two columns '{column}'; rename one of them")
+
+
+def require_all(counts: TextCounts, advice: str) -> None:
+    """Stop if a row was left out: where predictions are wanted for every one."""
+    for reason, place in counts.examples.items():
+        if not reason.endswith("kept"):
+            raise BertkitError(f"{place}: {reason}; {advice}")
+
+
+def first_left_out(counts: TextCounts) -> str:
+    """Why the first row was left out, to end a message with; "" where none was."""
+    lost = (item for item in counts.examples.items() if not item[0].endswith("kept"))
+    return next((f"; the first: {reason} at {place}" for reason, place in lost), "")
+
+
+def separated_rows(
+    source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
+) -> Iterator[FileRow]:
+    """The rows of CSV or TSV; a row with another number of fields than the header is left out."""
+    rows = split_rows(source, counts, columns if header is True else None, ends=True)
+    first = next(rows, None)
+    if first is None:
+        return
+    if header is True:
+        names = [name.strip() for name in first[1]]
+    else:
+        names = list(header) if header else [str(i) for i in range(len(first[1]))]
+        rows = chain([first], rows)
+    require_columns(source.path, columns, names)
+    total = ragged = 0
+    example = ""
+    for line, fields in rows:
+        total += 1
+        if len(fields) == len(names):
+            yield line, dict(zip(names, fields, strict=True))
+            continue
+        reason = f"row with {len(fields)} fields instead of {len(names)}"
+        counts.note(reason, f"{source.path}:{line}")
+        ragged += 1
+        example = example or f"{source.path}:{line}: {reason}"
+        yield line, None
+    if 2 * ragged > total:
+        raise BertkitError(
+            f"{example}, and so {ragged} of {total} rows; check the separator, the quotes and "
+            f"whether the first line names the columns"
+        )
+
+
+def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
+    """One JSON object a line."""
+    first_bad = bad = good = 0
+    array = False
+    for number, line in text_lines(source, counts):
+        if not line or line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            counts.note("line is not a JSON object", f"{source.path}:{number}")
+            array = array or (not bad + good and line.lstrip().startswith("["))
+            first_bad, row = first_bad or number, None
+        bad += row is None
+        good += row is not None
+        yield number, row
+    if bad > good:
+        what = f"{bad} of {bad + good} lines are not" if good else "no line of this file is"
+        hint = "this file is a JSON array; " if array else ""
+        raise BertkitError(
+            f"{source.path}:{first_bad}: {hint}{what} a JSON object; write one a line"
+        )
+
+
+def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+    """The rows of a Parquet file, some at a time; class numbers as names, as `datasets` wrote."""
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
+    with open_binary(source.path, decompress=False) as stream:
+        try:
+            file = parquet.ParquetFile(stream)
+            require_columns(source.path, columns, file.schema_arrow.names)
+            named = named_columns(features_in(file.schema_arrow.metadata))
+            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) or None)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield number, row | names_in(row, named, f"{source.path}:{number}")
+        except arrow_error as error:
+            raise OSError(one_line(error)) from error
+
+
+def huggingface_records(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+    """The rows of a data set; class numbers become the names that the data set gives them."""
+    datasets = optional_library("datasets", "Hugging Face data sets")
+    _, name, config, split = source.path.split(":")
+    try:
+        rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
+        if rows.column_names:
+            require_columns(source.path, columns, rows.column_names)
+            rows = rows.select_columns(list(columns)) if columns else rows
+        named = named_columns(rows.features.to_dict() if rows.features else {})
+        for number, row in enumerate(rows, 1):
+            yield number, row | names_in(row, named, f"{source.path}:{number}")
+    except BertkitError:
+        raise
+    except Exception as error:  # the library passes on errors of a dozen others
+        raise BertkitError(
+            f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
+        ) from error
+
+
+def features_in(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """The types of columns as `datasets` describes them in a Parquet file of its own."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError, RecursionError):  # the file is of another maker
+        return {}
+    return features if isinstance(features, dict) else {}
+
+
+def named_columns(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+    """Column -> names of its classes, of those whose fields are classes or lists of them."""
+    found = {column: class_names(feature) for column, feature in features.items()}
+    return {column: names for column, names in found.items() if names}
+
+
+def class_names(feature: Any) -> Sequence[str]:
+    """The names of classes, or of lists of them, by the type as JSON; none of any other type."""
+    if isinstance(feature, list):  # what it holds, as older versions write it
+        return class_names(feature[0]) if feature else ()
+    if not isinstance(feature, dict) or not isinstance(feature.get("_type"), str):
+        return ()  # of an object, by its fields
+    if "feature" in feature:
+        return class_names(feature["feature"])
+    names = feature.get("names")
+    return names if feature["_type"] == "ClassLabel" and isinstance(names, list) else ()
+
+
+def names_in(row: Fields, named: Mapping[str, Sequence[str]], place: str) -> dict[str, Any]:
+    """The fields of a row that hold classes, as names."""
+    return {
+        column: with_names(row[column], names, f"{place}: '{column}'")
+        for column, names in named.items()
+        if column in row
+    }
+
+
+def with_names(value: Any, names: Sequence[str], place: str) -> Any:
+    """Class numbers, in lists or alone, as names; -1 stands for none."""
+    if isinstance(value, list):
+        return [with_names(item, names, place) for item in value]
+    if not isinstance(value, int):  # null, or a name already
+        return value
+    if value >= len(names):
+        raise BertkitError(
+            f"{place} holds the class {value}, and the file names {len(names)} from 0; correct it"
+        )
+    return None if value < 0 else names[value]
+
+
+def has_column(
+    path: str | Path,
+    column: str,
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool = True,
+) -> bool:
+    """Whether a row has this column: whether a file has labels. It is read up to the first one.
+
+    Raises:
+        BertkitError: see `numbered_rows`.
+    """
+    return has_columns(path, [column], format, header=header)
+
+
+def has_columns(
+    path: str | Path,
+    columns: Sequence[str],
+    format: str = "auto",  # noqa: A002
+    *,
+    header: bool = True,
+) -> bool:
+    """Whether every one of these columns is in some row; the file is read once, as far as needed.
+
+    Raises:
+        BertkitError: see `numbered_rows`.
+    """
+    [source, *_] = find_sources([str(path)], format=format)
+    if header and source.format in ("csv", "tsv"):
+        try:
+            names = next(split_rows(source, TextCounts(), columns), (0, []))[1]
+        except DAMAGE as error:
+            raise damaged_file(source.path, 0, error) from error
+        return set(columns) <= {name.strip() for name in names}
+    missing = set(columns)
+    for _, row in read_rows(path, TextCounts(), format, header=header):
+        missing.difference_update(row)
+        if not missing:
+            break
+    return not missing
+
+
+def value_name(value: object) -> str:
+    """A field as a name: numbers and truth values as JSON writes them, "" for none."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value.strip())
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # a column of integers with a gap comes as floats
+    return str(value)
+
+
+def label_name(value: object, place: str) -> str:
+    """The name that a field gives to a label, "" for none.
+
+    Raises:
+        BertkitError: it holds half of a surrogate pair. Labels that differ in nothing else would
+            become one, since no file can spell them.
+    """
+    if isinstance(value, str) and LONE_SURROGATE.search(value):
+        raise BertkitError(
+            f"{place}: the label {value[:40]!a} holds half of a surrogate pair, which is no "
+            "character; correct it"
+        )
+    return value_name(value)
+
+
+def refuse_python_list(text: str, place: str) -> None:
+    """Stop if a field is written as Python shows lists and objects."""
+    if PYTHON_LIST.fullmatch(text.strip()):
+        raise BertkitError(
+            f"{place}: {text.strip()[:40]!r} is a list or object as Python shows it; write it as "
+            f"JSON, or the data as JSON lines or Parquet"
+        )
+
+
+def valid_text(text: str, place: str, counts: TextCounts) -> str:
+    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    if text.isascii() or not LONE_SURROGATE.search(text):
+        return text
+    counts.note("lone surrogate replaced, kept", place)
+    return LONE_SURROGATE.sub("\ufffd", text)

@@ -1,0 +1,327 @@
+"""The steps of an explanation: from text to tokens, to masks, to what the encoder computes.
+
+Tokenization (paper section 3): the steps of `bertkit/tokenizer/normalize.py` one by one, and the
+greedy matching of WordPiece (Wu et al. 2016) with everything that it tried. A test compares them
+with the tokenizer, which does all of this at once.
+
+Masking (paper A.1): the draws are those of `bertkit/pretraining_data/masking.py`, with the random
+number generator of pre-training.
+
+Attention: the kernels of `bertkit/model/attention.py` never hold the weights, so they are computed
+here from the query and key of each layer (Vaswani et al. 2017, section 3.2.1). The rest of the
+layer is computed from them, and the result is compared with the encoder's own.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertkit.model.attention import visible_positions
+from bertkit.model.encoder import Encoder, Layer, activation
+from bertkit.predict.pretrained import MASK
+from bertkit.pretraining_data.batch import Packed
+from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
+from bertkit.pretraining_data.rng import MASKS, keyed_rng
+from bertkit.shapes import Hidden
+from bertkit.tokenizer.files import CONTINUATION
+from bertkit.tokenizer.normalize import CLEAN, SPLIT, align_words, clean_text, decompose, is_cjk
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Encoding, Tokenizer
+
+SAME = "nothing to do"
+"""The remark of a step that changes nothing."""
+
+
+class Stage(NamedTuple):
+    """A text after one step of normalisation."""
+
+    name: str
+    text: str
+    remark: str
+    """What the step did, or why it did nothing."""
+
+
+class Match(NamedTuple):
+    """One piece of a word: what was tried, longest first, before it fitted."""
+
+    piece: str
+    """"" where nothing fitted."""
+    tried: tuple[str, ...]
+
+
+class Cut(NamedTuple):
+    """A normalised word and its pieces."""
+
+    word: str
+    start: int
+    """Its half-open span of characters in the raw text."""
+    end: int
+    pieces: tuple[str, ...]
+    """As the tokenizer gives them."""
+    matches: tuple[Match, ...]
+    """How they were found; empty where the word is longer than the tokenizer takes."""
+
+
+def normalisation(text: str, tokenizer: Tokenizer) -> list[Stage]:
+    """A text after each step of `normalize.py`; the words of the last one stand between spaces."""
+    cleaned = "".join(char if is_cjk(char) else clean_text(char) or "" for char in text)
+    stages = [Stage("raw", text, f"{len(text):,} characters")]
+
+    def step(name: str, new: str, unused: str = "") -> None:
+        old = stages[-1].text
+        stages.append(Stage(name, new, unused or ("changed" if new != old else SAME)))
+
+    step("cleaned", cleaned)
+    step("ideographs apart", cleaned.translate(CLEAN))
+    current = stages[-1].text
+    if tokenizer.lowercase:
+        step("lower-cased", current.lower())
+    else:
+        step("lower-cased", current, "not done: the model is cased")
+    current = stages[-1].text
+    if tokenizer.strip_accents:
+        decomposed = decompose(current)
+        step("accents off", "".join(c for c in decomposed if unicodedata.category(c) != "Mn"))
+    else:
+        step("accents off", current, "not done: the model keeps accents")
+    words = stages[-1].text.translate(SPLIT).split()
+    remark = f"{len(words):,} words"
+    if tokenizer.compat == "hf":
+        remark += " (this model is read by transformers' rules, which differ on rare characters)"
+    stages.append(Stage("split", " ".join(words), remark))
+    return stages
+
+
+def cuts(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[Cut]:
+    """The words of an encoded text, each with its pieces and how they were found."""
+    known = set(tokenizer.vocabulary)
+    aligned = align_words(
+        text, lowercase=tokenizer.lowercase, strip_accents=tokenizer.strip_accents
+    )
+    words = {(word.starts[0], word.ends[-1]): word.text for word in aligned}
+    groups: list[list[int]] = []
+    for index, piece in enumerate(encoding.pieces):
+        if groups and piece.startswith(CONTINUATION) and piece != CONTINUATION:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    found = []
+    for group in groups:
+        pieces = tuple(encoding.pieces[index] for index in group)
+        span = encoding.offsets[group[0]][0], encoding.offsets[group[-1]][1]
+        unknown = pieces == (SPECIAL_TOKENS[1],)
+        word = words.get(span, text[slice(*span)]) if unknown else joined(pieces)
+        whole = pieces[0] in SPECIAL_TOKENS and not unknown  # "hf" keeps "[SEP]" in a text whole
+        matches = () if whole else match(word, known, tokenizer.max_word_characters)
+        found.append(Cut(word, *span, pieces, matches))
+    return found
+
+
+def joined(pieces: tuple[str, ...]) -> str:
+    """The word that pieces make."""
+    return pieces[0] + "".join(piece.removeprefix(CONTINUATION) for piece in pieces[1:])
+
+
+def match(word: str, vocabulary: Collection[str], max_length: int) -> tuple[Match, ...]:
+    """Greedy longest match first; the last one is empty where the word has no pieces.
+
+    Args:
+        word: normalised.
+        vocabulary: all pieces.
+        max_length: characters; a longer word is not tried at all.
+    """
+    matches: list[Match] = []
+    begin = 0
+    while begin < len(word) <= max_length:
+        prefix, tried = CONTINUATION if begin else "", []
+        for end in range(len(word), begin, -1):
+            candidate = prefix + word[begin:end]
+            if candidate in vocabulary:
+                break
+            tried.append(candidate)
+        else:
+            return (*matches, Match("", tuple(tried)))
+        matches.append(Match(candidate, tuple(tried)))
+        begin = end
+    return tuple(matches)
+
+
+def printable(text: str) -> str:
+    r"""Text with what cannot be seen or printed written out, such as \\n, \\xa0 or \\u200b."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+class Token(NamedTuple):
+    """A place of the input sequence."""
+
+    piece: str
+    id: int
+    segment: int
+    text: int
+    """0 of the first text, 1 of the second, -1 of neither: [CLS] or [SEP]."""
+    start: int
+    """Its half-open span of characters in that text."""
+    end: int
+    seen: str
+    """The piece that the network reads here."""
+
+
+class Target(NamedTuple):
+    """A place that pre-training asks about."""
+
+    position: int
+    piece: str
+    shown: str
+    """The piece in its place."""
+    kind: str
+    """"[MASK]", "random" or "kept"."""
+
+
+def masking_of(details: Mapping[str, Any]) -> MaskingOptions:
+    """How the model was pre-trained, where `bertkit.json` says so; else the paper's way."""
+    given = (details.get("recipe") or {}).get("masking") or {}
+    known = {field.name for field in fields(MaskingOptions)}
+    return MaskingOptions(**{name: value for name, value in given.items() if name in known})
+
+
+def mask(
+    tokenizer: Tokenizer,
+    texts: tuple[str, ...],
+    options: MaskingOptions,
+    seed: int,
+    *,
+    masked: bool,
+) -> tuple[list[Token], list[Target]]:
+    """The input sequence and its targets, drawn as for an example of pre-training.
+
+    Recipes also have a greatest number of targets, made so that it does not bind; it is left out.
+
+    Args:
+        tokenizer: of the model.
+        texts: one or two.
+        options: how to mask.
+        seed: of the draw.
+        masked: whether the network reads what is shown at the targets.
+    """
+    encoded = tokenizer.encode_pair(*texts)
+    ids, vocabulary = np.array(encoded.ids), tokenizer.vocabulary
+    rng = keyed_rng(seed, MASKS)
+    candidates = np.flatnonzero(np.array(encoded.text_index) >= 0)
+    continuation, mask_id = tokenizer.continuation, tokenizer.mask_id
+    chosen, shown = draw_masks(ids, candidates, continuation, len(ids), options, mask_id, rng)
+    targets = []
+    for position, new in zip(chosen.tolist(), shown.tolist(), strict=True):
+        old = encoded.ids[position]
+        kind = MASK if new == tokenizer.mask_id else "kept" if new == old else "random"
+        targets.append(Target(position, vocabulary[old], vocabulary[new], kind))
+    read = {target.position: target.shown for target in targets} if masked else {}
+    spans = zip(encoded.ids, encoded.segment_ids, encoded.text_index, encoded.offsets, strict=True)
+    tokens = [
+        Token(vocabulary[i], i, segment, text, *span, read.get(position, vocabulary[i]))
+        for position, (i, segment, text, span) in enumerate(spans)
+    ]
+    return tokens, targets
+
+
+def masked_ids(tokens: list[Token], tokenizer: Tokenizer) -> list[int]:
+    """The ids that the network reads."""
+    ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
+    return [ids[token.seen] for token in tokens]
+
+
+EMBEDDING_PARTS = ("piece", "position", "segment", "sum", "after LayerNorm")
+"""Vectors of the embeddings, in the order of `Inside.embeddings`."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What one sequence does in an encoder; the tokens are those of the sequence."""
+
+    embeddings: np.ndarray
+    """(tokens, 5) lengths of the vectors of `EMBEDDING_PARTS`."""
+    attention: np.ndarray
+    """(layers, heads, tokens, tokens) the weight of each token (last) for each token."""
+    norms: np.ndarray
+    """(layers + 1, tokens) lengths of the hidden states, those after the embeddings first."""
+    last: Tensor
+    """(tokens, width) the last hidden states."""
+    difference: float
+    """The largest difference of hidden states by these weights from the encoder's own."""
+
+    @cached_property
+    def entropy(self) -> np.ndarray:
+        """(layers, heads, tokens) of each token's weights, in nats."""
+        weights = self.attention
+        return -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+
+
+@torch.inference_mode()
+def look_inside(encoder: Encoder, packed: Packed) -> Inside:
+    """Run one sequence, dropout off, and keep what happens on the way.
+
+    Raises:
+        BertkitError: the sequence is longer than the model has positions.
+    """
+    states = encoder.layers_of(packed)
+    weights, difference = [], 0.0
+    for layer, (before, after) in zip(encoder.stack, pairwise(states), strict=True):
+        assert isinstance(layer, Layer)
+        own_weights, value = attention_weights(layer, before)
+        again = finish(layer, before, own_weights, value)
+        difference = max(difference, float((again - after).abs().max()))
+        weights.append(own_weights)
+    return Inside(
+        embeddings=embedding_norms(encoder, packed),
+        attention=torch.stack(weights).numpy(),
+        norms=torch.stack(states).norm(dim=-1).numpy(),
+        last=states[-1],
+        difference=difference,
+    )
+
+
+def attention_weights(layer: Layer, hidden: Hidden) -> tuple[Tensor, Tensor]:
+    """The weights of one sequence, (heads, tokens, tokens), and the values that they weigh.
+
+    Args:
+        layer: in evaluation mode.
+        hidden: (tokens, width) what goes into the layer.
+
+    Returns:
+        Weights, and values (tokens, heads, head width).
+    """
+    config = layer.config
+    projected = layer.query_key_value(hidden).unflatten(-1, (3, config.num_attention_heads, -1))
+    query, key, value = projected.unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    seen = visible_positions(len(hidden), config.direction, hidden.device)
+    return scores.masked_fill(~seen, -math.inf).softmax(dim=-1), value
+
+
+def finish(layer: Layer, hidden: Hidden, weights: Tensor, value: Tensor) -> Hidden:
+    """The layer's output, (tokens, width), from attention weights."""
+    attended = torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
+    hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
+    expanded = activation(layer.intermediate(hidden), layer.config)
+    return layer.output_norm(layer.output(expanded) + hidden)
+
+
+def embedding_norms(encoder: Encoder, packed: Packed) -> np.ndarray:
+    """(tokens, 5) the lengths of `EMBEDDING_PARTS`."""
+    parts = [
+        encoder.word_embeddings(packed.ids),
+        encoder.position_embeddings(packed.position_ids),
+        encoder.segment_embeddings(packed.segment_ids),
+    ]
+    parts += [torch.stack(parts).sum(0), encoder.embeddings(packed)]
+    return torch.stack([part.norm(dim=-1) for part in parts], dim=1).numpy()

@@ -1,0 +1,1 @@
+"""Fine-tuning: one run, grids of runs, and their results."""

@@ -1,0 +1,165 @@
+"""What a fine-tuning folder says, finished or still going on: its runs, settings and best run.
+
+The runs are read from `runs/NAME/run.json`; `results.json`, which is written last, adds the scores
+on test data and the runs whose folders are gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.files import read_json
+from bertkit.finetuning.grid import Grid, RunResult, best_run, grid_summary
+from bertkit.training.journal import JOURNAL, read_journal
+
+ResultRow = dict[str, Any]
+"""Of `grid_summary`: what the runs of one setting gave."""
+
+
+class FinetuningResults:
+    """What a fine-tuning folder says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shared = read_json_fields(folder / "finetune.json")
+        results = folder / "results.json"
+        self.written = read_json_fields(results) if results.is_file() else {}
+        self.runs = read_runs(folder, self.written)
+        if not self.runs:
+            raise BertkitError(f"{folder} has no finished run yet; wait for the first, then report")
+        self.scored = [run for run in self.runs if run.scores]
+        self.splits = list(self.scored[0].scores) if self.scored else []
+        self.metric = self.main_metric()
+        self.planned, self.going_on = read_plan(folder, self.runs)
+        self.listed = {run["name"] for run in self.written.get("runs", [])}
+        """The runs that `results.json` is about."""
+        self.finished = self.listed == {run.name for run in self.runs} and not self.going_on
+        self.best = self.best_run()
+        self.of_setting = {run.setting: run.settings for run in reversed(self.runs)}
+        self.settings = sorted(
+            grid_summary(comparable(self.runs)), key=lambda row: -self.median(row)
+        )
+
+    def main_metric(self) -> str:
+        """The score by which runs are compared, on the first split."""
+        if "metric" in self.written or not self.scored:
+            return str(self.written.get("metric", "score"))
+        names = self.scored[0].scores[self.splits[0]]
+        equal = [
+            name
+            for name in names
+            if all(run.scores[self.splits[0]].get(name) == run.metric for run in self.scored)
+        ]
+        return [*equal, *names, "score"][0]
+
+    def best_run(self) -> RunResult | None:
+        """As the grid chose it, or would now; None where every run diverged."""
+        chosen = [run for run in self.scored if run.name == self.written.get("best")]
+        if chosen and self.finished:
+            return chosen[0]
+        return best_run(self.runs) if self.scored else None
+
+    def main_scores(self, row: ResultRow) -> dict[str, Any]:
+        """Median, lowest, highest and deviation of the main metric; {} where all runs diverged."""
+        splits = self.splits[:1]
+        return row["scores"][splits[0]].get(self.metric, {}) if row["scores"] and splits else {}
+
+    def median(self, row: ResultRow) -> float:
+        """Of the main metric; -inf where all runs diverged."""
+        return float(self.main_scores(row).get("median", "-inf"))
+
+    def spread(self, setting: str) -> float | None:
+        """Standard deviation of the main metric between seeds, of the runs that learnt something.
+
+        One run that learnt nothing would hide all else. None with fewer than two runs.
+        """
+        own = [run for run in self.scored if run.setting == setting and not run.degenerate]
+        return statistics.stdev(run.metric for run in own) if len(own) > 1 else None
+
+    def recorded(self, name: str) -> Any:
+        """A field of `results.json` or else of `finetune.json`; {} where neither has it."""
+        return self.written.get(name) or self.shared.get(name) or {}
+
+    def baseline(self, split: str, metric: str) -> float | None:
+        """The score of the best answer that does not look at the input, where it was recorded."""
+        value = (self.recorded("baseline").get(split) or {}).get(metric)
+        return None if value is None else float(value)
+
+    def named(self, setting: str) -> str:
+        """A setting in words."""
+        found = self.of_setting[setting]
+        epochs = found["epochs"]
+        rate = f"rate {found['learning_rate']:g}"
+        return f"batch {found['batch_size']}, {rate}, {epochs} epoch{'s' * (epochs != 1)}"
+
+
+def read_json_fields(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        BertkitError: the file is something else.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BertkitError(f"{path} is damaged: it is not a JSON object; restore or remake it")
+    return value
+
+
+def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
+    """The runs that are done, seed by seed.
+
+    Raises:
+        BertkitError: a file is damaged.
+    """
+    found: dict[str, RunResult] = {}
+    places = [(folder / "results.json", values) for values in written.get("runs", [])]
+    places += [(path, read_json(path)) for path in sorted(folder.glob("runs/*/run.json"))]
+    for path, values in places:
+        try:
+            run = RunResult.from_json(values)
+        except (TypeError, KeyError):
+            raise BertkitError(f"{path} is damaged; delete it and finetune again") from None
+        found[run.name] = run
+    return sorted(found.values(), key=lambda run: run.place)
+
+
+def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str, int]]]:
+    """How many runs there will be as far as is known, and (name, update) of those going on.
+
+    `grid.json`, where there is one, holds the fields of `Grid`.
+    """
+    done = {run.name for run in runs}
+    going_on = []
+    for path in sorted(folder.glob(f"runs/*/{JOURNAL}")):
+        if path.parent.name not in done:
+            steps = [record.get("step", 0) for record in read_journal(path)]
+            going_on.append((path.parent.name, max(steps, default=0)))
+    planned = done | {name for name, _ in going_on}
+    path = folder / "grid.json"
+    grid = read_json_fields(path) if path.is_file() else {}
+    try:
+        values: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in grid.items()
+        }
+        planned |= {run.name for run in Grid(**values).runs()} if grid else set()
+    except TypeError:
+        raise BertkitError(f"{path} is damaged; delete it") from None
+    return len(planned), going_on
+
+
+def comparable(runs: list[RunResult]) -> list[RunResult]:
+    """The runs with the scores that all of them have; one may name a type that others do not."""
+    scored = [run.scores for run in runs if run.scores]
+    names = {
+        split: [name for name in found if all(name in one.get(split, {}) for one in scored)]
+        for split, found in (scored[0] if scored else {}).items()
+    }
+
+    def common(run: RunResult) -> dict[str, dict[str, float]]:
+        return {s: {name: run.scores[s][name] for name in own} for s, own in names.items()}
+
+    return [dataclasses.replace(run, scores=common(run) if run.scores else {}) for run in runs]

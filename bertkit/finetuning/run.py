@@ -1,0 +1,208 @@
+"""One fine-tuning run: weights, a task and its items → a tuned model (paper sections 4 and A.3).
+
+Only the word embeddings that the training data uses are trained as such, with the same result. A
+token that never occurs has a zero gradient in every step, so Adam's averages of it stay 0 and its
+row only shrinks by weight decay, each step by 1 - learning rate x decay. So the rows that occur
+are tuned in a small matrix, and the others are shrunk once at the end. On small data sets with a
+vocabulary of 30,522 this saves most of the optimizer's work: half of the parameters of a small
+BERT are word embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder
+from bertkit.model.task_heads import TaskModel
+from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
+from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
+from bertkit.training.journal import Journal
+from bertkit.training.metrics import MetricWindow
+from bertkit.training.optimizer import build_optimizer, learning_rate
+from bertkit.training.step import LoopSettings, train_steps
+
+
+class CompactEmbeddings:
+    """The rows of an encoder's word embeddings that some items use, put in the place of all.
+
+    Args:
+        encoder: is changed; `restore` gives it back whole.
+        items: everything it will be tuned on.
+    """
+
+    def __init__(self, encoder: Encoder, items: Items) -> None:
+        self.encoder = encoder
+        self.whole = encoder.word_embeddings
+        seen = np.zeros(self.whole.num_embeddings, dtype=bool)
+        for item in items.items:
+            for part in item.parts:
+                for sequence in part.sequences:
+                    seen[sequence.ids] = True
+        self.used = torch.from_numpy(np.flatnonzero(seen)).to(self.whole.weight.device)
+        self.table = np.cumsum(seen) - 1
+        """(vocabulary,) id -> row of the small matrix, for `make_batch`."""
+        rows = self.whole.weight.detach()[self.used].clone()
+        encoder.word_embeddings = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
+
+    @torch.no_grad()
+    def restore(self, shrinkage: float) -> None:
+        """Put the tuned rows back; all others times `shrinkage`, what decay left of them."""
+        tuned = self.encoder.word_embeddings.weight
+        self.whole.weight.mul_(shrinkage)
+        self.whole.weight[self.used] = tuned.to(self.whole.weight.dtype)
+        self.encoder.word_embeddings = self.whole
+
+
+LOG_EVERY = 20
+"""Updates between two lines of the journal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What one run of a grid is made with."""
+
+    batch_size: int
+    learning_rate: float
+    epochs: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the run's folder."""
+        return f"b{self.batch_size}-lr{self.learning_rate:g}-e{self.epochs}-s{self.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """What all runs of a grid share."""
+
+    warmup: float = 0.1
+    """Share of the updates over which the learning rate rises; it then falls to 0."""
+    weight_decay: float = 0.01
+    """Not on biases and LayerNorm."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
+    dropout: float | None = None
+    """Of the encoder and of what stands on it; as the start was pre-trained, where not given."""
+    bias_correction: bool = True
+    """False for the paper's own Adam, with which small data sets often learn nothing."""
+    precision: str = "auto"
+    """fp32, bf16, or auto: bf16 where the device is made for it."""
+    max_tokens: int = 16384
+    """Tokens at a time; larger batches are taken in parts, with the same result but for rounding
+    and what dropout draws."""
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            BertkitError: names the field.
+        """
+        if not 0 <= self.warmup < 1:
+            raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
+        if not 0 <= (self.dropout or 0) < 1:
+            raise BertkitError(f"dropout is a share from 0 to below 1, not {self.dropout}")
+        if not 0 <= self.weight_decay < 1:
+            raise BertkitError(f"weight_decay is from 0 to below 1, not {self.weight_decay}")
+        if not self.max_gradient_norm > 0 or self.max_tokens < 1:
+            raise BertkitError("max_gradient_norm and max_tokens must be above 0")
+
+
+def micro_batches(
+    task: Task[Any, Any], items: Items, run: RunSettings, max_tokens: int, table: Any
+) -> Iterator[tuple[list[TaskBatch], None]]:
+    """The batches of every update: each epoch in an order of its own."""
+    for epoch in range(run.epochs):
+        order = keyed_rng(run.seed, FINE_TUNING, epoch=epoch).permutation(len(items.items))
+        for start in range(0, len(order), run.batch_size):
+            drawn = [items.items[i] for i in order[start : start + run.batch_size]]
+            parts = [part for item in drawn for part in item.parts]
+            yield (
+                [
+                    make_batch(group, task.targets, table)
+                    for group in split_parts(parts, max_tokens)
+                ],
+                None,
+            )
+
+
+def train_task(
+    start: PretrainedWeights,
+    task: Task[Any, Any],
+    items: Items,
+    run: RunSettings,
+    tuning: TrainingSettings,
+    *,
+    device: torch.device,
+    precision: str,
+    keep_head: bool,
+    journal: Journal,
+    progress: Callable[[dict[str, Any]], None],
+    build: Callable[..., TaskModel] | None = None,
+) -> TaskModel:
+    """Train once over all epochs.
+
+    Args:
+        start: what to begin with; it is not changed.
+        task: the objective.
+        items: labelled.
+        run: batch, learning rate, epochs, seed (of the new head, the order and the dropout).
+        tuning: everything else.
+        device: where to compute.
+        precision: "fp32" or "bf16".
+        keep_head: begin with the start's head, too.
+        journal: gets a record every `LOG_EVERY` updates.
+        progress: is told of every update.
+        build: makes the network; the task's own way where absent.
+
+    Returns:
+        The model, on the device, in training mode.
+
+    Raises:
+        BertkitError: the loss is no longer a number.
+    """
+    torch.manual_seed(run.seed)
+    model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
+    steps = math.ceil(len(items.items) / run.batch_size) * run.epochs
+    warmup = min(round(tuning.warmup * steps), steps - 1)
+
+    def rate(step: int) -> float:
+        return learning_rate(step, peak=run.learning_rate, warmup_steps=warmup, total_steps=steps)
+
+    trained = model.encoder.word_embeddings.weight.requires_grad
+    compact = CompactEmbeddings(model.encoder, items) if trained else None
+    optimizer = build_optimizer(
+        model,
+        learning_rate=run.learning_rate,
+        weight_decay=tuning.weight_decay,
+        bias_correction=tuning.bias_correction,
+    )
+    settings = LoopSettings(
+        device=device,
+        precision=precision,
+        seed=run.seed,
+        max_gradient_norm=tuning.max_gradient_norm,
+        learning_rate=rate,
+    )
+    batches = micro_batches(
+        task, items, run, tuning.max_tokens, None if compact is None else compact.table
+    )
+    stretch = MetricWindow()
+    for record in train_steps(model, optimizer, task.objective, batches, settings):
+        stretch.add(record)
+        if record.step % LOG_EVERY == 0 or record.step == steps:
+            line = stretch.close()
+            journal.write(line)
+            progress(line)
+    if compact is not None:
+        compact.restore(math.prod(1 - rate(step) * tuning.weight_decay for step in range(steps)))
+    return model

@@ -1,0 +1,235 @@
+"""What a command reads and what it writes, and the one rule about both: no output is an input.
+
+The parameters of a command say by `Annotated` which files they name; the command line checks them
+all before the command begins.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from cyclopts import ArgumentCollection
+from cyclopts.argument import Argument
+
+from bertkit.errors import BertkitError
+
+OWN_FILES = (
+    *("config.json", "bertkit.json", "bert_config.json", "modules.json", "*_tokens*.json"),
+    *("[0-9]*.json",),  # the parts of a store
+    *("sentence_bert_config.json", "config_sentence_transformers.json", "model*.safetensors*"),
+    *("generation_config.json", "head*.safetensors", "beside*.safetensors", "pytorch_model*"),
+    *("*.ckpt*", "vocab.txt", "tokenizer*.json", "vocabulary.json", "*.tokens.npy"),
+    *("*.sentences.npy", "*.documents.npy", "unigrams.npy", "shards.npy", "manifest.json"),
+    *("remote.json", "recipe.json", "journal.jsonl", "corpus.json", "environment.json"),
+    *("finetune.json", "grid.json", "settings.json", "results.json", "run.json", "demo.json"),
+    *("progress.json", "optimizer*.safetensors", "report.html", "reproduce.json", "export.json"),
+)
+"""Names of files that runs, models, tokenizers and stores are made of."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Marks a parameter that names what is read."""
+
+    kind: Literal["text", "own", "data", "named"] = "text"
+    """text: files, folders whose every file is read, and globs; own: a run, a model, a tokenizer or
+    a store, of which the files that bertkit knows are read; data: a folder of which `files` are
+    read; named: a file, or some other name."""
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """Marks a parameter that names what is written."""
+
+    kind: Literal["file", "folder", "results", "replaced"]
+    """file; folder: the files of a run, a tokenizer or a store are written into it; results: files
+    with any names are; replaced: it is new as a whole."""
+    beside: str = ""
+    """The ending of a second file that is written beside the file."""
+
+
+TEXT, OWN, NAMED = Read("text"), Read("own", OWN_FILES), Read("named")
+DATA = Read("data", ("*",))
+FILE, FOLDER, RESULTS = Written("file"), Written("folder"), Written("results")
+REPLACED = Written("replaced")
+
+
+class Named(NamedTuple):
+    """A path on a command line."""
+
+    flag: str
+    path: Path
+    mark: Read | Written
+
+    def __str__(self) -> str:
+        """As in a message."""
+        return f"{self.flag} {self.path}"
+
+
+def check_outputs(arguments: ArgumentCollection) -> None:
+    """Refuse a command line whose outputs would replace its inputs, or each other.
+
+    A link that is named as an output is followed: what it points to is written.
+
+    Raises:
+        BertkitError: an output is an input or has no name.
+    """
+    read: list[Named] = []
+    written: list[Named] = []
+    for argument in arguments:
+        mark = mark_of(argument)
+        if isinstance(mark, Written):
+            follow_links(argument)
+            written += named(argument, mark)
+        elif isinstance(mark, Read):
+            read += named(argument, mark)
+    for out in written:
+        for given in read:
+            if reason := overwrites(out, given):
+                raise BertkitError(f"{reason}; choose another path", code="overwrites-input")
+    for one, other in combinations(written, 2):
+        for inner, outer in ((one, other), (other, one)):
+            if inner.mark == FILE and within(inner.path, outer.path) is not None:
+                raise BertkitError(
+                    f"{inner} would be among what {outer} writes; choose another path",
+                    code="overwrites-output",
+                )
+
+
+def mark_of(argument: Argument) -> Read | Written | None:
+    """What a parameter names; one of type `Path` without a mark is read."""
+    for mark in getattr(argument.field_info.annotation, "__metadata__", ()):
+        if isinstance(mark, Read | Written):
+            return mark
+    return OWN if Path in types_in(argument.hint) else None
+
+
+def types_in(hint: Any) -> Iterator[Any]:
+    """A type and those that it is made of."""
+    yield hint
+    for part in get_args(hint):
+        yield from types_in(part)
+
+
+def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
+    """The paths that were given for a parameter, or its default."""
+    for token in argument.tokens:
+        needed = argument.required or not argument.name.startswith("--")
+        if not token.value and (needed or Path in types_in(argument.hint)):
+            raise BertkitError(f"{argument.name} is empty; give a path", code="empty-path")
+        if token.value and "://" not in token.value and not token.value.startswith("hf:"):
+            yield Named(argument.name, Path(token.value), mark)
+    if not argument.tokens and isinstance(argument.field_info.default, Path):
+        yield Named(argument.name, argument.field_info.default, mark)
+
+
+def follow_links(argument: Argument) -> None:
+    """Let an output that is a symbolic link be what the link points to."""
+    for number, token in enumerate(argument.tokens):
+        if token.value and Path(token.value).is_symlink():
+            target = os.path.realpath(token.value)
+            if Path(target).suffixes != Path(token.value).suffixes:
+                raise BertkitError(
+                    f"{argument.name} {token.value} is a link to {target}, whose name has another "
+                    "ending; name that file",
+                    code="link",
+                )
+            argument.tokens[number] = token.evolve(value=target)
+
+
+def overwrites(out: Named, given: Named) -> str:
+    """Why an output must not be written where something is read; "" where it may be."""
+    assert isinstance(out.mark, Written)
+    assert isinstance(given.mark, Read)
+    places = [out.path]
+    if out.mark.beside:
+        places.append(out.path.with_name(f"{out.path.name}{out.mark.beside}"))
+    for path in expanded(given):
+        if any(same(place, path) for place in places):
+            return f"{out} is also an input ({given.flag})"
+        if out.mark.kind != "file" and holds(out, path, given.mark):
+            return f"{given} lies in the folder of {out}, where it could be replaced"
+        if path.is_dir():
+            inside = f"{out} lies in {given}, "
+            if given.mark.kind == "text" and within(out.path, path) is not None:
+                return f"{inside}whose files are all read as text"
+            if out.mark.kind == "file" and any(is_file_of(p, path, given.mark) for p in places):
+                return f"{inside}and is one of its files"
+    return ""
+
+
+def expanded(given: Named) -> list[Path]:
+    """What an input stands for; the folder, where it is the prefix of a TensorFlow checkpoint."""
+    path = given.path.expanduser()
+    if given.mark.kind == "named":
+        return [path] if path.is_file() else []
+    if not os.path.lexists(path) and given.mark.kind == "text" and glob.has_magic(str(path)):
+        return [Path(name) for name in glob.glob(str(path), recursive=True)]  # noqa: PTH207
+    is_prefix = given.mark.kind == "own" and path.with_name(f"{path.name}.index").exists()
+    return [path.parent if is_prefix else path]
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two names are those of the same file or folder, which may not be there yet."""
+    try:
+        return one.samefile(other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def within(path: Path, folder: Path) -> Path | None:
+    """A path relative to a folder that it is in or is; None for one that is elsewhere."""
+    real, outer = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    return real.relative_to(outer) if real.is_relative_to(outer) else None
+
+
+def holds(out: Named, path: Path, mark: Read) -> bool:
+    """Whether a folder to be written holds an input that writing may replace."""
+    inside = within(path, out.path)
+    if inside is None:
+        return False
+    if out.mark.kind == "replaced":
+        return True
+    if mark.kind in {"own", "data"} or path.is_dir():  # nothing of its name is written there
+        return False
+    return out.mark.kind == "results" or matches(path, OWN_FILES)
+
+
+def matches(path: Path, patterns: tuple[str, ...]) -> bool:
+    """Whether a file's name fits one of some patterns."""
+    return any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
+def is_file_of(out: Path, folder: Path, mark: Read) -> bool:
+    """Whether a file is one of those that are read in a folder, by its name or as a second name."""
+    patterns = mark.files or ("*",)
+    if within(out, folder) is not None and matches(out, patterns):
+        return True
+    if not out.is_file():
+        return False
+    found = out.stat()
+    return any(
+        matches(file, patterns) and os.path.samestat(found, file.stat())
+        for file in files_below(folder)
+        if file.is_file()
+    )
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file below a folder, also through links to other folders."""
+    visited: set[str] = set()
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in visited:  # a link may lead back
+            folders.clear()
+            continue
+        visited.add(real)
+        yield from (Path(parent, name) for name in names)

@@ -1,0 +1,1 @@
+"""What a pre-training run takes: memory, speed, time and cost."""

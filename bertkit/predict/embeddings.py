@@ -1,0 +1,295 @@
+"""Texts as vectors: `load_embedder(folder).many(texts)`.
+
+The paper's model gives no such vectors by itself; models tuned by sentence-transformers do
+(Reimers and Gurevych 2019), and their directories are read as they are: pooling, normalisation and
+length are those that the directory names. For texts up to that length the vectors equal that
+library's. Longer ones it cuts. Here they are read through overlapping windows, unless cutting is
+asked for, and the vector of a text is
+
+- with mean pooling the mean over all of its tokens, each piece read in the window where it has the
+  most context, [CLS] and [SEP] as means over the windows, as in `bertkit features --pooling mean`;
+- with cls and pooler the mean of the windows' vectors, each weighing as many pieces as it answers.
+
+Vectors are normalised after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bertkit.checkpoints.huggingface import LoadResult, load_model
+from bertkit.checkpoints.pretrained import model_folder
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder, check_vocabulary
+from bertkit.model.inference import prepare_encoder
+from bertkit.model.pooling import (
+    OVER_TOKENS,
+    TextPooling,
+    check_pooling,
+    read_pooling,
+    summary_vectors,
+    weighted_vectors,
+)
+from bertkit.predict.engine import check_outputs, choose_mode, one_thread_each, shares
+from bertkit.tasks.task import PREDICTION_TOKENS, Encoded, ItemPart, make_batch, split_parts
+from bertkit.tasks.windows import context_windows
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast, choose_device
+
+CHUNK_TEXTS = 2048
+"""Texts that are tokenised and run together."""
+
+
+class EncodedText(NamedTuple):
+    """A text as sequences of the model."""
+
+    parts: list[ItemPart]
+    """Its windows; the target of each is its share in the text's vector: (tokens,) for means, else
+    a number. The shares of a text add up to 1."""
+    cut: int
+    """Pieces that are not read, where texts are cut."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all windows, special ones included."""
+        return sum(part.tokens for part in self.parts)
+
+
+class Embedder:
+    """A model that gives texts their vectors, and is trained no more.
+
+    Args:
+        encoder: in fp32; it is changed and moved to the device.
+        tokenizer: the one that it was made with.
+        settings: pooling, normalisation, length.
+        device: where to compute.
+        mode: "fp32", "bf16" or "int8", as `bertkit.predict.engine.choose_mode` gives it.
+
+    Raises:
+        BertkitError: the pooling or the length does not fit the model.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        settings: TextPooling,
+        device: torch.device,
+        mode: str,
+    ) -> None:
+        config = encoder.config
+        check_vocabulary(config, tokenizer.size)
+        check_pooling(settings.pooling, config)
+        positions = config.max_position_embeddings
+        self.settings = replace(
+            settings, max_length=min(settings.max_length or positions, positions)
+        )
+        if self.settings.max_length < 3:
+            raise BertkitError(
+                f"windows of {self.settings.max_length} tokens are too short; give 3"
+            )
+        self.encoder = encoder.to(device).eval()
+        self.tokenizer, self.device, self.mode = tokenizer, device, mode
+        self.threads = 1
+        if device.type == "cpu":
+            prepare_encoder(self.encoder, mode)
+            self.threads = torch.get_num_threads()
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector."""
+        return self.encoder.config.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a window, special ones included; texts beyond take several, or are cut."""
+        return self.settings.max_length
+
+    def many(self, texts: Sequence[str], *, windows: bool = True) -> np.ndarray:
+        """The vectors of texts, (texts, width) float32, in order.
+
+        Args:
+            texts: of any length, empty ones too.
+            windows: whether long ones are read through windows; else they are cut, as
+                sentence-transformers does it.
+        """
+        if isinstance(texts, str):
+            raise BertkitError("many() takes a list of texts, not one text; put it in brackets")
+        vectors = [self.vectors(self.encode(part, windows=windows)) for part in text_chunks(texts)]
+        return np.concatenate([np.zeros((0, self.width), np.float32), *vectors])
+
+    def encode(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
+        """Texts as sequences; see `many`."""
+        special = self.tokenizer.compat == "hf"
+        ids = self.tokenizer.encode_batch(self.settings.whole_texts(texts, special=special))
+        return [self.windows_of(np.array(one, dtype=np.int32), windows) for one in ids]
+
+    def windows_of(self, ids: np.ndarray, windows: bool) -> EncodedText:
+        """The sequences of one text's ids and their shares."""
+        room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
+        kept = ids if windows else ids[:room]
+        found = context_windows(np.ones_like(kept), room)
+        parts = []
+        for first, end, answered in found:
+            whole = np.array(
+                [self.tokenizer.cls_id, *kept[first:end], self.tokenizer.sep_id], dtype=np.int32
+            )
+            share: np.ndarray | float = len(answered) / len(kept) if len(kept) else 1.0
+            if over_tokens:
+                share = np.zeros(len(whole), dtype=np.float32)
+                share[1 + answered - first] = 1.0
+                share[[0, -1]] = 1 / len(found)
+                share /= len(kept) + 2
+            parts.append(ItemPart((Encoded(whole, len(whole)),), share))
+        return EncodedText(parts, len(ids) - len(kept))
+
+    def vectors(
+        self, texts: Sequence[EncodedText], progress: Callable[[int], None] = lambda done: None
+    ) -> np.ndarray:
+        """The vectors of encoded texts, (texts, width) float32, in order.
+
+        Args:
+            texts: of `encode`.
+            progress: is told how many windows are done.
+        """
+        owners = [number for number, text in enumerate(texts) for _ in text.parts]
+        parts = [part for text in texts for part in text.parts]
+        order = sorted(range(len(parts)), key=lambda i: -parts[i].tokens)
+        vectors = np.zeros((len(texts), self.width), dtype=np.float32)
+        done = 0
+        for rows in self._batches([parts[i] for i in order]):
+            np.add.at(vectors, [owners[i] for i in order[done : done + len(rows)]], rows)
+            done += len(rows)
+            progress(done)
+        check_outputs(vectors)
+        if self.settings.normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        return vectors
+
+    def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
+        """The shares of windows in their texts' vectors, batch by batch, in order."""
+        threads, tokens = shares(sum(part.tokens for part in parts), self.threads)
+        if threads == 1:
+            yield from map(self._compute, split_parts(parts, PREDICTION_TOKENS))
+            return
+        with one_thread_each(threads) as pool:
+            yield from pool.map(self._compute, split_parts(parts, tokens))
+
+    @torch.inference_mode()
+    def _compute(self, parts: list[ItemPart]) -> np.ndarray:
+        """(parts, width): each window's vector times its share."""
+        batch = make_batch(parts).to(self.device)
+        pooling = self.settings.pooling
+        # prepared layers compute in their own precision, without autocast
+        precision = "fp32" if self.device.type == "cpu" else self.mode
+        places = batch.place
+        with autocast(self.device, precision):
+            if pooling in OVER_TOKENS:
+                shares = [parts[i].target for i in np.argsort(places)]
+                weights = torch.from_numpy(np.concatenate(shares)).to(self.device)
+                rows = weighted_vectors(self.encoder, batch.packed, pooling, weights)
+                return rows.cpu().numpy()[places]
+            rows = summary_vectors(self.encoder, batch.packed, pooling).float()
+        whole = np.array([part.target for part in parts], dtype=np.float32)
+        return rows.cpu().numpy()[places] * whole[:, None]
+
+
+def load_embedder(
+    path: Path | str,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+) -> Embedder:
+    """Load a model to embed texts with.
+
+    Args:
+        path: a model directory of bertkit, Hugging Face or sentence-transformers, or a run's.
+        device: "auto", "cpu", "cuda", ...
+        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 where the device is made for
+            it, else fp32.
+        pooling: one of `bertkit.model.pooling.POOLINGS`; "auto" is what a directory of
+            sentence-transformers says, and the mean for all others.
+        normalize: whether vectors have length 1; None is what such a directory says, and yes for
+            all others.
+
+    Raises:
+        BertkitError: there is no model, it is damaged, has no pooler where that is asked for, or
+            its directory names a module or a pooling that is not known.
+    """
+    loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
+    encoder = loaded.model
+    where = choose_device(device)
+    return Embedder(encoder, tokenizer, settings, where, choose_mode(precision, where))
+
+
+def read_embedder(
+    path: Path, *, pooling: str = "auto", normalize: bool | None = None
+) -> tuple[LoadResult[Encoder], Tokenizer, TextPooling]:
+    """Encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
+    folder = model_folder(path) if not (path / "modules.json").is_file() else path
+    folder, settings = (
+        read_pooling(folder) if pooling == "auto" else resolve_pooling(folder, pooling)
+    )
+    if normalize is not None:
+        settings = replace(settings, normalize=normalize)
+    loaded = load_model(folder, Encoder)
+    check_pooling(settings.pooling, loaded.model.config)
+    if settings.pooling == "pooler" and loaded.missing_keys:
+        raise BertkitError(f"{folder} has no pooler, its model was trained without; choose mean")
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.lowercase:
+        settings = replace(settings, lowercase=False)
+    return loaded, tokenizer, settings
+
+
+def resolve_pooling(folder: Path, pooling: str) -> tuple[Path, TextPooling]:
+    """Another pooling than the directory's; the rest of what it says stays, if that is known."""
+    try:
+        weights, found = read_pooling(folder)
+    except BertkitError:  # the caller asked to leave its modules alone
+        return folder, TextPooling(pooling)
+    return weights, replace(found, pooling=pooling)
+
+
+def nearest_texts(
+    embedder: Embedder, query: str, texts: Iterable[str], top: int = 5
+) -> list[tuple[float, int, str]]:
+    """The texts most like a query: (cosine, number from 0, text), most similar first.
+
+    Every text is compared; memory follows `top`, not the number of texts.
+
+    Raises:
+        BertkitError: `top` is not above 0.
+    """
+    if top < 1:
+        raise BertkitError(f"top must be above 0, got {top}")
+    wanted = normalize_rows(embedder.many([query]))[0]
+    best: list[tuple[float, int, str]] = []
+    seen = 0
+    for chunk in text_chunks(texts):
+        cosines = normalize_rows(embedder.many(chunk)) @ wanted
+        found = zip(cosines.tolist(), range(seen, seen + len(chunk)), chunk, strict=True)
+        best = sorted([*best, *found], key=lambda one: (-one[0], one[1]))[:top]
+        seen += len(chunk)
+    return best
+
+
+def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in lists of `CHUNK_TEXTS`; they are taken as they are needed."""
+    remaining = iter(texts)
+    while chunk := list(islice(remaining, CHUNK_TEXTS)):
+        yield chunk
+
+
+def normalize_rows(vectors: np.ndarray) -> np.ndarray:
+    """Rows divided by their length."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

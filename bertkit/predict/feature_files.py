@@ -1,0 +1,311 @@
+"""Files of features (paper section 5.3), written while the texts are computed, one by one.
+
+| format      | what                                                                              |
+|-------------|-----------------------------------------------------------------------------------|
+| safetensors | a tensor for each text, "0", "1", ...; tensors "pieces" and "offsets": JSON, UTF-8 |
+| parquet     | a row for each token: text, token, piece, start, end, vector; pooled: text, vector |
+| npy         | one array (rows, width); `NAME.npy.json` beside it says where each text begins     |
+
+The header of safetensors alone grows in memory, up to the 100 MB that the format allows.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import (
+    BLOCK_BYTES,
+    disk_errors,
+    map_array,
+    read_json,
+    sha256_file,
+    write_atomic,
+)
+from bertkit.predict.features import TextFeatures
+from bertkit.text.documents import optional_library
+
+LONGEST_HEADER = 100_000_000 - 512
+"""What safetensors accepts, in bytes, less what follows the last text."""
+TOKENS = ("pieces", "offsets")
+"""What is written of tokens beside their vectors: fields of `TextFeatures`."""
+NAMES = {"float32": "F32", "float16": "F16"}
+"""NumPy's names -> those of safetensors."""
+GROUP_ROWS = 8192
+"""Rows of a Parquet file that are written together."""
+
+
+def write_features(
+    path: Path,
+    texts: Iterable[TextFeatures],
+    format: str = "auto",  # noqa: A002
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the features of texts, whole or not at all.
+
+    Args:
+        path: the file; one of the same name is replaced.
+        texts: at least one; they are taken one after the other.
+        format: one of the table above, or "auto" for the file's ending.
+        details: plain JSON values that say how the vectors were made.
+
+    Raises:
+        BertkitError: see `feature_format`; no text, or more than the format can hold, a missing
+            library, or a file that cannot be written.
+    """
+    chosen = feature_format(path, format)
+    rows = iter(texts)
+    first = next(rows, None)
+    if first is None:
+        raise BertkitError(f"there is no text to write to {path}; check the input")
+    FEATURE_WRITERS[chosen](path, chain([first], rows), first, dict(details or {}))
+
+
+def feature_format(path: Path, format: str) -> str:  # noqa: A002
+    """The format asked for, or that of the file's ending.
+
+    Raises:
+        BertkitError: there is none, or the file's ending is that of another.
+    """
+    ending = path.suffix.removeprefix(".").lower()
+    found = ending if format == "auto" else format
+    if found not in FEATURE_WRITERS:
+        raise BertkitError(
+            f"{path}: no format is called '{found}'{nearest(found, FEATURE_WRITERS)}; give "
+            "--format or another ending"
+        )
+    if found != ending and (found == "npy" or ending in FEATURE_WRITERS):  # npy has a second file
+        raise BertkitError(f"{path} is no name for the format {found}; let it end in .{found}")
+    return found
+
+
+class JsonList:
+    """A JSON array that grows in a file; it holds one item or more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = 1  # of all, with the bracket that `copy_to` adds
+
+    def append(self, value: Any) -> None:
+        """One more item."""
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        self.size += self.file.write(("[" if self.size == 1 else ",").encode() + text.encode())
+
+    def copy_to(self, file: BinaryIO) -> None:
+        """Write the array to another file."""
+        self.file.seek(0)
+        shutil.copyfileobj(self.file, file, BLOCK_BYTES)
+        file.write(b"]")
+
+
+@contextmanager
+def json_lists(path: Path, names: Iterable[str]) -> Iterator[dict[str, JsonList]]:
+    """Arrays by name, in nameless files of the folder that `path` is to be in."""
+    with disk_errors(path), ExitStack() as files:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield {
+            name: JsonList(files.enter_context(tempfile.TemporaryFile(dir=path.parent)))
+            for name in names
+        }
+
+
+class TensorsHeader:
+    """What stands before the tensors of a safetensors file: where each is."""
+
+    def __init__(self, details: Mapping[str, Any]) -> None:
+        metadata = {name: json.dumps(value) for name, value in details.items()}
+        self.text = bytearray(json.dumps({"__metadata__": metadata}).encode().removesuffix(b"}"))
+        self.end = 0
+
+    def add(self, name: str, kind: str, shape: Sequence[int], size: int) -> None:
+        """Enter the next tensor."""
+        entry = {"dtype": kind, "shape": list(shape), "data_offsets": [self.end, self.end + size]}
+        self.text += f',"{name}":{json.dumps(entry, separators=(",", ":"))}'.encode()
+        self.end += size
+
+    def whole(self) -> bytes:
+        """The header, padded so that the numbers are aligned, after its length."""
+        text = bytes(self.text) + b"}"
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def write_safetensors(
+    path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
+) -> None:
+    """The numbers go to a nameless file first: the header before them must know all shapes."""
+    names = TOKENS if first.pieces else ()
+    header = TensorsHeader(details)
+
+    def write(temporary: Path) -> None:
+        with json_lists(path, names) as lists, tempfile.TemporaryFile(dir=path.parent) as numbers:
+            for number, text in enumerate(texts):
+                size = write_numbers(numbers, text.vectors)
+                header.add(str(number), NAMES[text.vectors.dtype.name], text.vectors.shape, size)
+                if len(header.text) > LONGEST_HEADER:
+                    raise BertkitError(
+                        f"{path}: safetensors cannot hold more than {number:,} such texts; choose "
+                        f"parquet or npy"
+                    )
+                for name in names:
+                    lists[name].append(getattr(text, name))
+            for name in names:
+                header.add(name, "U8", [lists[name].size], lists[name].size)
+            numbers.seek(0)
+            with temporary.open("wb") as file:
+                file.write(header.whole())
+                shutil.copyfileobj(numbers, file, BLOCK_BYTES)
+                for name in names:
+                    lists[name].copy_to(file)
+
+    write_atomic(path, write)
+
+
+def write_numbers(file: BinaryIO | Any, vectors: np.ndarray) -> int:
+    """Append an array's bytes, little-endian and row by row; how many they are."""
+    little = np.ascontiguousarray(vectors, dtype=vectors.dtype.newbyteorder("<"))
+    file.write(little.data)
+    return little.nbytes
+
+
+def write_npy(
+    path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
+) -> None:
+    """The header is written twice: NumPy leaves room in it for the final number of rows.
+
+    The index holds the array's checksum and is written last, after the one before it was removed:
+    where the process was killed in between, `read_npy` notices.
+    """
+    index = path.with_name(f"{path.name}.json")
+    names = TOKENS if first.pieces else ()
+    width, kind = first.vectors.shape[1], first.vectors.dtype
+    with json_lists(path, ("boundaries", *names)) as lists:
+
+        def write(temporary: Path) -> None:
+            rows = 0
+            lists["boundaries"].append(rows)
+            with temporary.open("wb") as file:
+                file.write(npy_header(rows, width, kind))
+                for text in texts:
+                    write_numbers(file, text.vectors)
+                    rows += len(text.vectors)
+                    lists["boundaries"].append(rows)
+                    for name in names:
+                        lists[name].append(getattr(text, name))
+                file.seek(0)
+                file.write(npy_header(rows, width, kind))
+            details["sha256"] = sha256_file(temporary)
+            index.unlink(missing_ok=True)
+
+        write_atomic(path, write)
+        write_atomic(index, lambda temporary: write_feature_index(temporary, details, lists))
+
+
+def write_feature_index(
+    path: Path, details: Mapping[str, Any], lists: Mapping[str, JsonList]
+) -> None:
+    """One JSON object of the details and the lists."""
+    with path.open("wb") as file:
+        file.write(json.dumps(details, ensure_ascii=False).encode().removesuffix(b"}"))
+        for name, items in lists.items():
+            file.write(f', "{name}": '.encode())
+            items.copy_to(file)
+        file.write(b"}\n")
+
+
+def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
+    """The vectors of a file, (rows, width), mapped into memory, and its index.
+
+    The index holds the details, "boundaries" (the first row of each text, then the number of rows)
+    and, unless pooled, "pieces" and "offsets" of each text.
+
+    Raises:
+        BertkitError: a file is absent or damaged, or the two were not written together.
+    """
+    index = read_json(path.with_name(f"{path.name}.json"))
+    recorded = index.get("sha256") if isinstance(index, dict) else None
+    if not path.is_file() or sha256_file(path) != recorded:
+        raise BertkitError(
+            f"{path} is not the array that {path.name}.json was written for; write both again"
+        )
+    return map_array(path), index
+
+
+def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:
+    """What stands before the numbers; equally long for any number of rows."""
+    header = io.BytesIO()
+    shape = {"descr": kind.newbyteorder("<").str, "fortran_order": False, "shape": (rows, width)}
+    np.lib.format.write_array_header_1_0(header, shape)
+    return header.getvalue()
+
+
+def write_parquet(
+    path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
+) -> None:
+    """The details are in the file's metadata, under "bertkit"."""
+    arrow = optional_library("pyarrow", "Parquet files")
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    width = first.vectors.shape[1]
+    number = arrow.float32() if first.vectors.dtype == np.float32 else arrow.float16()
+    token_fields = [("token", arrow.int32()), ("piece", arrow.string())]
+    token_fields += [("start", arrow.int32()), ("end", arrow.int32())]
+    fields = [("text", arrow.int64()), *(token_fields if first.pieces else [])]
+    schema = arrow.schema(
+        [*fields, ("vector", arrow.list_(number, width))], {"bertkit": json.dumps(details)}
+    )
+
+    def write(temporary: Path) -> None:
+        with parquet.ParquetWriter(temporary, schema, use_dictionary=["piece"]) as file:
+            for columns, vectors in row_groups(texts):
+                flat = arrow.array(vectors.reshape(-1))
+                columns["vector"] = arrow.FixedSizeListArray.from_arrays(flat, width)
+                file.write_table(arrow.table([columns[name] for name in schema.names], schema))
+
+    write_atomic(path, write)
+
+
+def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
+    """Columns and vectors of some texts at a time, `GROUP_ROWS` rows or a little more."""
+    group: list[tuple[int, TextFeatures]] = []
+    rows = 0
+    for numbered in enumerate(texts):
+        group.append(numbered)
+        rows += len(numbered[1].vectors)
+        if rows >= GROUP_ROWS:
+            yield columns_of(group)
+            group, rows = [], 0
+    if group:
+        yield columns_of(group)
+
+
+def columns_of(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:
+    """The columns but the vectors, by name; and the vectors, (rows, width)."""
+    sizes = [len(text.vectors) for _, text in group]
+    spans = [span for _, text in group for span in text.offsets]
+    columns = {
+        "text": np.repeat([number for number, _ in group], sizes),
+        "token": np.concatenate([np.arange(size) for size in sizes]),
+        "piece": [piece for _, text in group for piece in text.pieces],
+        "start": [start for start, _ in spans],
+        "end": [end for _, end in spans],
+    }
+    return columns, np.concatenate([text.vectors for _, text in group])
+
+
+FEATURE_WRITERS: dict[
+    str, Callable[[Path, Iterable[TextFeatures], TextFeatures, dict[str, Any]], None]
+] = {
+    "safetensors": write_safetensors,
+    "parquet": write_parquet,
+    "npy": write_npy,
+}

@@ -1,0 +1,215 @@
+"""Hidden states of a model for texts, and files of them (paper section 5.3).
+
+A text longer than the model is read through overlapping windows: every piece's vector comes from
+the window where it has the most context, and those of [CLS] and [SEP], which stand in every window,
+are means over the windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.model.encoder import Encoder
+from bertkit.model.features import check_layers, encoder_features
+from bertkit.tasks.task import (
+    NOTHING_UNKNOWN,
+    PREDICTION_TOKENS,
+    Encoded,
+    ItemPart,
+    Unknown,
+    make_batch,
+    split_outputs,
+    split_parts,
+    unknown_of_text,
+)
+from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast
+
+POOLING = ("tokens", "cls", "mean")
+DTYPES = ("float32", "float16")
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extraction:
+    """What is written of each text."""
+
+    layers: str = "last"
+    """embeddings, second-to-last, last, sum, sum-last-four, concat-last-four, or, of a model tuned
+    with them, weighted-sum or weighted-sum-last-four."""
+    pooling: str = "tokens"
+    """tokens: a vector for each token, [CLS] and [SEP] too; cls: that of [CLS]; mean: their
+    mean."""
+    dtype: str = "float32"
+    """float32, or float16 for files of half the size."""
+    max_length: int = 0
+    """Tokens of a window; 0 for all that the model can take."""
+    stride: int = 0
+    """Tokens from one window to the next; 0 for 3/4 of the room."""
+
+    def __post_init__(self) -> None:
+        """Check the names.
+
+        Raises:
+            BertkitError: says which is unknown.
+        """
+        for field, known in (("pooling", POOLING), ("dtype", DTYPES)):
+            value = getattr(self, field)
+            if value not in known:
+                raise BertkitError(f"--{field} cannot be '{value}'{nearest(value, known)}")
+        check_window_lengths(self.max_length, self.stride)
+
+
+class TextFeatures(NamedTuple):
+    """The vectors of a text."""
+
+    vectors: np.ndarray
+    """(rows, width) float32 or float16: a row for each token, or one where pooled."""
+    pieces: list[str]
+    """Of each token: "[CLS]", ..., "[SEP]"."""
+    offsets: list[tuple[int, int]]
+    """Of each token: half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
+    windows: int
+    unknown: Unknown = NOTHING_UNKNOWN
+    """What of the text the vocabulary lacks."""
+
+
+class WindowedText(NamedTuple):
+    """A text as sequences of the model's length."""
+
+    pieces: list[str]
+    offsets: list[tuple[int, int]]
+    parts: list[ItemPart]
+    """The target of each is the numbers of the pieces that it answers, and its first piece."""
+    unknown: Unknown
+    """What the vocabulary lacks."""
+
+
+WHOLE = Extraction()
+
+
+def extract(
+    encoder: Encoder,
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    extraction: Extraction = WHOLE,
+    *,
+    mix: Tensor | None = None,
+    device: torch.device = CPU,
+    precision: str = "fp32",
+) -> Iterator[TextFeatures]:
+    """The vectors of each text, in order; memory follows a batch and the longest text.
+
+    Args:
+        encoder: on the device; it is put into evaluation mode.
+        tokenizer: of the encoder.
+        texts: of any length, empty ones too.
+        extraction: which layers, and how they are pooled.
+        mix: weights of weighted sums; see `combine`.
+        device: where to compute.
+        precision: "fp32" or "bf16".
+
+    Raises:
+        BertkitError: layers that are unknown, that the model lacks or whose weights are missing,
+            or windows that do not fit the model.
+    """
+    layers, positions = extraction.layers, encoder.config.max_position_embeddings
+    check_layers(layers, encoder.config)
+    if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
+        raise BertkitError(
+            "the [CLS] of a model from left to right has seen no other token; choose --pooling mean"
+        )
+    max_length = extraction.max_length or positions
+    if not 3 <= max_length <= positions:
+        raise BertkitError(
+            f"windows of {max_length} tokens do not fit the model's {positions} positions; choose "
+            f"3 to {positions}"
+        )
+    check_stride(extraction.stride, max_length)
+    encoder.eval()
+
+    @torch.inference_mode()
+    def states(parts: Sequence[ItemPart]) -> list[np.ndarray]:
+        batch = make_batch(parts).to(device)
+        with autocast(device, precision):
+            vectors = encoder_features(encoder, batch.packed, layers, mix)
+        rows = vectors.float().cpu().numpy()
+        return list(split_outputs(rows, batch, parts, pooled=False))
+
+    windowed = (windows_of(text, tokenizer, max_length, extraction.stride) for text in texts)
+    return features_of(windowed, states, extraction)
+
+
+def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
+    """`[CLS] text [SEP]` in as many windows as it takes; one without pieces takes one."""
+    encoding = tokenizer.encode(text)
+    ids = np.array(encoding.ids, dtype=np.int32)
+    parts = []
+    for first, end, answered in context_windows(np.ones_like(ids), max_length - 2, stride):
+        whole = np.array([tokenizer.cls_id, *ids[first:end], tokenizer.sep_id], dtype=np.int32)
+        parts.append(ItemPart((Encoded(whole, len(whole)),), (answered, first)))
+    vocabulary = tokenizer.vocabulary
+    pieces = [vocabulary[tokenizer.cls_id], *encoding.pieces, vocabulary[tokenizer.sep_id]]
+    unknown = unknown_of_text(parts, tokenizer.unk_id)
+    return WindowedText(pieces, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
+
+
+def features_of(
+    texts: Iterable[WindowedText],
+    states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
+    extraction: Extraction,
+) -> Iterator[TextFeatures]:
+    """Texts in groups that fill a batch, computed and put together again."""
+    waiting: list[WindowedText] = []
+    tokens = 0
+    for text in texts:
+        size = sum(part.tokens for part in text.parts)
+        if waiting and tokens + size > PREDICTION_TOKENS:
+            yield from compute(waiting, states, extraction)
+            waiting, tokens = [], 0
+        waiting.append(text)
+        tokens += size
+    yield from compute(waiting, states, extraction)
+
+
+def compute(
+    texts: Sequence[WindowedText],
+    states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
+    extraction: Extraction,
+) -> Iterator[TextFeatures]:
+    """The features of some texts, in order."""
+    parts = [part for text in texts for part in text.parts]
+    outputs = iter(
+        [rows for group in split_parts(parts, PREDICTION_TOKENS) for rows in states(group)]
+    )
+    for text in texts:
+        vectors = join_windows(text, [next(outputs) for _ in text.parts])
+        if extraction.pooling == "tokens":
+            pieces, offsets = text.pieces, text.offsets
+        else:
+            pieces, offsets = [], []
+            pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
+            vectors = pooled[None]
+        rows = vectors.astype(extraction.dtype)
+        yield TextFeatures(rows, pieces, offsets, len(text.parts), text.unknown)
+
+
+def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """(tokens, width) of a text from those of its windows."""
+    if len(outputs) == 1:
+        return outputs[0]
+    vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)
+    for part, rows in zip(text.parts, outputs, strict=True):
+        answered, first = part.target
+        vectors[1 + answered] = rows[1 + answered - first]
+    vectors[0] = np.mean([rows[0] for rows in outputs], axis=0)
+    vectors[-1] = np.mean([rows[-1] for rows in outputs], axis=0)
+    return vectors

@@ -1,0 +1,194 @@
+"""Using a pre-trained model: fill in masks, judge next sentences, read hidden states.
+
+`load_pretrained` takes any directory that `bertkit.checkpoints.huggingface` can read: a bertkit
+run's `model/`, or a Hugging Face BERT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.pretrained import model_folder, read_details
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
+from bertkit.model.heads import PretrainingModel
+from bertkit.predict.engine import check_outputs
+from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import choose_device
+
+MASK = "[MASK]"
+
+
+class MaskCandidate(NamedTuple):
+    """One guess at a mask."""
+
+    piece: str
+    probability: float
+
+
+class Predictor:
+    """A pre-trained model with its tokenizer, ready to use; dropout is off.
+
+    Args:
+        model: the network with both pre-training heads.
+        tokenizer: the one it was trained with.
+        device: where to compute.
+        order: the head on pairs was trained for the order of sentences.
+    """
+
+    def __init__(
+        self,
+        model: PretrainingModel,
+        tokenizer: Tokenizer,
+        device: torch.device,
+        *,
+        order: bool = False,
+    ) -> None:
+        check_vocabulary(model.config, tokenizer.size)
+        self.order = order
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that fit into the model at once."""
+        return self.model.config.max_position_embeddings
+
+    @torch.inference_mode()
+    def fill_mask(self, text: str, top: int = 5) -> list[list[MaskCandidate]]:
+        """Guess what stands at each `[MASK]` of a text.
+
+        A text longer than the model is read through a window around each mask.
+
+        Args:
+            text: with at least one `[MASK]`.
+            top: how many guesses a mask gets.
+
+        Returns:
+            For each mask the most probable pieces, best first.
+
+        Raises:
+            BertkitError: there is no mask in the text, or `top` is not within 1 to the vocabulary.
+        """
+        if self.model.config.direction != "bidirectional":
+            raise BertkitError(
+                f"this model reads {self.model.config.direction.replace('_', ' ')}: it guesses the "
+                "next piece and has never seen a mask; fill masks with a masked language model"
+            )
+        if not 1 <= top <= self.tokenizer.size:
+            raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
+        windows = self.mask_windows(text)
+        if not windows:
+            raise BertkitError(
+                f"there is no {MASK} in the text {text[:60]!r}; put one where to guess"
+            )
+        batch = self._pack([window for window, _ in windows])
+        starts = batch.cu_seqlens[:-1].long()
+        inside = torch.tensor([place for _, place in windows], device=self.device)
+        logits = self.model(batch, starts + inside).mlm_logits[:, : self.tokenizer.size]
+        check_outputs(logits.float().cpu().numpy())
+        best = logits.float().softmax(-1).topk(top)
+        vocabulary = self.tokenizer.vocabulary
+        return [
+            [MaskCandidate(vocabulary[i], p) for i, p in zip(row_ids, row, strict=True)]
+            for row_ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    @torch.inference_mode()
+    def next_sentence(self, text: str, following: str) -> float:
+        """The probability that `following` really follows `text` (paper, task 2).
+
+        Where both are longer than the model, the end of the first and the beginning of the second
+        are read: the tokens on both sides of the joint.
+        """
+        if self.model.nsp is None or self.order:
+            learned = "which of two texts comes first" if self.order else "nothing about pairs"
+            raise BertkitError(
+                f"this model has learned {learned}, not whether a text follows another; use one "
+                "that was pre-trained with next-sentence prediction"
+            )
+        first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
+        if not first or not second:
+            raise BertkitError("next-sentence needs two texts, and one of them has no token")
+        ids, segments = self.joint(first, second)
+        batch = self._pack([ids], [segments])
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        logits = self.model(batch, none).nsp_logits
+        check_outputs(logits.float().cpu().numpy())
+        return float(logits.float().softmax(-1)[0, 0])
+
+    def mask_windows(self, text: str) -> list[tuple[list[int], int]]:
+        """For each `[MASK]` of a text: ids around it, with [CLS] and [SEP], and its place there."""
+        first, *rest = self.tokenizer.encode_batch(text.split(MASK))
+        ids, masks = list(first), []
+        for part in rest:
+            masks.append(len(ids))
+            ids += [self.tokenizer.mask_id, *part]
+        found = [window_around(ids, mask, self.max_length - 2) for mask in masks]
+        return [(self._surround(window), place + 1) for window, place in found]
+
+    def joint(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Ids and segments of a pair; of a long one the tokens on both sides of the joint.
+
+        Raises:
+            BertkitError: the model tells no second text.
+        """
+        if self.model.config.type_vocab_size == 1:
+            raise BertkitError(ONE_SEGMENT)
+        room = self.max_length - 3
+        if len(first) + len(second) > room:
+            size = min(len(second), max(room // 2, room - len(first)))
+            first, second = first[-(room - size) :], second[:size]
+        ids = [*self._surround(first), *second, self.tokenizer.sep_id]
+        return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+    @torch.inference_mode()
+    def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:
+        """Last hidden states of each text, (tokens, width) with [CLS] and [SEP].
+
+        Raises:
+            BertkitError: a text is longer than the model.
+        """
+        batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
+        return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
+
+    def _surround(self, ids: Sequence[int]) -> list[int]:
+        return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
+
+    def _pack(
+        self, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None
+    ) -> Packed:
+        return pack(sequences, segments).to(self.device)
+
+
+def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[int], int]:
+    """At most `size` ids around a place, and where the place is within them."""
+    start = max(0, min(place - size // 2, len(ids) - size))
+    return ids[start : start + size], place - start
+
+
+def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor:
+    """Load a pre-trained model for use.
+
+    Args:
+        directory: a model or run directory.
+        device: where to compute.
+
+    Raises:
+        BertkitError: the directory holds no BERT with a masked-language head, or a damaged one.
+    """
+    directory = model_folder(Path(directory))
+    model = load_pretraining_model(directory)
+    recipe = read_details(directory).get("recipe")
+    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
+    albert = "order" if model.config.share_layers else "next"  # of other people's models
+    known = objectives if isinstance(objectives, dict) else {}
+    order = known.get("sentences", albert) == "order"
+    return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)

@@ -1,0 +1,278 @@
+"""The endless stream of pre-training batches, a pure function of (seed, place).
+
+What its targets are is the objective (paper sections 3.1 and 5.1).
+
+Which examples come, and in which order, is the table's (`examples.table`). The rows of a batch are
+chosen in the main process and turned into tensors by any number of loader processes: both are pure
+functions, so the batches are the same for any number of workers, and ranks share out the rows of
+one global batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
+from bertkit.pretraining_data.pairs import example_lengths
+from bertkit.pretraining_data.rng import MASKS, keyed_rng
+from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
+from bertkit.shapes import SequenceLabels, TargetIndices
+
+WORDS = ("masked", "left_to_right", "right_to_left", "replaced")
+"""What the targets are; see `BatchBuilder`."""
+
+
+@dataclass(frozen=True)
+class PretrainingBatch:
+    """Packed examples with the targets of words and of sentence pairs."""
+
+    packed: Packed
+    """Ids as the network sees them, masked."""
+    target_positions: TargetIndices
+    """(targets,) places in the packed tokens."""
+    target_ids: TargetIndices
+    """(targets,) the true ids there."""
+    next_labels: SequenceLabels
+    """(sequences,) 0 = B follows A, 1 = B is random (or A and B are swapped)."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the sums of the losses are divided by."""
+        return {
+            "targets": len(self.target_ids),
+            "sequences": len(self.next_labels),
+            "tokens": len(self.packed.ids),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle plain arrays: torch would put every tensor into shared memory of its own."""
+        packed = self.packed
+        arrays = (packed.ids, packed.segment_ids, packed.cu_seqlens.diff())
+        targets = (self.target_positions, self.target_ids, self.next_labels)
+        return batch_of, tuple(tensor.numpy() for tensor in (*arrays, *targets))
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
+        """The same batch on another device."""
+        return PretrainingBatch(
+            self.packed.to(device, non_blocking=non_blocking),
+            self.target_positions.to(device, non_blocking=non_blocking),
+            self.target_ids.to(device, non_blocking=non_blocking),
+            self.next_labels.to(device, non_blocking=non_blocking),
+        )
+
+
+def batch_of(
+    ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray, *others: np.ndarray
+) -> PretrainingBatch:
+    """A batch from NumPy arrays; the others are target positions, target ids and labels."""
+    targets = (torch.from_numpy(array) for array in others)
+    return PretrainingBatch(from_arrays(ids, segment_ids, lengths), *targets)
+
+
+class BatchBuilder:
+    """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
+
+    Targets are masked pieces ("masked", "replaced"), or, unmasked, at each token the next one
+    ("left_to_right") or the one before ("right_to_left").
+
+    Args:
+        store: the corpus the rows point into.
+        masking: see `MaskingOptions`.
+        max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
+        seed: of the run.
+        words: one of `WORDS`.
+    """
+
+    def __init__(
+        self,
+        store: TokenStore,
+        masking: MaskingOptions,
+        max_predictions: int,
+        seed: int,
+        words: str = "masked",
+    ) -> None:
+        tokenizer = store.tokenizer
+        self.store = store
+        self.masking = masking
+        self.max_predictions = max_predictions
+        self.seed = seed
+        self.words = words
+        self.cls_id, self.sep_id, self.mask_id = (
+            tokenizer.cls_id,
+            tokenizer.sep_id,
+            tokenizer.mask_id,
+        )
+        self.continuation = tokenizer.continuation
+        self.maskable = np.ones(tokenizer.size, dtype=bool)
+        self.maskable[[self.cls_id, self.sep_id, self.mask_id]] = False
+
+    def __getitem__(self, rows: np.ndarray) -> PretrainingBatch:
+        """Build the batch of some rows, longest first (equal lengths together serve attention)."""
+        lengths = example_lengths(rows)
+        order = np.argsort(-lengths, kind="stable")
+        rows, lengths = rows[order], lengths[order].astype(np.int64)
+        ends = np.cumsum(lengths)
+        ids = np.empty(int(ends[-1]), dtype=np.int64)
+        segment_ids = np.zeros_like(ids)
+        positions: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        for row, start, end in zip(rows, ends - lengths, ends, strict=True):
+            example = ids[start:end]
+            middle = self._fill(example, row)
+            segment_ids[start + middle : end] = 1
+            chosen, originals = self._targets(example, row, middle)
+            positions.append(chosen + start)
+            targets.append(originals)
+        at, truth = np.concatenate(positions), np.concatenate(targets)
+        labels = rows["is_random"].astype(np.int64)
+        return batch_of(ids, segment_ids, lengths, at, truth, labels)
+
+    def _fill(self, example: np.ndarray, row: np.void) -> int:
+        """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; returns where B begins."""
+        a_start, a_length = int(row["a_start"]), int(row["a_length"])
+        b_start, b_length = int(row["b_start"]), int(row["b_length"])
+        middle = a_length + 2
+        example[0] = self.cls_id
+        a, b = (self.store.arrays(int(row[shard])).tokens for shard in ("a_shard", "b_shard"))
+        example[1 : middle - 1] = a[a_start : a_start + a_length]
+        example[middle - 1] = self.sep_id
+        example[middle:-1] = b[b_start : b_start + b_length]
+        example[-1] = self.sep_id
+        return middle
+
+    def _targets(
+        self, example: np.ndarray, row: np.void, middle: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Places where something is predicted, and the ids to predict; masks where that is it."""
+        if self.words == "left_to_right":
+            return np.arange(len(example) - 1), example[1:].copy()
+        if self.words == "right_to_left":
+            return np.arange(1, len(example)), example[:-1].copy()
+        return self._mask(example, row, middle)
+
+    def _mask(
+        self, example: np.ndarray, row: np.void, middle: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mask an example in place; returns the target positions and their true ids."""
+        epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
+        rng = keyed_rng(self.seed, MASKS, epoch=epoch, window=window, row=number)
+        candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
+        candidates = candidates[self.maskable[example[candidates]]]  # the text may say "[SEP]"
+        most, masking = self.max_predictions, self.masking
+        chosen, shown = draw_masks(
+            example, candidates, self.continuation, most, masking, self.mask_id, rng
+        )
+        originals = example[chosen]
+        example[chosen] = shown
+        return chosen, originals
+
+
+class StreamStep(NamedTuple):
+    """One global batch: its rows, this rank's micro-batches, and the place after it."""
+
+    micro_batches: list[PretrainingBatch]
+    after: AnyPosition
+
+
+Request = tuple[np.ndarray, AnyPosition]
+"""The rows of a global batch, and the place after it."""
+
+
+@dataclass(frozen=True)
+class StepBuilder:
+    """Shares the rows of a global batch among micro-batches, and builds this rank's."""
+
+    builder: BatchBuilder
+    micro_batches: int
+    rank: int
+    world: int
+
+    def __call__(self, request: Request) -> StreamStep:
+        """One step, here or in a loader process."""
+        rows, after = request
+        mine = share_rows(rows, self.micro_batches)[self.rank :: self.world]
+        return StreamStep([self.builder[share] for share in mine], after)
+
+
+def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
+    """Deal rows out by length, so that every share has about the same number of tokens."""
+    order = np.argsort(-(rows["a_length"] + rows["b_length"]), kind="stable")
+    return [rows[order[share::shares]] for share in range(shares)]
+
+
+def stream_steps(
+    table: ExampleSource,
+    builder: BatchBuilder,
+    *,
+    batch_size: int,
+    steps: int,
+    place: AnyPosition = START,
+    micro_batches: int = 1,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+) -> Generator[StreamStep, None, None]:
+    """Yield `steps` global batches from a place on.
+
+    Args:
+        table: which examples, in which order.
+        builder: rows → batch.
+        batch_size: sequences in a global batch, over all ranks and micro-batches.
+        steps: how many batches.
+        place: where to begin; `Step.after` of the last batch used, to resume.
+        micro_batches: into how many the global batch is cut, over all ranks; the same cut for any
+            number of ranks.
+        rank: this process's number; it gets micro-batches rank, rank + world, ...
+        world: number of processes; a divisor of `micro_batches`.
+        workers: loader processes, which closing this ends; 0 builds the batches in this process.
+
+    Raises:
+        BertkitError: the batch cannot be shared out, or `workers` is negative.
+    """
+    if workers < 0:
+        raise BertkitError(f"workers must be 0 or more, got {workers}")
+    if batch_size < micro_batches:
+        raise BertkitError(
+            f"a batch of {batch_size} sequences cannot be cut into {micro_batches} micro-batches "
+            f"for {world} process(es); raise phases.batch_sizes, lower training.accumulate, or "
+            "start fewer processes"
+        )
+    assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
+
+    build = StepBuilder(builder, micro_batches, rank, world)
+    requests = take_rows(table, batch_size, steps, place)
+    return build_steps(build, requests, workers)
+
+
+def take_rows(
+    table: ExampleSource, batch_size: int, steps: int, place: AnyPosition
+) -> Iterator[Request]:
+    """The rows of each global batch from a place on."""
+    try:
+        for _ in range(steps):
+            rows, place = table.take(place, batch_size)
+            yield rows, place
+    finally:
+        table.close()
+
+
+def build_steps(
+    build: StepBuilder, requests: Iterator[Request], workers: int
+) -> Generator[StreamStep, None, None]:
+    """Build steps here or in loader processes, which end when this generator is closed."""
+    if not workers:
+        yield from map(build, requests)
+        return
+    from bertkit.processes import Workers
+
+    with Workers(build, workers, command="pretrain", flag="--workers") as loaders:
+        for _, step in loaders.run(requests):
+            yield step

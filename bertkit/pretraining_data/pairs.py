@@ -1,0 +1,322 @@
+"""Sentence pairs: which text makes each pre-training example (paper, section 3.1 and A.2).
+
+The algorithm is that of google-research/bert `create_pretraining_data.py`: each document is walked
+in chunks of about the target length; a chunk is cut at random into A and B; with probability 1/2,
+or always when the chunk is one sentence, B comes from a random document instead and the unused
+sentences of the chunk are walked again; too long pairs lose tokens from the longer side, at random
+from its front or back. One defect is not kept: the random document is never the current one.
+
+Two other ways to cut examples are `order` (B follows A, or the two are swapped: ALBERT, Lan et al.
+2019, section 3.1) and `single` (A is as many whole sentences of the document as fit, and there is
+no B: DOC-SENTENCES of RoBERTa, Liu et al. 2019, section 4.2).
+
+All documents of a window (a few shards) are walked together: each NumPy step below advances every
+unfinished document by one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError, nearest
+from bertkit.pretraining_data.rng import PAIRS, keyed_rng
+
+SPECIALS = 3
+"""[CLS] A [SEP] B [SEP]; one fewer where B is empty."""
+
+PAIR_OBJECTIVES = ("next", "order", "none", "single")
+"""What A and B are: see `PairOptions.sentences`."""
+
+EXAMPLE_DTYPE = np.dtype(
+    [
+        ("epoch", np.int32),
+        ("window", np.int32),
+        ("row", np.int32),  # with epoch and window, the name of the example
+        ("a_shard", np.int32),
+        ("a_start", np.int64),  # first token of A within its shard
+        ("a_length", np.int32),
+        ("b_shard", np.int32),
+        ("b_start", np.int64),
+        ("b_length", np.int32),
+        (
+            "is_random",
+            np.int8,
+        ),  # the label: 0 = B follows A, 1 = random or swapped (Google's order)
+        ("cut", np.int32),  # tokens that truncation took from the pair
+        ("a_document", np.int32),  # documents within the window
+        ("b_document", np.int32),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """How examples are cut."""
+
+    max_length: int = 128
+    """Tokens of the longest example, [CLS] and both [SEP] included."""
+    short_probability: float = 0.1
+    """Share of documents whose target length is drawn from 2 to max_length - 3 (Google's 10 %)."""
+    sentences: str = "next"
+    """next: B follows A or, half the time, comes from another document; none: the same; order: B
+    follows A, or the two are swapped; single: B is empty."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that A and B may have together."""
+        return self.max_length - SPECIALS + (self.sentences == "single")
+
+    def __post_init__(self) -> None:
+        if self.sentences not in PAIR_OBJECTIVES:
+            hint = nearest(self.sentences, PAIR_OBJECTIVES)
+            raise BertkitError(f"no kind of sentence pairs is called '{self.sentences}'{hint}")
+        if self.max_length < SPECIALS + 2:
+            raise BertkitError(
+                f"a pair needs a maximum length of at least {SPECIALS + 2}, got {self.max_length}"
+            )
+
+
+class ShuffleBlock(NamedTuple):
+    """The documents of some shards as one run of tokens (offsets in window coordinates)."""
+
+    shards: np.ndarray
+    """(shards,) indices in the store."""
+    token_bases: np.ndarray
+    """(shards + 1,) first token of each shard."""
+    sentences: np.ndarray
+    """(sentences + 1,) first token of each sentence."""
+    documents: np.ndarray
+    """(documents + 1,) first sentence of each document."""
+
+
+class Spans(NamedTuple):
+    """Pairs of token spans in window coordinates, one entry an example."""
+
+    document: np.ndarray
+    a_start: np.ndarray
+    a_end: np.ndarray
+    b_start: np.ndarray
+    b_end: np.ndarray
+    target: np.ndarray
+    is_random: np.ndarray
+
+
+def open_block(store: TokenStore, shards: Sequence[int]) -> ShuffleBlock:
+    """Join the sentence and document tables of some shards."""
+    sentences, documents, bases = [], [], [0]
+    sentence_base = 0
+    store.fetch(shards)
+    for shard in shards:
+        arrays = store.arrays(shard)
+        sentences.append(arrays.sentences[:-1].astype(np.int64) + bases[-1])
+        documents.append(arrays.documents[:-1].astype(np.int64) + sentence_base)
+        sentence_base += len(arrays.sentences) - 1
+        bases.append(bases[-1] + len(arrays.tokens))
+    return ShuffleBlock(
+        shards=np.asarray(shards),
+        token_bases=np.asarray(bases),
+        sentences=np.append(np.concatenate(sentences), bases[-1]),
+        documents=np.append(np.concatenate(documents), sentence_base),
+    )
+
+
+def plan_block(
+    store: TokenStore,
+    shards: Sequence[int],
+    options: PairOptions,
+    seed: int,
+    epoch: int,
+    number: int,
+) -> np.ndarray:
+    """The examples of one window in random order, as a table of `EXAMPLE_DTYPE`.
+
+    Args:
+        store: the corpus.
+        shards: the window's shards.
+        options: lengths.
+        seed: of the run.
+        epoch: counts from 0.
+        number: the window's number within the epoch; with seed and epoch the key of its randomness.
+
+    Raises:
+        BertkitError: the window has fewer than two documents.
+    """
+    window = open_block(store, shards)
+    if len(window.documents) < 3 and options.sentences in ("next", "none"):
+        raise BertkitError(
+            f"store {store.place} ({store.split}) has fewer than two documents in shards "
+            f"{list(shards)}; next-sentence pairs need a second one to draw from"
+        )
+    rng = keyed_rng(seed, PAIRS, epoch=epoch, window=number)
+    spans = cut_documents(window, options, rng)
+    if options.sentences == "order":
+        spans = swap(spans)
+    elif options.sentences != "single":
+        spans = draw_random_next(window, spans, rng)
+    return example_rows(window, spans, options.room, epoch, number, rng)
+
+
+def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Generator) -> Spans:
+    """Cut every document into chunks and each chunk into A and B (B not yet drawn where random)."""
+    max_length = options.room
+    count = len(window.documents) - 1
+    is_short = rng.random(count) < options.short_probability
+    targets = np.where(is_short, rng.integers(2, max_length, count, endpoint=True), max_length)
+    cursor = window.documents[:-1].copy()
+    active = np.arange(count)
+    found: list[Spans] = []
+    starts = window.sentences
+    while len(active):
+        first, stop = cursor[active], window.documents[active + 1]
+        target = targets[active]
+        end = np.searchsorted(starts, starts[first] + target)  # first end that reaches the target
+        if options.sentences == "single":  # no pair that truncation evens out: the last that fits
+            end = np.searchsorted(starts, starts[first] + target, side="right") - 1
+        end = np.clip(end, first + 1, stop)
+        size = end - first
+        a_size = np.maximum(1, 1 + np.floor(rng.random(len(active)) * (size - 1)).astype(np.int64))
+        is_random = rng.random(len(active)) < 0.5
+        middle = starts[first + a_size]
+        next_cursor = end
+        if options.sentences == "order":
+            middle = np.where(size == 1, cut_sentence(starts[first], starts[end], rng), middle)
+        elif options.sentences == "single":
+            middle, is_random = starts[end], np.zeros(len(active), dtype=bool)
+        else:
+            is_random |= size == 1
+            next_cursor = np.where(is_random, first + a_size, end)  # unused ones are walked again
+        found.append(Spans(active, starts[first], middle, middle, starts[end], target, is_random))
+        cursor[active] = next_cursor
+        active = active[cursor[active] < stop]
+    return Spans(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
+
+
+def cut_sentence(start: np.ndarray, end: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A token inside each sentence that is alone in its chunk: where B begins.
+
+    A sentence of one token cannot be cut; its B is empty.
+    """
+    inside = np.floor(rng.random(len(start)) * (end - start - 1)).astype(np.int64)
+    return np.minimum(start + 1 + inside, end)
+
+
+def swap(spans: Spans) -> Spans:
+    """Exchange A and B where the label says so; an empty B stays in its place, with label 0."""
+    swapped = spans.is_random & (spans.b_end > spans.b_start)
+    return spans._replace(
+        a_start=np.where(swapped, spans.b_start, spans.a_start),
+        a_end=np.where(swapped, spans.b_end, spans.a_end),
+        b_start=np.where(swapped, spans.a_start, spans.b_start),
+        b_end=np.where(swapped, spans.a_end, spans.b_end),
+        is_random=swapped,
+    )
+
+
+def draw_random_next(window: ShuffleBlock, spans: Spans, rng: np.random.Generator) -> Spans:
+    """Give each random example its B: sentences from a random place of another document."""
+    chosen = np.flatnonzero(spans.is_random)
+    current = spans.document[chosen]
+    other = rng.integers(0, len(window.documents) - 2, len(chosen))
+    other += other >= current  # uniform over all documents but the current one
+    first, stop = window.documents[other], window.documents[other + 1]
+    start = first + np.floor(rng.random(len(chosen)) * (stop - first)).astype(np.int64)
+    wanted = spans.target[chosen] - (spans.a_end - spans.a_start)[chosen]
+    starts = window.sentences
+    end = np.clip(search(starts, starts[start] + wanted), start + 1, stop)
+    b_start, b_end = spans.b_start.copy(), spans.b_end.copy()
+    b_start[chosen], b_end[chosen] = starts[start], starts[end]
+    return spans._replace(b_start=b_start, b_end=b_end)
+
+
+def search(
+    table: np.ndarray, values: np.ndarray, side: Literal["left", "right"] = "left"
+) -> np.ndarray:
+    """`np.searchsorted` for values in any order, sorted first: neighbours share cached memory."""
+    order = np.argsort(values)
+    found = np.empty(len(values), dtype=np.int64)
+    found[order] = np.searchsorted(table, values[order], side=side)
+    return found
+
+
+def truncation(a: np.ndarray, b: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens to take from A and from B so that both fit: one at a time from the longer, B on ties.
+
+    Args:
+        a: (examples,) lengths of A.
+        b: (examples,) lengths of B.
+        max_length: tokens that A and B may have together.
+    """
+    excess = np.maximum(0, a + b - max_length)
+    from_a = np.minimum(excess, np.maximum(0, a - b))
+    from_b = np.minimum(excess, np.maximum(0, b - a))
+    rest = excess - from_a - from_b
+    return from_a + rest // 2, from_b + (rest + 1) // 2
+
+
+def example_rows(
+    window: ShuffleBlock,
+    spans: Spans,
+    max_length: int,
+    epoch: int,
+    number: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Truncate the pairs, shuffle them, and write them in shard coordinates."""
+    a_length, b_length = spans.a_end - spans.a_start, spans.b_end - spans.b_start
+    from_a, from_b = truncation(a_length, b_length, max_length)
+    # Each lost token comes from front or back with probability 1/2.
+    a_start = spans.a_start + rng.binomial(from_a, 0.5)
+    b_start = spans.b_start + rng.binomial(from_b, 0.5)
+    b_start = np.where(b_length == 0, a_start, b_start)  # it may be the end of the window
+    rows = np.zeros(len(a_start), dtype=EXAMPLE_DTYPE)
+    for side, start in (("a", a_start), ("b", b_start)):
+        shard = np.searchsorted(window.token_bases, start, side="right") - 1
+        rows[f"{side}_shard"] = window.shards[shard]
+        rows[f"{side}_start"] = start - window.token_bases[shard]
+    rows["a_length"], rows["b_length"] = a_length - from_a, b_length - from_b
+    rows["cut"] = from_a + from_b
+    rows["is_random"] = spans.is_random
+    rows["a_document"] = spans.document
+    rows["b_document"] = search(window.sentences[window.documents], b_start, side="right") - 1
+    rows = np.take(rows, rng.permutation(len(rows)))
+    rows["epoch"], rows["window"] = epoch, number
+    rows["row"] = np.arange(len(rows))
+    return rows
+
+
+def example_lengths(rows: np.ndarray) -> np.ndarray:
+    """(rows,) tokens of each example with its specials."""
+    return rows["a_length"] + rows["b_length"] + SPECIALS - (rows["b_length"] == 0)
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """What a table of examples is really like; printed before training."""
+
+    examples: int
+    random_share: float
+    """Share of examples with a random B: above 1/2 where many chunks are one sentence."""
+    mean_tokens: float
+    """Mean length with specials."""
+    full_share: float
+    """Share of examples of the maximum length."""
+    cut_share: float
+    """Share of the drawn tokens that truncation took (as in the original)."""
+
+
+def measure_pairs(rows: np.ndarray, max_length: int) -> PairStatistics:
+    """Statistics of a table of `EXAMPLE_DTYPE`."""
+    tokens = example_lengths(rows)
+    cut = rows["cut"].sum(dtype=np.int64)
+    return PairStatistics(
+        examples=len(rows),
+        random_share=float(rows["is_random"].mean()),
+        mean_tokens=float(tokens.mean()),
+        full_share=float((tokens == max_length).mean()),
+        cut_share=float(cut / (cut + (rows["a_length"] + rows["b_length"]).sum(dtype=np.int64))),
+    )

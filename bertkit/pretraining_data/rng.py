@@ -1,0 +1,22 @@
+"""Counter-based random numbers: what is drawn depends on the key, not on what was drawn before.
+
+The generator is Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed
+by (seed, purpose) and started at the counter (row, window, epoch). So the pairs of a window and the
+masks of an example can be made by any process, in any order, any number of times (design law 2).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, SPLIT = range(5)
+"""Purposes; two purposes never share random numbers."""
+
+
+def keyed_rng(
+    seed: int, purpose: int, *, epoch: int = 0, window: int = 0, row: int = 0
+) -> np.random.Generator:
+    """The random generator of one purpose at one place of the corpus."""
+    counter = np.array([0, row, window, epoch], dtype=np.uint64)
+    key = np.array([seed, purpose], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(counter=counter, key=key))

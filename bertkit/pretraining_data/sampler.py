@@ -1,0 +1,179 @@
+"""The examples of a store in their order of use, a pure function of (seed, place).
+
+An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
+shuffled table of examples (`plan_block`; paper, appendix A.2). A place is (epoch, window, offset),
+so seeking costs one window's plan, whatever the size of the corpus. While a window is used, another
+thread plans the next one, and fetches and verifies its shards, so that no step waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.pretraining_data.pairs import PairOptions, plan_block
+from bertkit.pretraining_data.rng import SHARD_ORDER, keyed_rng
+
+WINDOW_SHARDS = 8
+"""Shards whose examples are shuffled together and lend each other random next sentences."""
+
+
+class DataPosition(NamedTuple):
+    """Where the stream stands: the next example to be used."""
+
+    epoch: int = 0
+    window: int = 0
+    offset: int = 0
+
+
+START = DataPosition()
+
+AnyPosition = tuple[Any, ...]
+"""A `DataPosition`, or where a mixture stands (`mixture.MixedPlace`); `START` begins both."""
+
+
+@runtime_checkable
+class ExampleSource(Protocol):
+    """Examples in their order of use: an `ExampleSampler` or a `mixture.MixtureSampler`."""
+
+    def take(self, place: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
+        """The next `count` rows from a place, and the place after them."""
+
+    def first(self, limit: int | None = None) -> np.ndarray:
+        """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
+
+    def close(self) -> None:
+        """Give up what is planned ahead."""
+
+
+class ExampleSampler:
+    """Walks the examples of a store in their order of use, as rows of `pairs.EXAMPLE_DTYPE`.
+
+    Args:
+        store: one split of a corpus.
+        options: how examples are cut.
+        seed: of the run; 0 to 2^63 - 1.
+        first_window: number of the first window; tables of one seed with windows of different
+            numbers draw different pairs and masks.
+    """
+
+    def __init__(
+        self, store: TokenStore, options: PairOptions, seed: int, first_window: int = 0
+    ) -> None:
+        if not store.shards:
+            raise BertkitError(
+                f"store {store.place} has no {store.split} documents; prepare it with a larger "
+                "held_out share or more text"
+            )
+        self.store = store
+        self.options = options
+        self.seed = seed
+        self.first_window = first_window
+        self.windows = max(1, len(store.shards) // WINDOW_SHARDS)
+        self._current: tuple[tuple[int, int], np.ndarray] | None = None
+        self._order: tuple[int, np.ndarray] | None = None
+        self._ahead: Prefetch | None = None
+
+    def rows_of(self, epoch: int, window: int) -> np.ndarray:
+        """The table of one window; the last one asked for is kept."""
+        wanted = (epoch, window)
+        if self._current is None or self._current[0] != wanted:
+            self._current = None  # its memory serves the new one
+            ahead, self._ahead = self._ahead, None
+            rows = ahead.result(wanted) if ahead else None
+            # What another thread failed in is tried here, where it can be told.
+            self._current = (wanted, self._plan(wanted) if rows is None else rows)
+        return self._current[1]
+
+    def shards_of(self, epoch: int, window: int) -> list[int]:
+        """The shards of one window: its share of the epoch's random order."""
+        known = self._order  # another thread may plan the next epoch
+        if known is None or known[0] != epoch:
+            rng = keyed_rng(self.seed, SHARD_ORDER, epoch=epoch, window=self.first_window)
+            known = self._order = (epoch, rng.permutation(len(self.store.shards)))
+        size, larger = divmod(len(self.store.shards), self.windows)  # the first have one more
+        start = window * size + min(window, larger)
+        return known[1][start : start + size + (window < larger)].tolist()
+
+    def _plan(self, name: tuple[int, int]) -> np.ndarray:
+        epoch, window = name
+        number = self.first_window + window
+        shards = self.shards_of(epoch, window)
+        return plan_block(self.store, shards, self.options, self.seed, epoch, number)
+
+    def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
+        """A window's table, made by another thread; None where nobody wants it any more."""
+        for shard in self.shards_of(*name):
+            if stop.is_set():
+                return None
+            self.store.arrays(shard)
+        return None if stop.is_set() else self._plan(name)
+
+    def close(self) -> None:
+        """Give up what is planned ahead."""
+        if self._ahead is not None:
+            self._ahead.give_up()
+            self._ahead = None
+
+    def first(self, limit: int | None = None) -> np.ndarray:
+        """Rows of the first window, in order, at most `limit`."""
+        return self.rows_of(0, 0)[:limit]
+
+    def take(self, place: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
+        """The next `count` rows from a place, and the place after them; epochs run on."""
+        epoch, window, offset = place
+        taken: list[np.ndarray] = []
+        missing = count
+        while True:
+            whole = self.rows_of(epoch, window)
+            rows = whole[offset : offset + missing]
+            taken.append(rows)
+            missing -= len(rows)
+            offset += len(rows)
+            last = window + 1 == self.windows
+            following = (epoch + 1, 0) if last else (epoch, window + 1)
+            if missing == 0:
+                if 2 * offset >= len(whole) and self._ahead is None:
+                    self._ahead = Prefetch(self, following)
+                return np.concatenate(taken), DataPosition(epoch, window, offset)
+            (epoch, window), offset = following, 0
+
+
+class Prefetch:
+    """A window that another thread is planning, one for all tables of the process.
+
+    Args:
+        table: whose window it is.
+        name: its epoch and number.
+    """
+
+    def __init__(self, table: ExampleSampler, name: tuple[int, int]) -> None:
+        self.name = name
+        self.stop = threading.Event()
+        self.rows: Future[np.ndarray | None] = start_planner().submit(
+            table._plan_ahead, name, self.stop
+        )
+
+    def result(self, name: tuple[int, int]) -> np.ndarray | None:
+        """The table, if it is the one that is wanted, was begun and was made without an error."""
+        if name != self.name or self.rows.cancel():
+            self.give_up()
+            return None
+        return None if self.rows.exception() else self.rows.result()
+
+    def give_up(self) -> None:
+        """Stop soon; what was made is not kept."""
+        self.stop.set()
+        self.rows.cancel()
+
+
+@cache
+def start_planner() -> ThreadPoolExecutor:
+    """The thread that plans ahead: one, whatever the number of tables."""
+    return ThreadPoolExecutor(1, thread_name_prefix="bertkit-plan")

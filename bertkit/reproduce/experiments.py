@@ -1,0 +1,256 @@
+"""What has to be run for each table: networks to pre-train, and what they are tuned on.
+
+Tables 1 to 4 are of paper section 4, 5 to 7 of sections 5.1 to 5.3, table 8 and figure 5 of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from bertkit.config import read_recipe
+from bertkit.finetuning.heads import HeadSettings
+from bertkit.reproduce.paper import PaperTable, Scale, paper_tables
+from bertkit.training.recipe import PretrainRecipe
+
+PLAIN = HeadSettings()
+BASE = "bert"
+SNAPSHOTS = (BASE, "left-to-right")
+"""Networks that are also kept on their way, for figure 5, whichever table they are made for."""
+LEFT_TO_RIGHT = ("--objectives.words", "left_to_right", "--objectives.sentences", "none")
+RIGHT_TO_LEFT = ("--objectives.words", "right_to_left", "--objectives.sentences", "none")
+NO_NSP = ("--objectives.sentences", "none")
+PERPLEXITY = "perplexity"
+METRICS = {
+    "squad-1.1": "f1",
+    "squad-2.0": "f1",
+    "sts-b": "spearman",
+    "cola": "matthews",
+    "conll-2003": "f1",
+}
+"""Task -> the paper's metric, where it is not accuracy."""
+
+LAYER_ROWS = {
+    "Embeddings": "embeddings",
+    "Second-to-last hidden": "second-to-last",
+    "Last hidden": "last",
+    "Weighted sum last four": "weighted-sum-last-four",
+    "Concat last four": "concat-last-four",
+    "Weighted sum all layers": "weighted-sum",
+}
+"""Row of table 7 -> layers."""
+
+
+class TaskRun(NamedTuple):
+    """A network tuned on a task, with all seeds."""
+
+    variant: str
+    """Which pre-trained network."""
+    at: int
+    """After so many of its updates; 0 for its end."""
+    task: str
+    head: HeadSettings = PLAIN
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        parts = [self.variant]
+        if self.at:
+            parts.append(f"at-{self.at}")
+        parts.append(self.task)
+        if self.head.frozen:
+            parts.append(f"frozen-{self.head.layers}")
+        if self.head.head != "linear":
+            parts.append(self.head.head)
+        if self.head.beside:
+            parts.append("beside")
+        return "/".join([parts[0], "-".join(parts[1:])])
+
+
+class Cell(NamedTuple):
+    """A number of a table."""
+
+    row: str
+    column: str
+    """The paper's, also where another task stands in."""
+    job: TaskRun
+    metric: str
+    stands_in: bool = False
+    """Whether the task is another than the column's."""
+    thousands: str = ""
+    """Of updates, as figure 5 has them; where it is given, it is the paper's column."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table, its cells and the networks they need."""
+
+    paper: PaperTable
+    cells: tuple[Cell, ...]
+    variants: Mapping[str, tuple[str, ...]]
+    """Network -> flags of the recipe."""
+
+    @property
+    def jobs(self) -> list[TaskRun]:
+        """Everything to tune, each once."""
+        return list(dict.fromkeys(cell.job for cell in self.cells if cell.metric != PERPLEXITY))
+
+    @property
+    def rows(self) -> list[str]:
+        """In order."""
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        """In order."""
+        return list(dict.fromkeys(cell.column for cell in self.cells))
+
+
+def column_task(column: str) -> tuple[str, str]:
+    """The task and metric of a column of the paper."""
+    if column.endswith(", exact match"):
+        return column.removesuffix(", exact match"), "exact_match"
+    task = "mnli" if column in ("mnli-m", "mnli-mm") else column.removesuffix(", features")
+    return task, METRICS.get(task, "accuracy")
+
+
+def table_cell(
+    table: str,
+    row: str,
+    column: str,
+    variant: str,
+    scale: Scale,
+    head: HeadSettings = PLAIN,
+    at: int = 0,
+) -> Cell:
+    """A cell, with the scale's stand-in for the column's task."""
+    task, metric = column_task(column)
+    stand_in = scale.stand_ins.get(table, {}).get(column)
+    if stand_in:
+        task, metric = stand_in, METRICS.get(stand_in, "accuracy")
+    if column == "mnli-mm" and not stand_in:
+        metric = f"dev-mismatched {metric}"
+    return Cell(row, column, TaskRun(variant, at, task, head), metric, bool(stand_in))
+
+
+def plain_table(key: str, scale: Scale) -> Experiment:
+    """Tables 1 to 4: one network on its tasks."""
+    paper, row = paper_tables()[key], f"bertkit, {scale.name}"
+    cells = [table_cell(key, row, column, BASE, scale) for column in paper.columns]
+    f1 = {"qqp", "mrpc"} if key == "table-1" else set()
+    cells = [c._replace(metric="f1") if c.column in f1 and not c.stands_in else c for c in cells]
+    return Experiment(paper, tuple(cells), {BASE: ()})
+
+
+def table_5(scale: Scale) -> Experiment:
+    """Pre-training tasks."""
+    paper = paper_tables()["table-5"]
+    rows = {
+        "BERT": (BASE, PLAIN),
+        "No NSP": ("no-nsp", PLAIN),
+        "LTR & No NSP": ("left-to-right", PLAIN),
+        "LTR & No NSP + BiLSTM": ("left-to-right", HeadSettings(head="bilstm")),
+    }
+    cells = [
+        table_cell("table-5", row, column, variant, scale, head)
+        for row, (variant, head) in rows.items()
+        for column in paper.columns
+    ]
+    variants = {BASE: (), "no-nsp": NO_NSP, "left-to-right": LEFT_TO_RIGHT}
+    return Experiment(paper, tuple(cells), variants)
+
+
+def table_6(scale: Scale) -> Experiment:
+    """Sizes, the smallest first."""
+    paper, cells = paper_tables()["table-6"], []
+    variants: dict[str, tuple[str, ...]] = {}
+    own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
+
+    def parameters(size: tuple[int, int, int]) -> int:
+        return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # but for the small
+
+    for layers, width, heads in sorted(scale.sizes, key=parameters):
+        variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
+        if (layers, width, heads) == (
+            own.num_hidden_layers, own.hidden_size, own.num_attention_heads
+        ):  # fmt: skip
+            variant, variants[BASE] = BASE, ()
+        else:
+            variants[variant] = (
+                *("--model.num-hidden-layers", str(layers)),
+                *("--model.hidden-size", str(width)),
+                *("--model.num-attention-heads", str(heads)),
+            )
+        cells.append(Cell(row, PERPLEXITY, TaskRun(variant, 0, ""), PERPLEXITY))
+        cells += [
+            table_cell("table-6", row, column, variant, scale)
+            for column in paper.columns
+            if column != PERPLEXITY
+        ]
+    return Experiment(paper, tuple(cells), variants)
+
+
+def table_7(scale: Scale) -> Experiment:
+    """Features for named entities."""
+    cells = [table_cell("table-7", "Fine-tuning", "conll-2003", BASE, scale)]
+    for row, layers in LAYER_ROWS.items():
+        head = HeadSettings(frozen=True, layers=layers, head="bilstm", units=scale.units)
+        cells.append(table_cell("table-7", row, "conll-2003", BASE, scale, head))
+    elmo = HeadSettings(
+        frozen=True,
+        layers="concat-last-four",
+        head="bilstm",
+        units=scale.units,
+        beside="right-to-left",
+    )
+    cells.append(table_cell("table-7", "LTR + RTL", "conll-2003", "left-to-right", scale, elmo))
+    variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT, "right-to-left": RIGHT_TO_LEFT}
+    return Experiment(paper_tables()["table-7"], tuple(cells), variants)
+
+
+def table_8(scale: Scale) -> Experiment:
+    """Shares of masks."""
+    paper, cells, variants = paper_tables()["table-8"], [], {}
+    features = HeadSettings(
+        frozen=True, layers="concat-last-four", head="bilstm", units=scale.units
+    )
+    for row in paper.rows:
+        mask, keep, swap = (int(part) for part in row.split("/"))
+        variant = BASE if (mask, keep, swap) == (80, 10, 10) else f"mask-{mask}-{keep}-{swap}"
+        variants[variant] = (
+            ()
+            if variant == BASE
+            else (
+                *("--masking.mask-share", str(mask / 100)),
+                *("--masking.random-share", str(swap / 100)),
+            )
+        )
+        for column in paper.columns:
+            head = features if column.endswith("features") else PLAIN
+            cells.append(table_cell("table-8", row, column, variant, scale, head))
+    return Experiment(paper, tuple(cells), variants)
+
+
+def figure_5(scale: Scale) -> Experiment:
+    """Pre-training steps."""
+    variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT}
+    cells = []
+    for row, variant in (("Masked LM", BASE), ("Left-to-right LM", "left-to-right")):
+        for step in scale.steps:
+            found = table_cell("figure-5", row, "mnli-m", variant, scale, at=step)
+            cells.append(found._replace(column=f"{step:,}", thousands=f"{step / 1000:g}"))
+    return Experiment(paper_tables()["figure-5"], tuple(cells), variants)
+
+
+EXPERIMENTS: dict[str, Callable[[Scale], Experiment]] = {
+    **{
+        f"table-{number}": lambda scale, key=f"table-{number}": plain_table(key, scale)  # type: ignore[misc]
+        for number in range(1, 5)
+    },
+    "table-5": table_5,
+    "table-6": table_6,
+    "table-7": table_7,
+    "table-8": table_8,
+    "figure-5": figure_5,
+}

@@ -1,0 +1,232 @@
+"""The tables for reading: Markdown for the docs, and one HTML page."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from bertkit.report.html import drawing, folded, html_page, html_table
+from bertkit.report.plots import HELD_OUT, TRAINING, render_svg
+from bertkit.reproduce.experiments import PERPLEXITY
+
+VERDICTS = {
+    "holds": "as in the paper",
+    "reversed": "the other way round",
+    "not clear": "not clear: the seeds differ more than the rows",
+    "holds once": "as in the paper, with one network each",
+    "reversed once": "the other way round, with one network each",
+    "not comparable": "no verdict: one of the two is a given model, made otherwise",
+    "not learned": "no verdict: next-sentence prediction was not learned",
+    "degenerate": "no verdict: every run of one row is degenerate",
+    "too few seeds": "no verdict yet: too few seeds are done",
+    "not run": "not run",
+}
+NOTHING = "–"
+
+
+def as_markdown(outcome: dict[str, Any], level: int = 2) -> str:
+    """All tables as Markdown.
+
+    Args:
+        outcome: of `outcome.gather`.
+        level: of the headings.
+    """
+    mark, scale = "#" * level, outcome["scale"]
+    lines = [f"Scale: {scale['title']}; {scale['seeds']} seeds of every tuning.", ""]
+    lines += [*outcome["remarks"], ""] if outcome["remarks"] else []
+    for found in outcome["tables"]:
+        lines += [f"{mark} {table_heading(found)}", "", table_summary(found), ""]
+        lines += markdown_table(*table_body(found))
+        if claims := claim_rows(found):
+            lines += ["", *markdown_table(CLAIM_COLUMNS, claims)]
+        lines += ["", *(f"- {remark}" for remark in table_notes(found)), ""]
+    lines += [f"{mark} The networks", ""]
+    lines += markdown_table(*network_table(outcome["networks"]))
+    return "\n".join(lines) + "\n"
+
+
+def as_page(outcome: dict[str, Any]) -> str:
+    """All tables, and a drawing of figure 5, as one HTML page."""
+    scale = outcome["scale"]
+    parts = [
+        "<h1>The paper's tables, reproduced</h1>",
+        f"<p>Scale: {escape(scale['title'])}; {scale['seeds']} seeds of every tuning.</p>",
+        *(f"<p>{escape(remark)}</p>" for remark in outcome["remarks"]),
+    ]
+    for found in outcome["tables"]:
+        parts.append(
+            f"<h2>{escape(table_heading(found))}</h2><p>{escape(table_summary(found))}</p>"
+        )
+        if found["key"] == "figure-5" and any(cell["n"] for cell in found["cells"]):
+            parts.append(drawing("Ours: the range of the seeds and their median", curves(found)))
+        columns, rows = table_body(found)
+        parts.append(
+            html_table(columns, [[cell.replace("**", "") for cell in row] for row in rows])
+        )
+        if claims := claim_rows(found):
+            parts.append(f"<h3>The paper's findings</h3>{html_table(CLAIM_COLUMNS, claims)}")
+        parts.append(
+            "<ul>" + "".join(f"<li>{escape(n)}</li>" for n in table_notes(found)) + "</ul>"
+        )
+    parts.append(folded("The networks", html_table(*network_table(outcome["networks"]))))
+    return html_page("The paper's tables, reproduced", parts)
+
+
+def table_heading(found: dict[str, Any]) -> str:
+    """The table's name."""
+    return f"{found['name']}: {found['title']} (paper section {found['section']})"
+
+
+def table_summary(found: dict[str, Any]) -> str:
+    """How much of a table was run."""
+    cells = found["cells"]
+    run = sum(bool(cell["n"]) for cell in cells)
+    if not run:
+        return "Not run."
+    return f"{run} of {len(cells)} cells were run."
+
+
+def table_body(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the paper's value and ours, side by side.
+
+    The paper's rows that we have not, and columns of figure 5, stand in rows of their own.
+    """
+    columns = ["", *(table_column_name(found, column) for column in found["columns"])]
+    by_place = {(cell["row"], cell["column"]): cell for cell in found["cells"]}
+    rows = []
+    for row in found["rows"]:
+        cells = [by_place.get((row, column)) for column in found["columns"]]
+        rows.append([row, *(format_cell(cell) for cell in cells)])
+    others = [name for name in found["paper_rows"] if name not in found["rows"]]
+    if found["columns"] == found["paper_columns"]:
+        for name in others:
+            rows.append([f"paper: {name}", *(f"{v:g}" for v in found["paper_rows"][name])])
+    else:
+        own = found["key"] == "figure-5"
+        for name in found["paper_rows"] if own else others:
+            points = zip(found["paper_columns"], found["paper_rows"][name], strict=True)
+            said = ", ".join(f"{column}: {value:g}" for column, value in points)
+            rows.append([f"paper: {name}", said, *[""] * (len(found["columns"]) - 1)])
+    return columns, rows
+
+
+def table_column_name(found: dict[str, Any], column: str) -> str:
+    """The paper's column, and the task that stands in for its own."""
+    task, metric, stands_in = next(
+        (cell["task"], cell["metric"], cell["stands_in"])
+        for cell in found["cells"]
+        if cell["column"] == column
+    )
+    if found["key"] == "figure-5":
+        return f"{column} updates ({task})"
+    if stands_in:
+        return f"{column} (here: {task}, {metric})"
+    metric = metric.replace("_", " ")
+    return column if metric in column else f"{column}, {metric}"
+
+
+def format_cell(cell: dict[str, Any] | None) -> str:
+    """A cell: ours with its range and number of seeds, and the paper's."""
+    if cell is None:
+        return NOTHING
+    paper = "" if cell["paper"] is None else f"; paper {cell['paper']:g}"
+    if not cell["n"]:
+        return f"{'diverged' if 'diverged' in cell['missing'] else 'not run'}{paper}"
+    digits = 2 if cell["metric"] == PERPLEXITY else 1
+    spread = ""
+    if cell["n"] > 1:
+        range_ = f"{cell['lowest']:.{digits}f} to {cell['highest']:.{digits}f}"
+        spread = f" ({range_}, n={cell['n']})"
+    flag = f", {cell['degenerate']} degenerate" if cell.get("degenerate") else ""
+    flag += "" if cell["complete"] else ", unfinished"
+    return f"**{cell['median']:.{digits}f}**{spread}{flag}{paper}"
+
+
+CLAIM_COLUMNS = ["the paper", "in", "here", "difference", "deviation over seeds"]
+
+
+def claim_rows(found: dict[str, Any]) -> list[list[str]]:
+    """What became of the paper's claims."""
+    return [
+        [
+            f"{'argues' if claim['argued'] else 'finds'}: {claim['text']}",
+            f"{claim['column']} (here: {claim['task']})" if claim.get("task") else claim["column"],
+            VERDICTS[claim["verdict"]],
+            f"{claim['difference']:+.1f}" if "difference" in claim else NOTHING,
+            f"{claim['deviation']:.1f}" if "deviation" in claim else NOTHING,
+        ]
+        for claim in found["claims"]
+    ]
+
+
+def table_notes(found: dict[str, Any]) -> list[str]:
+    """Remarks, and what is missing and why."""
+    notes = list(found["remarks"])
+    tasks = {cell["task"] for cell in found["cells"]}
+    if "squad-sentences" in tasks:
+        notes.append(
+            "squad-sentences stands in for a task whose data is not here: a question and a "
+            "sentence of its paragraph in SQuAD, does the sentence hold the answer? QNLI is made "
+            "from SQuAD in the same way."
+        )
+    for task in sorted(tasks - {""}):
+        own = [
+            cell["inputs"] for cell in found["cells"] if cell["task"] == task and "inputs" in cell
+        ]
+        if own:
+            amounts = ", ".join(f"{name} {count:,}" for name, count in own[0].items())
+            notes.append(f"{task}: {amounts} inputs.")
+    for name in sorted({cell.get("given", "") for cell in found["cells"]} - {""}):
+        rows = dict.fromkeys(cell["row"] for cell in found["cells"] if cell["given"])
+        notes.append(f"A given model, {name}, and not the scale's own: {'; '.join(rows)}.")
+    reasons = {cell["missing"] for cell in found["cells"]} - {"", "not run"}
+    return [*notes, *(f"Not run: {reason}." for reason in sorted(reasons))]
+
+
+def network_table(networks: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """What was pre-trained and how far."""
+    rows = []
+    for name, facts in networks.items():
+        held_out = facts["held_out"]
+        said = ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in held_out.items())
+        done = f"{facts['updates']:,}" + ("" if facts["finished"] else ", unfinished")
+        done = f"given: {facts['model']}" if facts["model"] else facts["failure"] or done
+        flags = " ".join(facts["flags"]) or NOTHING
+        rows.append([name, flags, done, facts.get("precision") or NOTHING, said or NOTHING])
+    return ["network", "flags besides the scale's", "updates", "precision", "held out"], rows
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def curves(found: dict[str, Any]) -> str:
+    """Figure 5 as an SVG element: accuracy against updates, a line for each network."""
+    lines = []
+    for row, colour in zip(found["rows"], (TRAINING, HELD_OUT), strict=True):
+        cells = [c for c in found["cells"] if c["row"] == row and c["n"]]
+        steps = [int(cell["column"].replace(",", "")) for cell in cells]
+        lines.append((row, colour, steps, cells))
+
+    def paint(axes: Any) -> None:
+        for row, colour, steps, cells in lines:
+            lowest, highest = ([cell[name] for cell in cells] for name in ("lowest", "highest"))
+            axes.fill_between(steps, lowest, highest, color=colour, alpha=0.2, linewidth=0)
+            medians = [cell["median"] for cell in cells]
+            axes.plot(steps, medians, "o-", color=colour, label=row, markersize=4)
+        axes.set_xscale("log")
+        axes.set_xlabel("updates of pre-training")
+        first = found["cells"][0]
+        axes.set_ylabel(f"{first['task']}, {first['metric']}, %")
+        axes.legend(frameon=False, fontsize=9)
+
+    words = "; ".join(
+        f"{row}: " + ", ".join(f"{cell['median']:.1f} after {cell['column']}" for cell in cells)
+        for row, _, _, cells in lines
+    )
+    prefix = hashlib.sha256(words.encode()).hexdigest()[:8]
+    return render_svg(paint, f"figure-{prefix}-", words)

@@ -1,0 +1,336 @@
+"""The work behind the tables: pre-training, tuning, and what is left to do.
+
+Everything is a folder of its own that is whole or goes on where it was: `text/` (tokenizer and
+token store), `networks/VARIANT` (pre-training runs) and `tuned/VARIANT/TASK` (grids of seeds). So
+the same command again does what is missing, and several processes may share the work: each takes
+what no other holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.config import as_json, claim_settings, read_recipe
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError, DivergedError, HeldError
+from bertkit.files import exclusive_lock, read_json, write_json
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import Grid, RunResult, read_results
+from bertkit.finetuning.run import TrainingSettings
+from bertkit.outputs import DATA, TEXT
+from bertkit.reproduce.data import absent_files, load_task
+from bertkit.reproduce.experiments import BASE, PERPLEXITY, SNAPSHOTS, Experiment, TaskRun
+from bertkit.reproduce.paper import Scale, build_scale, read_scale
+from bertkit.tasks.data import TaskData
+from bertkit.training.journal import Console, read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import PretrainRecipe
+
+POLL_SECONDS = 5.0
+"""Between two looks at what another process holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What the networks are made of."""
+
+    text: Annotated[tuple[str, ...], TEXT] = ()
+    """Text to pre-train on: files, folders, globs."""
+    data: Annotated[Path | None, DATA] = None
+    """A folder with the labelled data: glue, squad, swag, conll2003."""
+    model: Path | None = None
+    """A model to tune in the place of the scale's own BERT; then nothing is pre-trained for it."""
+
+
+class Reproduction:
+    """The folder of a reproduction.
+
+    Args:
+        out: the folder.
+        scale: of everything.
+        sources: texts, data, model.
+        device: "auto", "cpu", "cuda", ...
+        console: where progress is shown.
+    """
+
+    def __init__(
+        self, out: Path, scale: Scale, sources: Sources, device: str, console: Console
+    ) -> None:
+        self.out, self.scale, self.sources = out, scale, sources
+        self.device, self.console = device, console
+        self.data: dict[tuple[str, int], TaskData] = {}
+        """What was read already, by task and positions."""
+
+    def begin(self) -> None:
+        """Take the folder.
+
+        Raises:
+            BertkitError: it holds a reproduction of another scale or other sources.
+        """
+        settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
+        path = self.out / "reproduce.json"
+        made = any((self.out / name).exists() for name in ("text", "networks", "tuned"))
+        if not made:  # what was begun with settings that did not work binds nobody
+            path.unlink(missing_ok=True)
+        same = path.is_file() and recorded_scale(self.out) == self.scale  # or with fewer fields
+        claim_settings(path, settings, "a reproduction", ignored=["scale"] if same else ())
+
+    def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
+        """The recipe of a variant."""
+        return read_recipe(PretrainRecipe, self.scale.recipe, self.scale.recipe_flags(flags))
+
+    def given(self, variant: str, at: int = 0) -> Path | None:
+        """The model that `--model` puts in the place of a network, if it does."""
+        return self.sources.model if variant == BASE and not at else None
+
+    def network(self, variant: str, at: int = 0) -> Path:
+        """The model of a variant, at its end or after so many updates."""
+        if given := self.given(variant, at):
+            return given
+        folder = self.out / "networks" / variant
+        return folder / "models" / f"step-{at:08d}" if at else folder
+
+    def is_trained(self, variant: str, *, own: bool = False) -> bool:
+        """Whether a variant is pre-trained to the end, or `--model` takes its place.
+
+        Args:
+            variant: of the scale.
+            own: the scale's own network is meant, whatever `--model` says.
+        """
+        if self.given(variant) and not own:
+            return True
+        ends = [r for r in self.journal(variant) if r["kind"] == "end"]
+        return bool(ends) and ends[-1]["reason"] == "finished"
+
+    def journal(self, variant: str) -> list[dict[str, object]]:
+        """The records of a variant's run so far."""
+        path = self.out / "networks" / variant / "journal.jsonl"
+        return read_journal(path) if path.is_file() else []
+
+    def tuned(self, job: TaskRun) -> Path:
+        """The folder of a job."""
+        return self.out / "tuned" / job.name
+
+    def grid(self, job: TaskRun) -> Grid:
+        """The runs of a job: one setting, all seeds."""
+        task = self.scale.task(job.task)
+        rate = (task.frozen_learning_rate if job.head.frozen else 0) or task.learning_rate
+        return Grid(
+            batch_size=(task.batch_size,),
+            learning_rate=(rate,),
+            epochs=(task.epochs,),
+            seeds=self.scale.seeds,
+        )
+
+    def results(self, job: TaskRun) -> list[RunResult]:
+        """The runs of a job that are done."""
+        return read_results(self.tuned(job), self.grid(job).runs())
+
+    def is_tuned(self, job: TaskRun) -> bool:
+        """Whether all seeds of a job are done, or its data is absent."""
+        return len(self.results(job)) == self.scale.seeds or bool(self.absence(job))
+
+    def absence(self, job: TaskRun) -> str:
+        """Why a job cannot be run; "" where it can."""
+        for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
+            if variant and not self.given(variant, at) and (reason := self.untrainable(variant)):
+                return reason
+        if reason := self.failure(f"tune {job.name}"):
+            return reason
+        if self.sources.data is None:
+            return "no data folder was given"
+        return absent_files(job.task, self.sources.data)
+
+    def untrainable(self, variant: str) -> str:
+        """Why a network is not there and cannot be made; "" where it is or can."""
+        if reason := self.failure(f"pre-train {variant}"):
+            return f"{variant}: {reason}"
+        textless = self.sources.model is not None and not self.sources.text
+        if textless and not self.is_trained(variant, own=True):
+            return f"there is no text to pre-train {variant} on; give --text, and another --out"
+        return ""
+
+    def failure(self, step: str) -> str:
+        """Why a step ended without a result; "" where it did not."""
+        path = self.out / "failed" / f"{folder_name(step)}.json"
+        return str(read_json(path)["reason"]) if path.is_file() else ""
+
+    def give_up(self, step: ReproductionStep, error: DivergedError) -> None:
+        """Write down that a step diverges, so that the others go on."""
+        path = self.out / "failed" / f"{folder_name(step.name)}.json"
+        write_json(path, {"reason": f"diverged ({error})"})
+        again = f"delete {path}"
+        if step.job is None:  # its checkpoints lead to the same update
+            again += f" and {self.out / 'networks' / step.variant}"
+        self.console.say(f"{step.name} is given up: {error}; to try again with other code, {again}")
+
+    def steps(self, experiments: Sequence[Experiment]) -> list[ReproductionStep]:
+        """Everything that the tables need, each once: a network, then what is tuned from it."""
+        variants: dict[str, tuple[str, ...]] = {}
+        jobs: list[TaskRun] = []
+        for experiment in experiments:
+            variants |= experiment.variants
+            jobs += [job for job in experiment.jobs if job not in jobs]
+        possible = [job for job in jobs if not self.absence(job)]
+        needed = {job.variant for job in possible} | {job.head.beside for job in possible}
+        needed |= {
+            cell.job.variant for e in experiments for cell in e.cells if cell.metric == PERPLEXITY
+        }
+        steps = []
+        for variant, flags in variants.items():
+            own = [job for job in possible if job.variant == variant]
+            wanted = variant in needed and not (self.given(variant) or self.untrainable(variant))
+            if wanted or any(job.at for job in own):
+                steps.append(ReproductionStep(variant, flags))
+            steps += [ReproductionStep(variant, flags, job) for job in own]
+        return steps
+
+    def is_done(self, step: ReproductionStep) -> bool:
+        """Whether a step needs no more work."""
+        if step.job is None:
+            return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
+        return self.is_tuned(step.job)
+
+    def is_ready(self, step: ReproductionStep) -> bool:
+        """Whether the networks that a step begins with are there."""
+        if step.job is None:
+            return True
+        at, beside = bool(step.job.at), step.job.head.beside
+        others = [beside] if beside else []
+        return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
+
+    def run(self, step: ReproductionStep) -> int:
+        """Do a step; the number of the signal that stopped it, else 0.
+
+        Raises:
+            DivergedError: training diverged.
+            BertkitError: a file is damaged, or the disk is full.
+        """
+        if step.job is None:
+            return self.train(step)
+        self.tune(step.job)
+        return 0
+
+    def train(self, step: ReproductionStep) -> int:
+        """Pre-train a network; see `run`."""
+        stopped_by = pretrain(
+            self.recipe(step.flags),
+            TokenStore(self.out / "text" / "store"),
+            self.out / "networks" / step.variant,
+            recipe_name=step.variant,
+            device=self.device,
+            save_models_at=self.scale.steps if step.variant in SNAPSHOTS else (),
+            console=self.console,
+        )
+        return stopped_by or 0
+
+    def tune(self, job: TaskRun) -> None:
+        """Tune a network on a task with all seeds."""
+        assert self.sources.data is not None, "a job without data is not run"
+        start, task = read_pretrained(self.network(job.variant, job.at)), self.scale.task(job.task)
+        key = job.task, start.config.max_position_embeddings
+        if key not in self.data:
+            self.data[key] = load_task(job.task, self.sources.data, task, key[1])
+        head = job.head
+        if head.beside:
+            head = replace(head, beside=str(self.network(head.beside)))
+        finetune(
+            self.data[key],
+            start,
+            self.tuned(job),
+            grid=self.grid(job),
+            tuning=TrainingSettings(),
+            head=head,
+            device=self.device,
+            console=self.console,
+        )
+        shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # the numbers are what counts
+        for run in (self.tuned(job) / "runs").glob("*/model"):
+            shutil.rmtree(run, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class ReproductionStep:
+    """A network to pre-train, or a job to tune."""
+
+    variant: str
+    flags: tuple[str, ...]
+    job: TaskRun | None = None
+
+    @property
+    def name(self) -> str:
+        """For reading, and of its lock."""
+        return f"pre-train {self.variant}" if self.job is None else f"tune {self.job.name}"
+
+
+def recorded_scale(out: Path) -> Scale:
+    """The scale of a reproduction that was begun, else "small".
+
+    Raises:
+        BertkitError: its file is damaged.
+    """
+    path = out / "reproduce.json"
+    if not path.is_file():
+        return read_scale("small")
+    try:
+        values = read_json(path)["scale"]
+        return build_scale(values.pop("name"), values)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        raise BertkitError(f"{path} is damaged; choose another --out") from None
+
+
+def run_experiments(work: Reproduction, steps: Sequence[ReproductionStep]) -> int:
+    """Do all steps that no other process does, then wait for those of others.
+
+    Returns:
+        The number of the signal that stopped the work, else 0.
+
+    Raises:
+        BertkitError: a step failed.
+    """
+    waiting = False
+    while left := [step for step in steps if not work.is_done(step)]:
+        for step in left:
+            if not work.is_ready(step):
+                continue
+            with hold_network(work.out / "locks" / folder_name(step.name)) as free:
+                if not free or work.is_done(step):
+                    continue
+                number = steps.index(step) + 1
+                work.console.say(f"[{number} of {len(steps)}] {step.name}")
+                try:
+                    if stopped_by := work.run(step):
+                        return stopped_by
+                except DivergedError as error:
+                    work.give_up(step, error)
+                break
+        else:
+            if not waiting:
+                work.console.say("the rest is being done by other processes; waiting for them")
+            waiting = True
+            time.sleep(POLL_SECONDS)
+    return 0
+
+
+def folder_name(step: str) -> str:
+    """A step's name as that of a folder."""
+    return step.replace("/", "-").replace(" ", "-")
+
+
+@contextmanager
+def hold_network(folder: Path) -> Iterator[bool]:
+    """Whether a folder is held by this process for the block; False where another holds it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive_lock(folder))
+        except HeldError:
+            yield False
+        else:
+            yield True

@@ -1,0 +1,321 @@
+"""What every request passes: host, token, sizes, shutting down; and what is noted of it.
+
+A plain ASGI middleware, since it must see the body's size before anything reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import random
+import re
+import time
+from collections.abc import Collection, Iterator
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bertkit.serve.batching import Turns
+from bertkit.serve.limits import Limits, RefusedError, answer_too_large
+from bertkit.serve.service import Service, notes
+
+LOG = logging.getLogger("bertkit.serve")
+REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+GUARDED = ("/v1/", "/metrics")
+"""Where the token is asked for; the rest tells nothing of the models' work."""
+ALWAYS = ("/health", "/ready")
+"""What is answered under any host name, and when there are too many connections."""
+POLICY = (b"content-security-policy", b"default-src 'self' 'unsafe-inline' data: blob:")
+"""Of pages that have none, which are /docs and /redoc: nothing is loaded from another host."""
+SMALL = 1 << 16
+"""Bytes of an answer that is sent whatever else is unread."""
+PART = 1 << 18
+"""Bytes of an answer that are handed on at a time."""
+PATIENCE = 8
+"""Times the largest body that is read, and thrown away, so that its sender sees the answer."""
+LEFT = 499
+"""The status in metrics and log where the client has left; nobody is sent it."""
+FAILED = "the server failed; its log has the reason"
+
+
+class RequestMiddleware:
+    """Lets a request in, or answers itself; notes each in metrics and log.
+
+    Args:
+        app: behind it.
+        serving: whether requests are taken.
+        token: that is asked for; none where empty.
+        hosts: names in the header `host` that are answered, besides addresses; empty for any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, serving: Service, token: str = "", hosts: Collection[str] = ()
+    ) -> None:
+        self.app, self.serving, self.limits = app, serving, serving.limits
+        self.token = token.encode()
+        self.hosts = {host.lower() for host in hosts}
+        self.turns = Turns()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "HEAD":  # a GET, but for the body: uvicorn leaves that out
+            scope = {**scope, "method": "GET"}
+        started, noted, body = (
+            time.perf_counter(),
+            dict[str, Any](),
+            BoundedBody(receive, self.limits),
+        )
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
+        answer = Answer(send, self.serving, request, body)
+        self._count(1)
+        context = notes.set(noted)
+        try:
+            problem = next(self._problems(scope, headers), None)
+            if problem is None:
+                if scope["path"].startswith("/v1/"):
+                    await self.turns.take()
+                await self.app(scope, body.receive, answer.send)
+            else:
+                await self._refuse(problem, headers, scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if not body.gone:
+                raise
+            answer.status = LEFT
+        except Exception:
+            LOG.exception("request failed", extra={"fields": {"id": request}})
+            if answer.status:  # the answer has begun; uvicorn closes the connection
+                raise
+            await json_response(RefusedError(500, FAILED))(scope, receive, answer.send)
+        finally:
+            body.stop_watching()
+            answer.end()
+            notes.reset(context)
+            self._count(-1)
+            self._note(scope, request, answer.status, time.perf_counter() - started, noted)
+
+    def _problems(self, scope: Scope, headers: Headers) -> Iterator[RefusedError]:
+        """Why a request is not let in."""
+        path, length = scope["path"], headers.get("content-length", "")
+        if length and "transfer-encoding" in headers:  # where does the next request begin?
+            yield RefusedError(400, "has content-length and transfer-encoding; send one").closing()
+        if path in ALWAYS:
+            return
+        if self.serving.connections.full:
+            full = RefusedError(503, "all connections are taken; try again later", retry_after=1)
+            yield full.closing()
+        if self.hosts and not self._is_own(headers.get("host", "")):
+            yield RefusedError(
+                421,
+                "the header host has a name that is not this server's; ask for it by its address, "
+                "or start it with --allowed-hosts or a token",
+            )
+        if self.token and path.startswith(GUARDED):
+            scheme, _, known = headers.get("authorization", "").partition(" ")
+            right = hmac.compare_digest(known.strip().encode(), self.token)
+            if scheme.lower() != "bearer" or not right:
+                yield RefusedError(
+                    401, "the token is missing or wrong; send Authorization: Bearer ..."
+                )
+        if self.serving.draining and path.startswith("/v1/"):
+            yield RefusedError(503, "the server is shutting down; ask another one", retry_after=1)
+        if length.isdecimal() and int(length) > self.limits.max_bytes:
+            yield too_large(self.limits.max_bytes)
+        if path.startswith("/v1/") and self.serving.unread > self.limits.max_unread:
+            yield unread()
+
+    def _is_own(self, host: str) -> bool:
+        """Whether a header `host` is absent, an address, or a name that is answered.
+
+        A page of another site can make a browser send it here under its own name, and read the
+        answer, but not under an address.
+        """
+        try:
+            parts = urlsplit(f"//{host}")
+            name = parts.hostname or ""
+            if not host or (parts.netloc == host and "@" not in host and name in self.hosts):
+                return True
+            ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    async def _refuse(
+        self, problem: RefusedError, headers: Headers, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer; a body that is on its way is read first, unless it is very large."""
+        length = headers.get("content-length", "")
+        most = PATIENCE * self.limits.max_bytes
+        if length.isdecimal() and 0 < int(length) <= most:
+            try:
+                async with asyncio.timeout(self.limits.deadline):
+                    while (await receive()).get("more_body"):
+                        pass
+            except TimeoutError:
+                problem.closing()
+        elif scope["method"] != "GET" and length != "0":
+            problem.closing()
+        await json_response(problem)(scope, receive, send)
+
+    def _count(self, change: int) -> None:
+        self.serving.in_flight += change
+        self.serving.metrics.in_flight.set(self.serving.in_flight)
+
+    def _note(
+        self, scope: Scope, request: str, status: int, seconds: float, noted: dict[str, Any]
+    ) -> None:
+        """Metrics and a line of the log; neither holds any text of the request."""
+        route = getattr(scope.get("route"), "path", None) or "other"
+        self.serving.metrics.answered(route, status, seconds)
+        client = (scope.get("client") or ["?"])[0]
+        line = {
+            "id": request,
+            "method": scope["method"],
+            "route": route,
+            "status": status,
+            "milliseconds": round(1000 * seconds, 2),
+            "client": client,
+            **noted,
+        }
+        LOG.info("request", extra={"fields": line})
+
+
+def unread() -> RefusedError:
+    """An answer for which there is no memory."""
+    return RefusedError(
+        503, "clients have not read their answers yet; try again later", retry_after=1
+    )
+
+
+def too_large(most: int) -> RefusedError:
+    """A body beyond the limit."""
+    return RefusedError(
+        413, f"the body is larger than {most:,} bytes; send fewer or shorter inputs"
+    )
+
+
+def json_response(problem: RefusedError) -> JSONResponse:
+    """The answer to a refused request."""
+    return JSONResponse(problem.body(), problem.status, problem.headers)
+
+
+class BoundedBody:
+    """A request's body, bounded in size and time; then it is watched whether its sender leaves.
+
+    Args:
+        receive: gives its parts.
+        limits: most bytes, whatever the headers say, and the deadline.
+    """
+
+    def __init__(self, receive: Receive, limits: Limits) -> None:
+        self.parts, self.limits = receive, limits
+        self.size = 0
+        self.end = asyncio.get_running_loop().time() + limits.deadline
+        self.logging: asyncio.Task[None] | None = None
+        self.gone = False
+        """Whether the sender has left, and the task that answers was cancelled."""
+
+    async def receive(self) -> Message:
+        """The next part.
+
+        Raises:
+            HTTPException: 413 as soon as there are too many bytes, 408 where they do not come.
+        """
+        if self.logging is not None:
+            return await self.parts()
+        try:
+            async with asyncio.timeout_at(self.end):
+                message = await self.parts()
+        except TimeoutError:
+            late = f"the body did not come within {self.limits.deadline:g} s"
+            raise HTTPException(408, late, {"connection": "close"}) from None
+        if message["type"] == "http.disconnect":  # in the middle of the body
+            self.gone = True
+            raise asyncio.CancelledError
+        self.size += len(message.get("body", b""))
+        if self.size > self.limits.max_bytes:
+            raise HTTPException(413, too_large(self.limits.max_bytes).message)
+        if not message.get("more_body"):
+            answering = asyncio.current_task()
+            assert answering is not None
+            self.logging = asyncio.create_task(self._watch(answering))
+        return message
+
+    def stop_watching(self) -> None:
+        """The answer begins."""
+        if self.logging is not None:
+            self.logging.cancel()
+
+    async def _watch(self, answering: asyncio.Task[Any]) -> None:
+        """Once the body is there, the next message says that the sender has left."""
+        await self.parts()
+        self.gone = True
+        answering.cancel()
+
+
+class Answer:
+    """A request's answer, bounded in size, with the headers that all have.
+
+    Args:
+        send: to the client.
+        serving: its limits, and what other clients have not read.
+        request: its id.
+        body: of the request.
+    """
+
+    def __init__(self, send: Send, serving: Service, request: str, body: BoundedBody) -> None:
+        self.client, self.serving, self.request, self.body = send, serving, request, body
+        self.status = self.length = 0
+        self.withheld = False
+        """Whether another answer was sent instead, which is smaller."""
+
+    async def send(self, message: Message) -> None:
+        """The next part."""
+        if self.withheld:
+            return
+        if message["type"] == "http.response.start":
+            headers = dict(message.get("headers", ()))
+            length = int(headers.get(b"content-length", 0))
+            if message["status"] < 400 and (problem := self._problem(length)):
+                await json_response(problem)({"type": "http"}, self.body.receive, self.send)
+                self.withheld = True
+                return
+            self.body.stop_watching()
+            self.status = message["status"]
+            own = [(b"x-request-id", self.request.encode())]
+            if headers.get(b"content-type", b"").startswith(b"text/html"):
+                own += [] if POLICY[0] in headers else [POLICY]
+            if self.serving.draining:
+                own.append((b"connection", b"close"))
+            message["headers"] = [*message.get("headers", ()), *own]
+            self.length = length
+            self.serving.unread += length
+        whole = message.get("body", b"")
+        last = max(0, len(whole) - 1) // PART * PART
+        for start in range(0, last, PART):  # uvicorn waits with each until the one before is read
+            part = {"body": whole[start : start + PART], "more_body": True}
+            await self.client({**message, **part})
+        await self.client({**message, "body": whole[last:]} if last else message)
+
+    def end(self) -> None:
+        """No more of it is sent."""
+        self.serving.unread -= self.length
+        self.length = 0
+
+    def _problem(self, length: int) -> RefusedError | None:
+        """Why an answer of some bytes is not sent."""
+        limits = self.serving.limits
+        if length > limits.max_answer:
+            return answer_too_large(limits.max_answer)
+        too_much = self.serving.unread + length > limits.max_unread
+        return unread() if length > SMALL and too_much else None

@@ -1,0 +1,246 @@
+"""A model that is served: its name, what it can do, and its worker."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertkit.checkpoints.pretrained import (
+    PretrainedWeights,
+    model_folder,
+    model_name,
+    read_pretrained,
+)
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.pooling import read_pooling
+from bertkit.predict.embeddings import load_embedder
+from bertkit.predict.load import is_tuned, load
+from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.pretrained import load_pretrained
+from bertkit.serve.attention import AttentionMapsOperation, AttentionOperation
+from bertkit.serve.batching import Worker, compute_thread
+from bertkit.serve.limits import Limits
+from bertkit.serve.metrics import Metrics
+from bertkit.serve.operations import (
+    EmbeddingOperation,
+    FillMask,
+    Network,
+    NextSentence,
+    TaskOperation,
+    choice_examples,
+    question_examples,
+    text_examples,
+    words_examples,
+)
+from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import choose_device
+
+NAME = re.compile(r"[\w.:-]+")
+ROUTES = {
+    "classify": "classify",
+    "multi-label": "classify",
+    "regress": "regress",
+    "choose": "choose",
+    "tag": "tag",
+    "answer": "answer",
+}
+"""Kind of a tuned model -> the route that it serves."""
+
+SAMPLES: dict[str, Any] = {
+    "classify": text_examples([Text(text="a")]),
+    "regress": text_examples([Text(text="a")]),
+    "choose": choice_examples([Choices(text="a", choices=["b", "c"])]),
+    "tag": words_examples([Words(words=["a"], document=None)]),
+    "answer": question_examples([Question(question="a", context="a")]),
+    "fill-mask": [Masked(text="[MASK]", top=1)],
+    "next-sentence": [Following(text="a", following="a")],
+    "embeddings": ["a"],
+}
+"""Route -> a request that every model answers."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model, loaded and at work."""
+
+    name: str
+    task_type: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    precision: str
+    max_length: int
+    labels: tuple[str, ...]
+    operations: dict[str, Any]
+    """Route -> what is done there."""
+    worker: Worker
+    load_again: Callable[[], ServedModel]
+    """Reads the folder once more."""
+    loaded: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
+
+    @property
+    def routes(self) -> list[str]:
+        """Those that it serves."""
+        return sorted([*self.operations, "pieces"])
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What /v1/models says of it, see `bertkit.serve.schemas.ModelCard`."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.loaded,
+            "owned_by": "bertkit",
+            "task_type": self.task_type,
+            "routes": self.routes,
+            "labels": list(self.labels),
+            "precision": self.precision,
+            "max_length": self.max_length,
+            "layers": self.config.num_hidden_layers,
+            "heads": self.config.num_attention_heads,
+        }
+
+
+def load_models(
+    models: Sequence[str],
+    limits: Limits,
+    metrics: Metrics,
+    *,
+    precision: str = "auto",
+    device: str = "auto",
+) -> dict[str, ServedModel]:
+    """Load models and start their workers.
+
+    Args:
+        models: folders, or NAME=FOLDER.
+        limits: of each model's queue.
+        metrics: are told of every batch.
+        precision: "fp32", "bf16", "int8" or "auto".
+        device: "auto", "cpu", "cuda", ...
+
+    Raises:
+        BertkitError: there is no model, a name is taken or no name, or a model cannot be loaded.
+    """
+    if not models:
+        raise BertkitError("there is no model to serve; name at least one folder")
+    named: dict[str, Path] = {}
+    for given in models:
+        name, path = split_name(given)
+        if name in named:
+            raise BertkitError(
+                f"two models are called '{name}', {named[name]} and {path}; give one another name, "
+                f"as in {name}-2={path}"
+            )
+        named[name] = path
+    served: dict[str, ServedModel] = {}
+    for name, path in named.items():
+        load_this = partial(load_served_model, name, path, limits, metrics, precision, device)
+        loading = compute_thread().compute(load_this)
+        served[name] = load_this() if loading is None else loading.result()
+    return served
+
+
+def split_name(given: str) -> tuple[str, Path]:
+    """The name and the folder of NAME=FOLDER, or of FOLDER; of a run, that of the run.
+
+    Raises:
+        BertkitError: the name has other characters than letters, digits and ._:-
+    """
+    name, equals, path = given.partition("=")
+    if Path(given).exists():  # as in runs/lr=3e-5
+        equals = ""
+    folder = Path(path if equals else given)
+    if not equals:
+        name = model_name(folder.absolute())
+    if not NAME.fullmatch(name):
+        raise BertkitError(
+            f"'{name}' cannot be a model's name; take letters, digits and ._:- as in mine={folder}"
+        )
+    return name, folder
+
+
+def load_served_model(
+    name: str, path: Path, limits: Limits, metrics: Metrics, precision: str, device: str
+) -> ServedModel:
+    """Load one model.
+
+    Raises:
+        BertkitError: there is none, or it is damaged.
+    """
+    vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
+    home = read_pooling(path)[0] if vectors else model_folder(path)
+    start = read_pretrained(home)
+    if not vectors and is_tuned(home):
+        predictor = load(home, device=device, precision=precision)
+        assert isinstance(predictor, TaskPredictor)
+        config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
+        kind, labels = predictor.task.task_type, predictor.task.labels
+        max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
+        works: dict[str, Any] = {ROUTES[kind]: TaskOperation(predictor)}
+        mode = predictor.precision
+        if kind == "answer":
+            labels = ()
+    else:
+        embedder = load_embedder(path, device=device, precision=precision)
+        works = {"embeddings": EmbeddingOperation(embedder)}
+        config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
+        kind, max_length, mode = "encoder", embedder.max_length, embedder.mode
+        if not vectors and has_masks(start):
+            kind = "pretrained"
+            works |= pretrained_operations(home, limits, precision, device)
+    works["attention"] = one = AttentionOperation(start)
+    works["attention-maps"] = AttentionMapsOperation(one)
+    lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
+    worker = Worker(name, limits, metrics, lanes)
+    again = partial(load_served_model, name, path, limits, metrics, precision, device)
+    return ServedModel(
+        name, kind, config, tokenizer, mode, max_length, tuple(labels), works, worker, again
+    )
+
+
+def load_and_try(old: ServedModel) -> ServedModel:
+    """A model of the same folder, read again, after it has answered a request for each route.
+
+    Raises:
+        BertkitError: there is none, it is damaged, or it does not answer.
+    """
+    new = old.load_again()
+    try:
+        for route, sample in SAMPLES.items():
+            if route in new.operations:
+                prepared = new.operations[route].prepare(sample)
+                [found] = new.operations[route].run([prepared.content])
+                if isinstance(found, np.ndarray) and not np.isfinite(found).all():
+                    raise BertkitError("its vectors are not finite")
+    except Exception as error:
+        new.worker.close(0)
+        raise BertkitError(f"{new.name} does not answer: {error}") from error
+    return new
+
+
+def has_masks(start: PretrainedWeights) -> bool:
+    """Whether the weights have a head that guesses at masks, and learned to."""
+    masked = any(name.startswith("cls.predictions.transform") for name in start.tensors)
+    return masked and start.config.direction == "bidirectional"
+
+
+def pretrained_operations(
+    folder: Path, limits: Limits, precision: str, device: str
+) -> dict[str, Any]:
+    """What a pre-trained model's heads do."""
+    predictor = load_pretrained(folder, device=device)
+    network = Network(predictor, precision)
+    works: dict[str, Any] = {"fill-mask": FillMask(network, limits.max_queue_tokens)}
+    if predictor.model.nsp is not None and not predictor.order:
+        works["next-sentence"] = NextSentence(network)
+    return works

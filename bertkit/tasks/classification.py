@@ -1,0 +1,299 @@
+"""Classification of a text or a pair of texts (paper section 4.1).
+
+[CLS] text [SEP] pair [SEP]; the pooled [CLS] goes through one linear layer. Softmax over the
+classes, or a sigmoid for each where an input may have several labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.datasets.examples import TextExample
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.metrics import CLASSIFICATION, multi_label
+from bertkit.tasks.task import NOTHING_READ, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.windows import text_windows
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+SHOWN_LABELS = 20
+"""Known labels that an error lists; the one spelt most alike may be the opposite."""
+
+
+class LabelPrediction(NamedTuple):
+    """The most probable class."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+    """Of every class."""
+
+
+class LabelSetPrediction(NamedTuple):
+    """The classes with a probability of more than a half, most probable first."""
+
+    labels: tuple[str, ...]
+    probabilities: dict[str, float]
+    """Of every class; they do not add up to 1."""
+
+
+def text_items(
+    inputs: Sequence[TextExample],
+    targets: Sequence[Any],
+    tokenizer: Tokenizer,
+    max_length: int,
+    stride: int,
+) -> Items:
+    """One item for each input; its windows share its target."""
+    texts = tokenizer.encode_batch([given.text for given in inputs])
+    pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
+    items = []
+    for i, given in enumerate(inputs):
+        pair = None if given.pair is None else pairs[i]
+        windows = text_windows(texts[i], pair, tokenizer, max_length, stride)
+        parts = [
+            ItemPart((window,), targets[i], 1 / len(windows), leads=number == 0)
+            for number, window in enumerate(windows)
+        ]
+        items.append(Item(i, parts))
+    windowed = sum(len(item.parts) > 1 for item in items)
+    empty = sum(
+        not text or (given.pair is not None and not pair)
+        for given, text, pair in zip(inputs, texts, pairs, strict=True)
+    )
+    return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+
+def mean_logits(outputs: Sequence[list[np.ndarray]]) -> np.ndarray:
+    """(inputs, classes): the mean over the windows of each input."""
+    return np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs])
+
+
+def target_weights(parts: Sequence[ItemPart], place: np.ndarray) -> Tensor:
+    """(sequences,) the weight of each packed sequence."""
+    return ordered_predictions([part.weight for part in parts], place, np.float32)
+
+
+def ordered_predictions(
+    values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]
+) -> Tensor:
+    """What parts have, in the order of the packed sequences; `place` says where each one went."""
+    given = np.array(values, dtype=dtype)
+    ordered = np.empty_like(given)
+    ordered[place] = given
+    return torch.from_numpy(ordered)
+
+
+def leading(parts: Sequence[ItemPart]) -> dict[str, int]:
+    """How many items begin among the parts: what a mean loss is divided by."""
+    return {"examples": sum(part.leads for part in parts)}
+
+
+def weighted_targets(
+    name: str, parts: Sequence[ItemPart], place: np.ndarray, dtype: type[np.number[Any]]
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Targets by their name and weights, in the order of the packed sequences; counts of items."""
+    targets = ordered_predictions([part.target for part in parts], place, dtype)
+    return {name: targets, "weights": target_weights(parts, place)}, leading(parts)
+
+
+def always_the_same(inputs: Sequence[TextExample], found: Sequence[Any]) -> str:
+    """What is wrong where every input got one answer although their labels differ; "" else."""
+    wanted = {frozenset(i.label) if isinstance(i.label, tuple) else i.label for i in inputs}
+    if len(set(found)) > 1 or len(wanted) < 2:
+        return ""
+    return f"answers {found[0]!r} to every input"
+
+
+@dataclass(frozen=True)
+class Classification(TaskDefaults):
+    """One label for each input."""
+
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...] = ("accuracy", "macro_f1")
+    """Names of `metrics.CLASSIFICATION`; the first one decides between runs."""
+    max_length: int = 512
+    stride: int = 0
+    task_type = "classify"
+
+    @property
+    def metric(self) -> str:
+        """See `Task`."""
+        return self.metrics[0]
+
+    @property
+    def positive(self) -> str:
+        """The class whose F1 is meant: the last one, which is GLUE's 1."""
+        return self.labels[-1]
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
+        """See `Task`."""
+        number = {label: i for i, label in enumerate(self.labels)}
+        targets = []
+        for given in inputs:
+            if given.label is not None and given.label not in number:
+                raise unknown_label(str(given.label), given.place, self.labels)
+            targets.append(None if given.label is None else number[str(given.label)])
+        return text_items(inputs, targets, tokenizer, self.max_length, self.stride)
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """See `Task`."""
+        return weighted_targets("labels", parts, place, np.int64)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Cross entropy."""
+        logits = model(batch.packed).float()
+        losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
+        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[LabelPrediction]:
+        """See `Task`."""
+        if not inputs:
+            return []
+        chances = softmax(mean_logits(outputs))
+        return [
+            LabelPrediction(
+                self.labels[int(row.argmax())],
+                float(row.max()),
+                dict(zip(self.labels, row.tolist(), strict=True)),
+            )
+            for row in chances
+        ]
+
+    def score(
+        self, inputs: Sequence[TextExample], predictions: Sequence[LabelPrediction]
+    ) -> dict[str, float]:
+        """See `Task`."""
+        gold = [str(given.label) for given in inputs]
+        found = [prediction.label for prediction in predictions]
+        return {name: CLASSIFICATION[name](gold, found, self.positive) for name in self.metrics}
+
+    def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
+        """Always the commonest label, or, where F1 decides, the one that it is of."""
+        [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
+        answers = dict.fromkeys((common, self.positive))
+        scores = [
+            self.score(inputs, [LabelPrediction(one, 1.0, {})] * len(inputs)) for one in answers
+        ]
+        return max(scores, key=lambda found: found[self.metric])
+
+    def degenerate(
+        self, inputs: Sequence[TextExample], predictions: Sequence[LabelPrediction]
+    ) -> str:
+        """One label for every input."""
+        return always_the_same(inputs, [prediction.label for prediction in predictions])
+
+
+@dataclass(frozen=True)
+class MultiLabelClassification(TaskDefaults):
+    """Any number of labels for each input."""
+
+    labels: tuple[str, ...]
+    max_length: int = 512
+    stride: int = 0
+    task_type = "multi-label"
+    metric = "micro_f1"
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
+        """See `Task`."""
+        targets = []
+        for given in inputs:
+            wanted = given.label if isinstance(given.label, tuple) else ()
+            for label in wanted:
+                if label not in self.labels:
+                    raise unknown_label(label, given.place, self.labels)
+            targets.append([float(label in wanted) for label in self.labels])
+        return text_items(inputs, targets, tokenizer, self.max_length, self.stride)
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """See `Task`."""
+        return weighted_targets("labels", parts, place, np.float32)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Binary cross entropy, the mean over the classes."""
+        logits = model(batch.packed).float()
+        losses = F.binary_cross_entropy_with_logits(
+            logits, batch.tensors["labels"], reduction="none"
+        )
+        return {"loss": LossSum((losses.mean(-1) * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[LabelSetPrediction]:
+        """See `Task`."""
+        if not inputs:
+            return []
+        found = []
+        for row in 1 / (1 + np.exp(-mean_logits(outputs).astype(np.float64))):
+            chances = dict(zip(self.labels, row.tolist(), strict=True))
+            above = [label for label in self.labels if chances[label] > 0.5]
+            found.append(
+                LabelSetPrediction(tuple(sorted(above, key=lambda name: -chances[name])), chances)
+            )
+        return found
+
+    def score(
+        self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
+    ) -> dict[str, float]:
+        """See `Task`."""
+        gold = [given.label if isinstance(given.label, tuple) else () for given in inputs]
+        return multi_label(gold, [found.labels for found in predictions], self.labels)
+
+    def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
+        """Always the commonest labels, as many of them as make the best micro F1."""
+        seen = Counter(label for given in inputs for label in given.label or ())  # type: ignore[union-attr]
+        ranked, right, total = seen.most_common(), 0, seen.total()
+        best, size = 0.0, 0
+        for number, (_, count) in enumerate(ranked, 1):
+            right += count
+            micro = 2 * right / (number * len(inputs) + total)
+            best, size = max((best, size), (micro, number), key=lambda pair: pair[0])
+        common = tuple(label for label, _ in ranked[:size])
+        return self.score(inputs, [LabelSetPrediction(common, {})] * len(inputs))
+
+    def degenerate(
+        self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
+    ) -> str:
+        """One set of labels for every input."""
+        sets = (sorted(prediction.labels) for prediction in predictions)
+        found = [" and ".join(labels) or "no label" for labels in sets]
+        return always_the_same(inputs, found)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Along the last axis, in double precision."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError:
+    """The error for a label that training has not seen."""
+    shown = ", ".join(sorted(labels)[:SHOWN_LABELS])
+    more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+    return BertkitError(
+        f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
+    )

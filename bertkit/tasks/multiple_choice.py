@@ -1,0 +1,134 @@
+"""Choosing one of n continuations (paper section 4.4, SWAG).
+
+Each choice is a sequence of its own, [CLS] context [SEP] choice [SEP]; one vector gives each a
+score, and the softmax runs over the choices of an input. Inputs may have different numbers of
+choices. Where a context is too long, window i of every choice makes one comparison.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.datasets.examples import ChoiceExample
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.classification import leading, softmax
+from bertkit.tasks.task import NOTHING_READ, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.windows import at, text_windows
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+class ChoicePrediction(NamedTuple):
+    """The most probable continuation."""
+
+    choice: int
+    text: str
+    probability: float
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MultipleChoice(TaskDefaults):
+    """One of the choices of each input."""
+
+    max_length: int = 512
+    stride: int = 0
+    task_type = "choose"
+    metric = "accuracy"
+    labels = ()
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, 1)
+
+    def items(self, inputs: Sequence[ChoiceExample], tokenizer: Tokenizer) -> Items:
+        """See `Task`."""
+        contexts = tokenizer.encode_batch([given.text for given in inputs])
+        endings = tokenizer.encode_batch([text for given in inputs for text in given.choices])
+        items, begin, empty = [], 0, 0
+        for i, given in enumerate(inputs):
+            own = endings[begin : begin + len(given.choices)]
+            begin += len(given.choices)
+            empty += not (contexts[i] and all(own))
+            windows = [
+                text_windows(contexts[i], ending, tokenizer, self.max_length, self.stride)
+                for ending in own
+            ]
+            count = max(map(len, windows))
+            parts = [
+                ItemPart(
+                    tuple(choice[at(number, count, choice)] for choice in windows),
+                    given.label,
+                    1 / count,
+                    leads=number == 0,
+                )
+                for number in range(count)
+            ]
+            items.append(Item(i, parts))
+        windowed = sum(len(item.parts) > 1 for item in items)
+        return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """A table (parts, most choices) of packed places, -1 where a part has fewer choices."""
+        sizes = [len(part.sequences) for part in parts]
+        table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
+        table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = place
+        tensors = {
+            "table": torch.from_numpy(table),
+            "labels": torch.tensor([part.target for part in parts]),
+            "weights": torch.tensor([part.weight for part in parts], dtype=torch.float32),
+        }
+        return tensors, leading(parts)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Cross entropy over the choices."""
+        scores = model(batch.packed).float().squeeze(-1)
+        table = batch.tensors["table"]
+        logits = scores[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
+        losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
+        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[ChoiceExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[ChoicePrediction]:
+        """See `Task`."""
+        found = []
+        for given, parts in zip(inputs, outputs, strict=True):
+            chances = softmax(np.mean([part[:, 0] for part in parts], axis=0))
+            best = int(chances.argmax())
+            found.append(
+                ChoicePrediction(
+                    best, given.choices[best], float(chances[best]), tuple(chances.tolist())
+                )
+            )
+        return found
+
+    def score(
+        self, inputs: Sequence[ChoiceExample], predictions: Sequence[ChoicePrediction]
+    ) -> dict[str, float]:
+        """See `Task`."""
+        right = sum(i.label == p.choice for i, p in zip(inputs, predictions, strict=True))
+        return {"accuracy": right / max(1, len(inputs))}
+
+    def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
+        """Always the place that is right most often."""
+        [(_, right)] = Counter(given.label for given in inputs).most_common(1)
+        return {"accuracy": right / len(inputs)}
+
+    def degenerate(
+        self, inputs: Sequence[ChoiceExample], predictions: Sequence[ChoicePrediction]
+    ) -> str:
+        """Nearly equal probabilities for every choice of every input."""
+        spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
+        return "gives every choice nearly the same probability" if spread < 0.01 else ""

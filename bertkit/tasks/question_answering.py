@@ -1,0 +1,271 @@
+"""Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
+
+A start vector and an end vector score every token; training maximises the probability of the right
+start and end among the tokens of the window, and [CLS] stands for "no answer here" (in a network
+that reads left to right, the last [SEP] does: see `SpanModel`). Windows, the place of an answer in
+them and the way back are in `spans.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import SpanModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.classification import ordered_predictions
+from bertkit.tasks.metrics import best_threshold, squad_scores
+from bertkit.tasks.spans import Span, SpanWindow, align, decode, make_windows
+from bertkit.tasks.task import Encoded, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+NO_ANSWER = (0, 0)
+"""Where start and end of a window without the answer point: [CLS]."""
+
+
+class FoundAnswer(NamedTuple):
+    """The best span of a context, and how probable it is that there is no answer."""
+
+    text: str
+    """The best span, whatever the odds of no answer are."""
+    start: int
+    """Its first character in the context."""
+    end: int
+    """One after its last character."""
+    probability: float
+    """Of the span, among the n-best list."""
+    no_answer_probability: float
+    """0 where the model was not trained on questions without an answer."""
+    null_odds: float
+    """Score of no answer minus score of the span: above the threshold there is no answer."""
+    nbest: tuple[Span, ...]
+
+
+class SpanTarget(NamedTuple):
+    """What a window is trained on, and the window for decoding."""
+
+    start: int
+    end: int
+    window: SpanWindow
+
+
+@dataclass(frozen=True)
+class QuestionAnswering(TaskDefaults):
+    """A span of each context, or none."""
+
+    null: bool = False
+    """Whether questions may have no answer (SQuAD 2.0)."""
+    threshold: float = 0.0
+    """There is no answer where the null odds are above it."""
+    max_length: int = 384
+    stride: int = 0
+    """Context tokens from one window to the next; see `spans.make_windows`."""
+    max_question_length: int = 64
+    nbest: int = 20
+    max_answer_length: int = 30
+    """Tokens; longer spans are trained on, as in the published code, but never given."""
+    task_type = "answer"
+    labels = ("start", "end")
+    metric = "f1"
+
+    def build(self, config: ModelConfig) -> SpanModel:
+        """See `Task`."""
+        return SpanModel(config)
+
+    def items(self, inputs: Sequence[QuestionExample], tokenizer: Tokenizer) -> Items:
+        """Every window is an item of its own, as in the published code.
+
+        Windows are made before the shuffle; one without the answer is trained to point at [CLS].
+        """
+        items, windowed, cut, unaligned, empty, long = [], 0, 0, 0, 0, 0
+        for i, given in enumerate(inputs):
+            made = make_windows(
+                given.question,
+                given.context,
+                tokenizer,
+                max_length=self.max_length,
+                stride=self.stride,
+                max_question_length=self.max_question_length,
+            )
+            windowed += len(made.windows) > 1
+            cut += made.question_cut > 0
+            first = made.windows[0]
+            empty += first.first == 2 or not len(first.offsets)  # [CLS] and [SEP] alone
+            spans = first_aligned(given.answers or (), made.windows)
+            unaligned += any(answer.start >= 0 for answer in given.answers or ()) and not any(spans)
+            found = [span for span in spans if span]
+            long += bool(found) and all(b - a >= self.max_answer_length for a, b in found)
+            for window, span in zip(made.windows, spans, strict=True):
+                target = SpanTarget(*(span or NO_ANSWER), window)
+                items.append(Item(i, [ItemPart((Encoded(window.ids, window.first),), target)]))
+        lost = {
+            f"questions cut at {self.max_question_length} tokens": cut,
+            "answers in no window whole": unaligned,
+            f"answers of more than {self.max_answer_length} tokens, never given": long,
+            "questions without tokens, or with a context without": empty,
+        }
+        return Items(items, len(inputs), windowed, lost)
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Start and end of each packed window, (sequences, 2), counted from its [CLS]."""
+        spans = ordered_predictions([part.target[:2] for part in parts], place, np.int64)
+        return {"spans": spans}, {"windows": len(parts)}
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """The mean of the cross entropies of start and end over the tokens of each window."""
+        logits = model(batch.packed).float()
+        packed = batch.packed
+        rows = torch.repeat_interleave(
+            torch.arange(len(packed.cu_seqlens) - 1, device=logits.device),
+            packed.cu_seqlens.diff(),
+            output_size=len(logits),
+        )
+        table = logits.new_full((len(packed.cu_seqlens) - 1, packed.max_seqlen, 2), -torch.inf)
+        table = table.index_put((rows, packed.position_ids), logits)
+        losses = F.cross_entropy(table, batch.tensors["spans"], reduction="sum") / 2
+        return {"loss": LossSum(losses, "windows")}
+
+    def decode(
+        self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[FoundAnswer]:
+        """See `Task`; the threshold is not applied yet."""
+        windows: list[list[SpanWindow]] = [[] for _ in inputs]
+        logits: list[list[np.ndarray]] = [[] for _ in inputs]
+        for item, [output] in zip(items.items, outputs, strict=True):
+            windows[item.input].append(item.parts[0].target.window)
+            logits[item.input].append(output)
+        found = []
+        for given, own, rows in zip(inputs, windows, logits, strict=True):
+            best = decode(
+                own,
+                [row[:, 0] for row in rows],
+                [row[:, 1] for row in rows],
+                given.context,
+                nbest=self.nbest,
+                max_answer_length=self.max_answer_length,
+                null=self.null,
+            )
+            probability = next((s.probability for s in best.nbest if s.text == best.text), 0.0)
+            found.append(
+                FoundAnswer(
+                    best.text,
+                    best.start,
+                    best.end,
+                    probability,
+                    best.no_answer_probability if self.null else 0.0,
+                    best.null_odds,
+                    best.nbest,
+                )
+            )
+        return found
+
+    def text_of(self, prediction: FoundAnswer) -> str:
+        """The answer after the threshold: "" for none."""
+        none = self.null and prediction.null_odds > self.threshold
+        return "" if none else prediction.text
+
+    def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
+        """What is answered after the threshold, where it stands, and its own probability."""
+        text = self.text_of(prediction)
+        none = self.null and not text
+        return {
+            "answer": text,
+            "start": prediction.start if text else None,
+            "end": prediction.end if text else None,
+            "probability": prediction.no_answer_probability if none else prediction.probability,
+        }
+
+    def score(
+        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
+    ) -> dict[str, float]:
+        """Exact match and F1 by the official rules, with the parts of 2.0."""
+        texts = {i.id: self.text_of(p) for i, p in zip(inputs, predictions, strict=True)}
+        found = squad_scores(inputs, texts)
+        names = {"exact": "exact_match", "f1": "f1", "HasAns_exact": "answerable_exact_match",
+                 "HasAns_f1": "answerable_f1", "NoAns_exact": "unanswerable_accuracy"}  # fmt: skip
+        order = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_exact")
+        return {names[key]: found[key] / 100 for key in order if key in found}
+
+    def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
+        """Never an answer in 2.0; in 1.1 the whole context."""
+        texts = {given.id: "" if self.null else given.context for given in inputs}
+        found = squad_scores(inputs, texts)
+        return {"f1": found["f1"] / 100, "exact_match": found["exact"] / 100}
+
+    def calibrated(
+        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
+    ) -> Self:
+        """With the threshold that gives the best F1 on these questions (paper section 4.3).
+
+        Where all have an answer, any that is high enough would be the best: it stays as it is.
+        """
+        if not (self.null and any(given.answers == () for given in inputs)):
+            return self
+        pairs = list(zip(inputs, predictions, strict=True))
+        odds = {i.id: p.null_odds for i, p in pairs}
+        best = best_threshold(inputs, {i.id: p.text for i, p in pairs}, odds)
+        lowest = float(best["best_f1_threshold"])
+        # Every threshold below the next odds scores the same here; the middle serves new questions.
+        above = min((value for value in odds.values() if value > lowest), default=math.inf)
+        middle = (lowest + above) / 2
+        return replace(self, threshold=middle if middle < above else lowest)
+
+    def remarks(self, inputs: Sequence[QuestionExample], *, choosing: bool = False) -> list[str]:
+        """See `Task`: questions that cannot be got right, and a threshold that is not chosen."""
+        none = sum(given.answers == () for given in inputs)
+        if none and not self.null:
+            return [f"{none:,} questions have no answer in their context, and the model gives one"]
+        if choosing and self.null and not none:
+            return ["all questions have an answer, so the threshold for giving none stays at 0"]
+        return []
+
+    def degenerate(
+        self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
+    ) -> str:
+        """No answer anywhere, or the same first character everywhere; where gold has others."""
+        texts = {self.text_of(prediction) for prediction in predictions}
+        wanted = [{answer.start for answer in given.answers} for given in inputs if given.answers]
+        if texts == {""}:
+            return "finds no answer to any question" if wanted else ""
+        starts = {prediction.start for prediction in predictions}
+        same = len(starts) == 1 < len(predictions) and not all(starts & places for places in wanted)
+        return "answers with the same place in every context" if same else ""
+
+    def row(self, given: QuestionExample, prediction: FoundAnswer) -> dict[str, Any]:
+        """See `Task`."""
+        return {
+            "id": given.id,
+            **self.answered(prediction),
+            "no_answer_probability": prediction.no_answer_probability,
+            "null_odds": prediction.null_odds,
+        }
+
+
+def usual_question_length(max_length: int) -> int:
+    """The most tokens of a question in windows of some length: 64, or half of a short window."""
+    return min(QuestionAnswering.max_question_length, max(8, max_length // 2))
+
+
+def first_aligned(
+    answers: Sequence[GoldAnswer], windows: Sequence[SpanWindow]
+) -> list[tuple[int, int] | None]:
+    """The place in each window of the first answer that stands whole in one, or None.
+
+    Training files have one answer to a question; of several any is right.
+    """
+    for answer in answers:
+        spans = [align(answer, window) for window in windows]
+        if any(spans):
+            return spans
+    return [None] * len(windows)

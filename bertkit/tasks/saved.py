@@ -1,0 +1,238 @@
+"""A tuned model directory → network, task, tokenizer: bertkit's own and Hugging Face's.
+
+bertkit's directories say in `bertkit.json` what they are for. Of others, `config.json` names the
+class (BertForSequenceClassification, ...) and the labels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+
+from bertkit.checkpoints.families import weight_head_names
+from bertkit.checkpoints.huggingface import load_config, load_model, require_all_weights
+from bertkit.checkpoints.pretrained import model_folder, read_details
+from bertkit.checkpoints.save import SAVED_HEADS
+from bertkit.config import matches_type
+from bertkit.datasets.conll import are_entity_tags, entity_tags
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_object
+from bertkit.model.encoder import check_vocabulary
+from bertkit.model.features import load_feature_model
+from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering, usual_question_length
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.task import Task
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+TASKS: dict[str, Any] = {
+    "classify": Classification,
+    "multi-label": MultiLabelClassification,
+    "regress": Regression,
+    "choose": MultipleChoice,
+    "tag": TokenClassification,
+    "answer": QuestionAnswering,
+}
+"""Kind -> class."""
+
+MOST_TOKENS = 1 << 30
+"""Of any length in a task's settings."""
+LABELLED = {"classify", "multi-label", "tag"}
+"""Kinds whose class takes label names."""
+
+
+class LoadedTask(NamedTuple):
+    """A tuned model with everything needed to use it."""
+
+    model: TaskModel
+    """On the device, in evaluation mode."""
+    task: Task[Any, Any]
+    tokenizer: Tokenizer
+    details: dict[str, Any]
+    """The content of `bertkit.json`; of a foreign model, what was read off its config."""
+
+
+def load_task_model(
+    path: Path, device: torch.device, null_threshold: float | None = None
+) -> LoadedTask:
+    """Load a tuned model: a model directory, or a run directory that holds `model/`.
+
+    Args:
+        path: the directory.
+        device: where the network goes.
+        null_threshold: instead of the model's own; see `bertkit.predict.load.load`.
+
+    Raises:
+        BertkitError: there is no model, it is damaged, it was tuned for no task, or for one that
+            has no such threshold.
+    """
+    folder = model_folder(path)
+    details = task_details(folder)
+    tokenizer = Tokenizer.load(folder)
+    task = saved_task(details, folder)
+    if null_threshold is not None:
+        task = with_null_threshold(task, details, null_threshold)
+    check_no_answer(task, details, folder)
+    model: Any
+    if details.get("head") and details.get("frozen") is False:
+        with torch.device("meta"):
+            network = task.build(load_config(folder))
+        model = load_bilstm_model(folder, network)
+    elif details.get("head"):
+        model = load_feature_model(folder)
+    else:
+        loaded = load_model(folder, task.build)
+        if not isinstance(loaded.model, ClassificationModel):  # the others do not read the pooler
+            needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
+            loaded = replace(loaded, missing_keys=needed)
+        model = require_all_weights(loaded, folder)
+    check_vocabulary(model.config, tokenizer.size)
+    return LoadedTask(model.to(device).eval(), task, tokenizer, details)
+
+
+def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Path) -> None:
+    """Refuse odds of no answer from the first token of a network that reads left to right.
+
+    Raises:
+        BertkitError: transformers, or bertkit before it read them at the last token, tuned it.
+    """
+    if not (isinstance(task, QuestionAnswering) and task.null) or details.get("head"):
+        return
+    own = read_object(folder / "config.json").get("model_type") == "bertkit"
+    if not own and load_config(folder).direction == "left_to_right":
+        raise BertkitError(
+            f"{folder} is left to right and was tuned to say at its first token, which sees no "
+            "other, that there is no answer; tune it again with bertkit finetune"
+        )
+
+
+def with_null_threshold(
+    task: Task[Any, Any], details: Mapping[str, Any], threshold: float
+) -> Task[Any, Any]:
+    """The task of answering where the null odds are not above the threshold (SQuAD 2.0).
+
+    Raises:
+        BertkitError: it is another task, or the model is known never to have seen a question
+            without an answer.
+    """
+    if not isinstance(task, QuestionAnswering):
+        raise BertkitError(f"a null threshold is for models that answer, not for {task.task_type}")
+    if not task.null and "null" in (details.get("settings") or {}):
+        raise BertkitError(
+            "the model was tuned on questions that all have an answer, so it cannot tell where "
+            "there is none; tune it on data with such questions"
+        )
+    return replace(task, null=True, threshold=threshold)
+
+
+def task_details(folder: Path) -> dict[str, Any]:
+    """What a tuned model is for.
+
+    Raises:
+        BertkitError: it is for no task.
+    """
+    details = read_details(folder)
+    if str(details.get("task")) in TASKS:
+        return details
+    config: dict[str, Any] = {}
+    if (folder / "config.json").is_file():
+        load_config(folder)  # which checks the sizes
+        config = read_object(folder / "config.json")
+    names = config.get("architectures") or ["none"]
+    if not isinstance(names, list):
+        raise BertkitError(f"{folder / 'config.json'}: architectures is {names!r:.40}, not a list")
+    problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
+    labels = [name for _, name in sorted(numbered_labels(config, folder).items())]
+    found = [
+        kind for kind, (head, problems) in SAVED_HEADS.items()
+        if head in weight_head_names(names[0]) and problems in ("", problem)
+    ]  # fmt: skip
+    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
+        raise BertkitError(
+            f"{folder} is left to right and was tuned on its first token, which sees no other; "
+            "tune it again with bertkit finetune, which reads the last one"
+        )
+    if not found:
+        what = details.get("task") or names[0]
+        raise BertkitError(
+            f"{folder} was tuned for no task ({what}); run bertkit finetune, or use "
+            "bertkit predict fill-mask"
+        )
+    kind = found[-1] if problem else found[0]
+    if kind == "classify" and len(labels) == 1:
+        kind = "regress"
+    max_length = config.get("max_position_embeddings", 512)
+    if kind == "answer":
+        window = min(384, max_length)
+        settings = {"max_length": window, "max_question_length": usual_question_length(window)}
+        return {"task": kind, "labels": list(QuestionAnswering.labels), "settings": settings}
+    entities = {"entities": are_entity_tags(entity_tags(labels))} if kind == "tag" else {}
+    names = labels if kind in LABELLED else []  # of others transformers writes LABEL_0, LABEL_1
+    return {"task": kind, "labels": names, "settings": {"max_length": max_length, **entities}}
+
+
+def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
+    """`id2label` with numbers as keys; two labels where it is absent, as in transformers.
+
+    Raises:
+        BertkitError: it is something else.
+    """
+    labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
+    try:
+        return {int(number): str(name) for number, name in labels.items()}
+    except (AttributeError, ValueError):
+        what = f"{labels!r:.40}"
+        raise BertkitError(
+            f"{folder / 'config.json'}: id2label is {what}; it must map numbers to names"
+        ) from None
+
+
+def saved_task(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
+    """The task that `bertkit.json` describes.
+
+    Raises:
+        BertkitError: its settings are not those of the kind.
+    """
+    kind, names = details["task"], details.get("labels")
+    given = details.get("settings") or {}
+    named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+    if not isinstance(given, dict) or (kind in LABELLED and not named):
+        raise BertkitError(
+            f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
+            "restore or remake the model"
+        )
+    if kind in LABELLED and len(set(names or ())) < len(names or ()):
+        [(twice, _)] = Counter(map(str, names or ())).most_common(1)
+        raise BertkitError(
+            f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
+            "config.json, or labels in bertkit.json)"
+        )
+    types = get_type_hints(TASKS[kind]) if kind in TASKS else {}
+    for name, value in given.items():
+        kind_of = types.get(name)
+        lowest = -MOST_TOKENS if kind_of is float else 0
+        absurd = type(value) is int and not lowest <= value <= MOST_TOKENS
+        if kind_of is not None and (absurd or not matches_type(value, kind_of)):
+            raise BertkitError(
+                f"{source / 'bertkit.json'}: the setting '{name}' cannot be {value!r:.40}; "
+                "restore or remake the model"
+            )
+    labels = {"labels": tuple(names or ())} if kind in LABELLED else {}
+    settings = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
+    try:
+        return TASKS[kind](**labels, **settings)
+    except (TypeError, KeyError) as error:
+        hint = nearest(str(kind), TASKS)
+        raise BertkitError(
+            f"{source / 'bertkit.json'}: unknown task or settings ({error}){hint}"
+        ) from None

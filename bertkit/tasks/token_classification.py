@@ -1,0 +1,318 @@
+"""One tag for each word (paper section 5.3; CoNLL-2003).
+
+How words become windows is in `words.py`: each is trained and predicted in one of them, at its
+first piece. With context "document" the sentences of a document run on in one stream, so that a
+window holds all the neighbours that fit: the paper's "maximal document context".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.datasets.conll import (
+    ENTITY_TAG,
+    NO_TAGS,
+    are_entity_tags,
+    conll_scheme,
+    entity_scores,
+    find_entities,
+    to_iob2,
+)
+from bertkit.datasets.examples import WordsExample, joined
+from bertkit.errors import BertkitError, nearest
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import TokenClassificationModel
+from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.classification import softmax, unknown_label
+from bertkit.tasks.task import Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.windows import NO_TAG, WordTarget, word_tokens, word_windows
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+CONTEXTS = ("sentence", "document")
+
+
+def check_context(context: str) -> None:
+    """Refuse what is no context.
+
+    Raises:
+        BertkitError: names those that there are.
+    """
+    if context not in CONTEXTS:
+        raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
+
+
+class TagsPrediction(NamedTuple):
+    """A tag for every word of a sentence."""
+
+    tags: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    """Of each tag."""
+    entities: tuple[tuple[str, int, int], ...]
+    """Type, first word, word after the last; () where the tags are no entities."""
+
+
+@dataclass(frozen=True)
+class TokenClassification(TaskDefaults):
+    """One of the labels for each word of each input."""
+
+    labels: tuple[str, ...]
+    max_length: int = 512
+    stride: int = 0
+    """Pieces from one window to the next; 0 for 3/4 of the room."""
+    context: str = "sentence"
+    """Whether a window holds one sentence, or goes on through its "document"."""
+    entities: bool = True
+    """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
+    task_type = "tag"
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            BertkitError: there is no such context, or no room for a piece.
+        """
+        check_context(self.context)
+        if self.max_length < 3:
+            raise BertkitError(
+                f"a length of {self.max_length} leaves no room for a word; give at least 3 tokens"
+            )
+
+    @property
+    def metric(self) -> str:
+        """See `Task`: F1 of entities, or the share of right tags."""
+        return "f1" if self.entities else "accuracy"
+
+    def build(self, config: ModelConfig) -> TokenClassificationModel:
+        """See `Task`."""
+        return TokenClassificationModel(config, len(self.labels))
+
+    def items(self, inputs: Sequence[WordsExample], tokenizer: Tokenizer) -> Items:
+        """An item for each sentence, or, with the context of documents, for each of their windows.
+
+        `windowed` counts the sentences whose words are answered in more than one window.
+
+        Raises:
+            BertkitError: a tag is unknown or, among entities, in no known scheme, or a sentence has
+                another number of tags than of words; the message names the place.
+        """
+        room = self.max_length - 2
+        pieces, cut = word_tokens(inputs, tokenizer, room)
+        number = self._numbers()
+        labels = [self._labels(given, number) for given in inputs]
+        found: list[Item] = []
+        spread: Counter[int] = Counter()
+        for _, group in groupby(range(len(inputs)), key=lambda i: self._stream(inputs, i)):
+            made = word_windows(
+                *(list(group), inputs, pieces, labels, tokenizer), self.max_length, self.stride
+            )
+            for _, part in made:
+                spread.update(np.unique(part.target.inputs).tolist())
+            if self.context == "document":
+                found += [Item(first, [part]) for first, part in made]
+            elif made:
+                parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
+                found.append(Item(made[0][0], parts))
+        windowed = sum(count > 1 for count in spread.values())
+        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} pieces": cut})
+
+    def _stream(self, inputs: Sequence[WordsExample], number: int) -> int:
+        """Neighbouring sentences with the same number run on in one stream."""
+        return inputs[number].document if self.context == "document" else number
+
+    def _labels(self, given: WordsExample, number: Mapping[str, int]) -> np.ndarray:
+        """(words,) the index of each tag."""
+        if given.tags is None:
+            return np.full(len(given.words), NO_TAG)
+        if len(given.tags) != len(given.words):
+            raise BertkitError(
+                f"{given.place}: {len(given.tags)} tags for {len(given.words)} words; give each "
+                "word one tag"
+            )
+        for place, tag in enumerate(given.tags, 1):
+            if self.entities and not ENTITY_TAG.fullmatch(tag):
+                raise BertkitError(
+                    f"{given.place}, word {place}: {tag!r} is no tag of entities, which are O or "
+                    f"have B-, I-, E-, S-, L- or U- before a type; correct it"
+                )
+        tags = self._scheme(given.tags)
+        for place, tag in enumerate(tags, 1):
+            if tag not in number:
+                own = given.tags[place - 1]
+                shown = f"{tag} (written {own})" if own in number else own
+                raise unknown_label(shown, f"{given.place}, word {place}", self.labels)
+        return np.array([number[tag] for tag in tags], dtype=np.int64)
+
+    def _numbers(self) -> dict[str, int]:
+        """Tag -> label; I-X stands for B-X too in a tagger of others that has none (IOB1)."""
+        number = {label: i for i, label in enumerate(self.labels)}
+        if self.entities:
+            begins = {f"B{name[1:]}": i for name, i in number.items() if name[0] == "I"}
+            number = begins | number
+        return number
+
+    def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
+        """Tags of entities as IOB2, others as they are."""
+        return to_iob2(tags) if self.entities else tags
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Where the words with a tag lie among the tokens of the batch, and their tags."""
+        rows = np.concatenate(
+            [start + part.target.rows for start, part in zip(starts, parts, strict=True)]
+        )
+        labels = np.concatenate([part.target.labels for part in parts])
+        tagged = labels != NO_TAG
+        tensors = {
+            "rows": torch.from_numpy(rows[tagged]),
+            "labels": torch.from_numpy(labels[tagged]),
+        }
+        return tensors, {"words": int(tagged.sum())}
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """Cross entropy over the tags, at the first piece of every word."""
+        logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
+        return {
+            "loss": LossSum(
+                F.cross_entropy(logits, batch.tensors["labels"], reduction="sum"), "words"
+            )
+        }
+
+    def decode(
+        self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[TagsPrediction]:
+        """See `Task`."""
+        ends = np.cumsum([len(given.words) for given in inputs], dtype=np.int64)
+        total = int(ends[-1]) if inputs else 0
+        begins = ends - [len(given.words) for given in inputs]
+        best, chance = np.full(total, NO_TAG), np.zeros(total)
+        for item, rows in zip(items.items, outputs, strict=True):
+            for part, logits in zip(item.parts, rows, strict=True):
+                target: WordTarget = part.target
+                chances = softmax(logits[target.rows])
+                if self.entities:  # a word is no padding, whatever a foreign model has labels for
+                    chances[:, [label in NO_TAGS for label in self.labels]] = -1.0
+                at = begins[target.inputs] + target.words
+                best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
+        assert (best != NO_TAG).all(), "every word is answered in one window"
+        names, found = [self.labels[i] for i in best], []
+        for begin, end in zip(begins, ends, strict=True):
+            tags = tuple(names[begin:end])
+            found.append(
+                TagsPrediction(tags, tuple(chance[begin:end].tolist()), self._entities(tags))
+            )
+        return found
+
+    def _entities(self, tags: Sequence[str]) -> tuple[tuple[str, int, int], ...]:
+        return tuple(find_entities(conll_scheme(tags))) if self.entities else ()
+
+    def score(
+        self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
+    ) -> dict[str, float]:
+        """F1, precision and recall of entities, over all and for each type; accuracy of the tags.
+
+        Entities are what the conlleval script takes for them, in whatever scheme. The accuracy is
+        that of tags in IOB2.
+        """
+        gold = [self._scheme(given.tags or ()) for given in inputs]
+        found = [self._scheme(prediction.tags) for prediction in predictions]
+        pairs = list(zip(chain.from_iterable(gold), chain.from_iterable(found), strict=True))
+        accuracy = {"accuracy": sum(a == b for a, b in pairs) / max(1, len(pairs))}
+        if not self.entities:
+            return accuracy
+        scores = entity_scores(gold, found)
+        first = {name: scores.pop(name) for name in ("f1", "precision", "recall")}
+        return {**first, **accuracy, **scores}
+
+    def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
+        """Always the commonest tag."""
+        seen = Counter(tag for given in inputs for tag in self._scheme(given.tags or ()))
+        common = seen.most_common(1)[0][0] if seen else self.labels[0]
+        return self.score(
+            inputs, [TagsPrediction((common,) * len(i.words), (), ()) for i in inputs]
+        )
+
+    def degenerate(
+        self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
+    ) -> str:
+        """No entity anywhere; of other tags, the same one for every word; where gold has more."""
+        wanted = {tag for given in inputs for tag in given.tags or ()}
+        if self.entities:
+            some = any(prediction.entities for prediction in predictions)
+            return "" if some or wanted <= {"O"} else "finds no entity"
+        found = {tag for prediction in predictions for tag in prediction.tags}
+        same = len(found) == 1 and len(wanted) > 1
+        return f"gives every word the tag {found.pop()!r}" if same else ""
+
+    def row(self, given: WordsExample, prediction: TagsPrediction) -> dict[str, Any]:
+        """See `Task`; an entity's `text` is `[start:end]` of the running text.
+
+        Of given words, it is that of the words joined by spaces. `word_start` and `word_end` count
+        words.
+        """
+        text, spans = (given.text, given.spans) if given.spans else joined(given.words)
+
+        def shown(kind: str, first: int, last: int) -> dict[str, Any]:
+            start, end = spans[first][0], spans[last - 1][1]
+            place = {"start": start, "end": end, "text": text[start:end]}
+            return {"type": kind, **place, "word_start": first, "word_end": last}
+
+        return {
+            "id": given.id,
+            "words": list(given.words),
+            "tags": list(prediction.tags),
+            "probabilities": list(prediction.probabilities),
+            "entities": [shown(*entity) for entity in prediction.entities],
+        }
+
+
+def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
+    """The labels that some tagged inputs need, and whether they are those of entities.
+
+    Labels of entities are B- and I- for every type that occurs, since a type may be seen in single
+    words only (B and I where entities have no types); others, such as parts of speech, are as they
+    stand. Sorted, "O" first.
+
+    Raises:
+        BertkitError: an input has no tags, or all words have the same one.
+    """
+    seen: set[str] = set()
+    for given in inputs:
+        if given.tags is None:
+            raise BertkitError(f"{given.place}: the sentence has no tags; name the column of tags")
+        seen.update(given.tags)
+    if len(seen) < 2:
+        raise BertkitError(
+            f"the training data has {len(seen)} different tags ({', '.join(seen) or 'no word'}); "
+            "there is nothing to tell apart"
+        )
+    others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
+    if others and any(tag.startswith(("B-", "I-")) for tag in seen):
+        raise BertkitError(
+            f"the training data mixes tags such as B-PER with '{others[0]}'; correct one of them"
+        )
+    are_entities = are_entity_tags(seen)
+    if are_entities:
+        kinds = {tag[1:] for tag in seen - {"O"}}  # "-PER", or "" without types
+        seen = {"O"} | {f"{prefix}{kind}" for prefix in "BI" for kind in kinds}
+    return tuple(sorted(seen, key=lambda tag: (tag != "O", tag))), are_entities
+
+
+def seen_once(inputs: Sequence[WordsExample], are_entities: bool) -> list[str]:
+    """The types of entities, or other tags, that stand in one place of all inputs, in words."""
+    seen: Counter[str] = Counter()
+    for given in inputs:
+        tags = given.tags or ()
+        found = [kind for kind, _, _ in find_entities(conll_scheme(tags))] if are_entities else tags
+        seen.update(found)
+    what = "entity" if are_entities else "tag"
+    return [f"{what} {name!r}" for name, count in seen.items() if count == 1]

@@ -1,0 +1,250 @@
+"""The files of a tokenizer: vocab.txt, tokenizer.json, tokenizer_config.json.
+
+They are read and checked here, and here is the pipeline that a tokenizer.json of ours describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import check_file_size, read_object
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+CONTINUATION = "##"
+MAX_WORD_CHARACTERS = {"google": 200, "hf": 100}
+"""The known compats, and the longest word that each cuts into pieces."""
+
+MAX_FILE_BYTES = 1 << 26
+"""Of vocab.txt or tokenizer.json: many times the largest published ones."""
+
+WORDPIECE_CLASSES = frozenset(
+    name + ending
+    for name in ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "PreTrainedTokenizer")
+    for ending in ("", "Fast")
+) | {"TokenizersBackend"}
+
+
+def check_compat(compat: object, source: str) -> None:
+    """Refuse a compat that is neither "google" nor "hf"."""
+    if compat not in MAX_WORD_CHARACTERS:
+        hint = nearest(str(compat), MAX_WORD_CHARACTERS)
+        raise BertkitError(f"{source}: compat '{compat}' is not known{hint}")
+
+
+def check_tokens(vocabulary: Sequence[str], source: str) -> None:
+    """Refuse a vocabulary whose entries are not distinct pieces with the five special tokens.
+
+    An entry of white space other than ASCII's passes (the genuine Chinese vocabulary has U+2028):
+    no word can contain it, so it keeps its id and is never used. Spaces around an entry are refused
+    because Google's code strips them and Hugging Face's does not.
+
+    Raises:
+        BertkitError: names `source` and the lines, counted from 1.
+    """
+    lines: dict[str, int] = {}
+    for line, piece in enumerate(vocabulary, start=1):
+        if not piece:
+            raise BertkitError(
+                f"{source}, line {line}: the entry is empty; remove the line if it is the last one,"
+                " else put a piece there, since the line number is the id"
+            )
+        if piece != piece.strip(" \t\r\n") or "\n" in piece or "\r" in piece:
+            raise BertkitError(
+                f"{source}, line {line}: {piece!r} has spaces around it; remove them"
+            )
+        if piece in lines:
+            raise BertkitError(
+                f"{source}: lines {lines[piece]} and {line} are both {piece!r}; rename one of them,"
+                " for example to an [unused] entry"
+            )
+        lines[piece] = line
+    missing = [token for token in SPECIAL_TOKENS if token not in lines]
+    if missing:
+        raise BertkitError(
+            f"{source}: {', '.join(missing)} missing; a BERT vocabulary of one piece a line holds"
+            f" {', '.join(SPECIAL_TOKENS)}"
+        )
+
+
+def has_capitals(vocabulary: Sequence[str]) -> bool:
+    """Whether a vocabulary is cased: some piece, other than marks such as [CLS] or <S>, says so."""
+    return any(piece[0] not in "[<" and piece != piece.lower() for piece in vocabulary)
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """The lines of a vocab.txt; the line number, from 0, is the id.
+
+    Only a line feed ends a line (with or without a carriage return before it): genuine vocabularies
+    contain U+2028 and the like, at which `str.splitlines` would split.
+
+    Raises:
+        BertkitError: the file is missing, not UTF-8 or fails `check_tokens`.
+    """
+    check_file_size(path, MAX_FILE_BYTES)
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        raise BertkitError(
+            f"{path} does not exist; give a vocab.txt or a folder that holds one"
+        ) from None
+    except OSError as error:
+        raise BertkitError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BertkitError(
+            f"{path} is not UTF-8 at byte {error.start}; is it a vocab.txt?"
+        ) from None
+    if lines[-1] == "":
+        lines.pop()
+    vocabulary = [line.removesuffix("\r") for line in lines]
+    check_tokens(vocabulary, str(path))
+    return vocabulary
+
+
+def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
+    """The vocabulary of a model directory and the keyword arguments of `from_vocabulary` it fixes.
+
+    Raises:
+        BertkitError: files are missing, contradict each other or describe another tokenizer.
+    """
+    text_path = directory / "vocab.txt"
+    json_path = directory / "tokenizer.json"
+    config_path = directory / "tokenizer_config.json"
+    vocabulary: list[str] | None = None
+    settings: dict[str, Any] = {"compat": "google"}
+    if json_path.exists():
+        vocabulary, found = read_pipeline(json_path)
+        settings |= {"compat": "hf", **found}
+    if config_path.exists():
+        settings |= {"compat": "hf", **read_tokenizer_config(config_path)}
+    added_path = directory / "added_tokens.json"
+    if added_path.exists():
+        refuse_added(read_object(added_path), added_path)
+    if text_path.exists():
+        listed = read_vocabulary(text_path)
+        if vocabulary is not None and listed != vocabulary:
+            raise BertkitError(
+                f"{text_path} and tokenizer.json beside it hold different vocabularies"
+                f" ({len(listed)} and {len(vocabulary)} pieces); remove the wrong file"
+            )
+        vocabulary = listed
+    if vocabulary is None:
+        raise BertkitError(
+            f"{directory} holds neither vocab.txt nor tokenizer.json; is it a model directory?"
+        )
+    return vocabulary, settings
+
+
+def refuse_added(tokens: Iterable[str], path: Path) -> None:
+    """Stop where a tokenizer has tokens of its own, which transformers takes out of the text whole.
+
+    Raises:
+        BertkitError: names the first.
+    """
+    for token in tokens:
+        if token not in SPECIAL_TOKENS:
+            raise BertkitError(
+                f"{path}: added token {token!r}; bertkit knows only"
+                f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary piece of vocab.txt, and take it"
+                " out here)"
+            )
+
+
+def read_tokenizer_config(path: Path) -> dict[str, Any]:
+    """What a tokenizer_config.json says about normalisation, under bertkit's names.
+
+    Raises:
+        BertkitError: a field has a wrong type or asks for another kind of tokenizer.
+    """
+    config = read_object(path)
+    kind = str(config.get("tokenizer_class") or "BertTokenizer")
+    if kind not in WORDPIECE_CLASSES:
+        raise BertkitError(f"{path}: tokenizer_class {kind!r} is not a BERT WordPiece tokenizer")
+    if config.get("tokenize_chinese_chars") is False:
+        raise BertkitError(f"{path}: tokenize_chinese_chars is false, which bertkit has not")
+    fields = {
+        "do_lower_case": ("lowercase", bool, "true or false"),
+        "strip_accents": ("strip_accents", bool | None, "true, false or null"),
+        "bertkit_compat": ("compat", str, "a string"),
+        "max_word_characters": ("max_word_characters", int, "a number"),
+    }
+    settings = {}
+    for field, (name, kinds, wanted) in fields.items():
+        if field in config:
+            if not isinstance(config[field], kinds):
+                raise BertkitError(f"{path}: {field} is {config[field]!r}; it must be {wanted}")
+            settings[name] = config[field]
+    if "compat" in settings:
+        check_compat(settings["compat"], str(path))
+    added = config.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
+        raise BertkitError(f"{path}: added_tokens_decoder is no object of tokens; restore it")
+    refuse_added((str(one.get("content")) for one in added.values()), path)
+    return settings
+
+
+def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
+    """The library's BERT pipeline around a WordPiece model; "hf" runs it, tokenizer.json holds it.
+
+    Returns: a `tokenizers.Tokenizer`.
+    """
+    pipeline = Tokenizer(model)
+    pipeline.normalizer = normalizers.BertNormalizer(
+        lowercase=lowercase, strip_accents=None if strip_accents == lowercase else strip_accents
+    )
+    pipeline.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    pipeline.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, pipeline.token_to_id(token)) for token in ("[CLS]", "[SEP]")],
+    )
+    pipeline.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    pipeline.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    return pipeline
+
+
+def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """The vocabulary and the settings of a tokenizer.json; its truncation and padding are ignored.
+
+    Raises:
+        BertkitError: the file does not describe BERT's pipeline, or adds tokens to it.
+    """
+    content = read_object(path, MAX_FILE_BYTES)
+    try:
+        model, normalizer = content["model"], content["normalizer"] or {}
+        expected = {
+            "model.type": (model.get("type", "WordPiece"), "WordPiece"),
+            "model.continuing_subword_prefix": (model["continuing_subword_prefix"], CONTINUATION),
+            "model.unk_token": (model["unk_token"], "[UNK]"),
+            "normalizer.type": (normalizer.get("type"), "BertNormalizer"),
+            "normalizer.clean_text": (normalizer.get("clean_text"), True),
+            "normalizer.handle_chinese_chars": (normalizer.get("handle_chinese_chars"), True),
+            "pre_tokenizer.type": (
+                (content["pre_tokenizer"] or {}).get("type"),
+                "BertPreTokenizer",
+            ),
+        }
+        for field, (value, wanted) in expected.items():
+            if value != wanted:
+                raise BertkitError(f"{path}: {field} is {value!r}; bertkit reads only {wanted!r}")
+        refuse_added((token["content"] for token in content.get("added_tokens", ())), path)
+        vocabulary = sorted(model["vocab"], key=model["vocab"].get)
+        if [model["vocab"][piece] for piece in vocabulary] != list(range(len(vocabulary))):
+            raise BertkitError(f"{path}: the ids of model.vocab are not 0, 1, 2, ...")
+        check_tokens(vocabulary, f"{path} (model.vocab by id)")
+        lowercase, strip_accents = normalizer["lowercase"], normalizer.get("strip_accents")
+        if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):
+            raise TypeError("lowercase and strip_accents are true or false")
+        return vocabulary, {
+            "lowercase": lowercase,
+            "strip_accents": strip_accents,
+            "max_word_characters": model.get("max_input_chars_per_word"),
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BertkitError(
+            f"{path} is not a WordPiece tokenizer.json ({type(error).__name__}: {error}); remake it"
+        ) from None

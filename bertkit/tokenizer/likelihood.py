@@ -1,0 +1,300 @@
+"""WordPiece by likelihood: at each step join the pair that makes the text most probable.
+
+Schuster and Nakajima ("Japanese and Korean Voice Search", 2012, section 4) build a language model
+of the pieces at hand, and join the two whose join raises the likelihood of the training data most.
+Here the model is the unigram model with maximum-likelihood estimates. With n(p) occurrences of
+piece p, N = sum of n(p), and F(n) = n ln n, the log-likelihood of the text is
+
+    L = sum over p of n(p) ln(n(p) / N) = sum over p of F(n(p)) - F(N).
+
+Joining all k occurrences of the pair (a, b) to the piece x gains
+
+    F(n(a)-k) - F(n(a)) + F(n(b)-k) - F(n(b)) + F(n(x)+k) - F(n(x)) - F(N-k) + F(N);
+
+n(x) is 0 unless x was made of another pair before. Where a = b, n(a) loses 2k once. With few joins
+(k far below n(a) and n(b)) this is nearly k (ln(k N / (n(a) n(b))) - 1): the mutual information of
+the pair times how often it occurs. The quotient k / (n(a) n(b)) alone, which is often called the
+WordPiece score, is not this gain: it prefers pairs of pieces that occur once or twice.
+
+The gain of a pair changes whenever N or the count of one of its pieces does. But a falling N only
+lowers it, as do a rising n(a) and a falling n(x); what raises it is a falling n(a) or n(b), a
+rising n(x) and another k. After a join only pairs concerned by the latter are computed anew. The
+others keep an upper bound, and the best pair is found by computing those whose bound is largest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from bertkit.tokenizer.files import CONTINUATION
+
+DECIMALS = 6
+"""Gains, in nats, are compared after rounding, so that no processor's last bit decides."""
+SLACK = 1e-5  # how far a kept bound may lie below the gain by errors of rounding
+TOGETHER = 2e-3  # share of the largest bound within which gains are computed together
+BLOCK_PAIRS = 256  # pairs whose largest bound is kept
+RIGHT_BITS = 24
+"""A pair's key is left << 24 | right."""
+PROGRESS_PIECES = 100
+
+
+def join_by_likelihood(
+    counts: Mapping[str, int],
+    letters: Iterable[str],
+    number: int,
+    min_frequency: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """The pieces that joining makes, in order; the result depends on nothing but the arguments.
+
+    Pairs of equal gain are joined in the order of the text of what they make, then of their left
+    piece. A pair that makes a piece already there is joined like any other and takes no place.
+    Learning ends early when no pair that is frequent enough raises the likelihood.
+
+    Args:
+        counts: words and how often they occur; all their characters are in `letters`.
+        letters: the pieces to begin with, characters alone and after "##".
+        number: how many pieces to make.
+        min_frequency: rarer pairs are not joined.
+        progress: called with the number of pieces made, every 100 pieces.
+    """
+    pairs = PairCounts(counts, letters, min_frequency)
+    known = set(pairs.pieces)
+    made: list[str] = []
+    while len(made) < number and (best := pairs.best()) is not None:
+        piece = pairs.join(best)
+        if piece in known:
+            continue
+        known.add(piece)
+        made.append(piece)
+        if progress is not None and len(made) % PROGRESS_PIECES == 0:
+            progress(len(made))
+    return made
+
+
+class PairCounts:
+    """Words as lists of pieces, and every pair of neighbours with what joining it gains.
+
+    Attributes:
+        pieces, ids: the text of each piece and its number; 0 is no piece and occurs 0 times.
+        frequency: (pieces,) int64, how often each occurs now; `total` is their sum.
+        words, word_counts: each distinct word as piece numbers, and how often it occurs.
+        pair_ids: the number of each pair that occurs, by its key. Numbers are not used again.
+        left, right, joined, count, bound: of each pair, by number: its pieces, the piece it makes
+            where that exists (else 0), its occurrences, and the upper bound of its gain.
+        places: for each pair the words it may occur in; around: for each piece its pairs.
+        top: (pairs // BLOCK,) the largest bound of each block of pairs, or more.
+    """
+
+    def __init__(
+        self, counts: Mapping[str, int], letters: Iterable[str], min_frequency: int
+    ) -> None:
+        self.min_frequency = min_frequency
+        self.pieces = ["", *letters]
+        self.ids = {piece: number for number, piece in enumerate(self.pieces)}
+        self.around = [array("i") for _ in self.pieces]
+        self.frequency = np.zeros(2 * len(self.pieces), np.int64)
+        self.word_counts = list(counts.values())
+        ids, first = self.ids, len(CONTINUATION)
+        tails = {piece[first:]: ids[piece] for piece in ids if piece.startswith(CONTINUATION)}
+        self.words = [[ids[word[0]], *(tails[letter] for letter in word[1:])] for word in counts]
+        self.pair_ids: dict[int, int] = {}
+        self.places: list[list[int]] = []
+        self.left = np.zeros(BLOCK_PAIRS, np.int32)
+        self.right = np.zeros(BLOCK_PAIRS, np.int32)
+        self.joined = np.zeros(BLOCK_PAIRS, np.int32)
+        self.count = np.zeros(BLOCK_PAIRS, np.int64)
+        self.bound = np.full(BLOCK_PAIRS, -np.inf)
+        self.top = np.full(1, -np.inf)
+        self._count_all()
+        self.total = int(self.frequency.sum())
+        self._refresh(np.arange(len(self.places)))
+
+    def _count_all(self) -> None:
+        frequency = [0] * len(self.pieces)
+        changes: defaultdict[int, int] = defaultdict(int)
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        for index, (word, count) in enumerate(zip(self.words, self.word_counts, strict=True)):
+            for piece in word:
+                frequency[piece] += count
+            for key in pair_keys(word):
+                changes[key] += count
+                places[key].append(index)
+        self.frequency[: len(frequency)] = frequency
+        self._change(changes, places)
+
+    def best(self) -> int | None:
+        """The pair that gains most, or None where no frequent one gains anything."""
+        while True:
+            highest = float(self.top.max())
+            if not highest > 0:
+                return None
+            least = highest - max(2 * SLACK, TOGETHER * highest)
+            blocks = np.flatnonzero(self.top >= least)
+            rows, columns = np.nonzero(self.bound.reshape(-1, BLOCK_PAIRS)[blocks] >= least)
+            pairs = blocks[rows] * BLOCK_PAIRS + columns
+            gains = self.gains(pairs)
+            self.bound[pairs] = gains
+            self.top[blocks] = self.bound.reshape(-1, BLOCK_PAIRS)[blocks].max(axis=1)
+            if len(gains) and gains.max() >= least + SLACK:
+                largest = gains.max()
+                if not largest > 0:
+                    return None
+                return min(pairs[gains == largest].tolist(), key=self.texts)
+
+    def texts(self, pair: int) -> tuple[str, str]:
+        """What a pair makes, and its left piece."""
+        left, right = self.pieces[self.left[pair]], self.pieces[self.right[pair]]
+        return left + right.removeprefix(CONTINUATION), left
+
+    def gains(self, pairs: np.ndarray) -> np.ndarray:
+        """(pairs,) by how many nats joining each raises the log-likelihood; -inf for rare pairs."""
+        gains = np.full(len(pairs), -np.inf)
+        usable = self.count[pairs] >= self.min_frequency
+        pairs = pairs[usable]
+        k, left, right = self.count[pairs], self.left[pairs], self.right[pairs]
+        twice = left == right
+        gain = nlogn_drop(self.frequency[self.joined[pairs]] + k, k) + nlogn_drop(self.total, k)
+        gain -= nlogn_drop(self.frequency[left], np.where(twice, 2 * k, k))
+        gain -= nlogn_drop(self.frequency[right], np.where(twice, 0, k))
+        gains[usable] = gain.round(DECIMALS)
+        return gains
+
+    def join(self, pair: int) -> str:
+        """Join a pair wherever it occurs; returns the piece it makes."""
+        piece, _ = self.texts(pair)
+        left, right = int(self.left[pair]), int(self.right[pair])
+        new = self._piece(piece)
+        changes: defaultdict[int, int] = defaultdict(int)
+        places: defaultdict[int, list[int]] = defaultdict(list)
+        occurrences = 0
+        for index in self.places[pair]:
+            before, count = self.words[index], self.word_counts[index]
+            after = replaced(before, left, right, new)
+            if len(after) == len(before):
+                continue  # listed twice, or joined otherwise since
+            self.words[index] = after
+            occurrences += count * (len(before) - len(after))
+            for key in pair_keys(before):
+                changes[key] -= count
+            for key in pair_keys(after):
+                changes[key] += count
+                if new in (key >> RIGHT_BITS, key & (1 << RIGHT_BITS) - 1):
+                    places[key].append(index)
+        self.frequency[left] -= occurrences
+        self.frequency[right] -= occurrences
+        self.frequency[new] += occurrences
+        self.total -= occurrences
+        changed = self._change(changes, places)
+        concerned = [self._around(left), self._around(right), changed, self._making(piece)]
+        self._refresh(np.concatenate(concerned))
+        return piece
+
+    def _piece(self, piece: str) -> int:
+        """The number of a piece; a new one is entered, also as what its pairs make."""
+        if piece not in self.ids:
+            number = self.ids[piece] = len(self.pieces)
+            self.pieces.append(piece)
+            self.around.append(array("i"))
+            if number == len(self.frequency):
+                self.frequency = np.concatenate([self.frequency, np.zeros_like(self.frequency)])
+            self.joined[self._making(piece)] = number
+        return self.ids[piece]
+
+    def _making(self, piece: str) -> np.ndarray:
+        """The pairs that make a piece."""
+        begin = len(CONTINUATION) + 1 if piece.startswith(CONTINUATION) else 1
+        found = []
+        for cut in range(begin, len(piece)):
+            left, right = self.ids.get(piece[:cut]), self.ids.get(CONTINUATION + piece[cut:])
+            if left is not None and right is not None:
+                found.append(self.pair_ids.get(left << RIGHT_BITS | right, -1))
+        return np.array([pair for pair in found if pair >= 0], np.int64)
+
+    def _around(self, piece: int) -> np.ndarray:
+        """The pairs a piece is part of; those that are gone are forgotten here."""
+        pairs = np.frombuffer(self.around[piece], np.int32).astype(np.int64)
+        alive = pairs[self.count[pairs] > 0]
+        if 2 * len(alive) < len(pairs):
+            self.around[piece] = array("i", alive.astype(np.int32).tobytes())
+        return alive
+
+    def _change(
+        self, changes: Mapping[int, int], places: Mapping[int, Sequence[int]]
+    ) -> np.ndarray:
+        """Add to the counts of pairs, enter new pairs, forget those that are gone; returns all."""
+        keys = [key for key, change in changes.items() if change]
+        numbers = [self._pair(key) for key in keys]
+        pairs = np.array(numbers, np.int64)
+        self.count[pairs] += np.array([changes[key] for key in keys], np.int64)
+        for key, pair, left in zip(keys, numbers, self.count[pairs].tolist(), strict=True):
+            if not left:
+                del self.pair_ids[key]
+                self.places[pair] = []
+        for key, words in places.items():
+            if key in self.pair_ids:
+                self.places[self.pair_ids[key]] += words
+        return pairs
+
+    def _pair(self, key: int) -> int:
+        """The number of a pair; a new one is entered with a count of 0."""
+        pair = self.pair_ids.get(key)
+        if pair is not None:
+            return pair
+        pair = self.pair_ids[key] = len(self.places)
+        left, right = key >> RIGHT_BITS, key & (1 << RIGHT_BITS) - 1
+        if pair == len(self.count):
+            self._grow()
+        self.places.append([])
+        self.left[pair], self.right[pair] = left, right
+        self.joined[pair] = self.ids.get(self.texts(pair)[0], 0)
+        for piece in {left, right}:
+            self.around[piece].append(pair)
+        return pair
+
+    def _grow(self) -> None:
+        """Room for twice as many pairs."""
+        for name in ("left", "right", "joined", "count", "bound", "top"):
+            column = getattr(self, name)
+            empty = np.full_like(column, -np.inf if column.dtype == np.float64 else 0)
+            setattr(self, name, np.concatenate([column, empty]))
+
+    def _refresh(self, pairs: np.ndarray) -> None:
+        """Compute the gains of pairs; a block's largest bound is only raised here."""
+        gains = self.gains(pairs)
+        self.bound[pairs] = gains
+        np.maximum.at(self.top, pairs // BLOCK_PAIRS, gains)
+
+
+def nlogn_drop(n: np.ndarray | int, k: np.ndarray) -> np.ndarray:
+    """F(n) - F(n - k) for F(n) = n ln n, 0 <= k <= n, 0 < n, without loss of digits."""
+    rest = n - k
+    return k * np.log(n) - rest * np.log1p(np.where(rest > 0, -k / n, 0.0))
+
+
+def pair_keys(word: Sequence[int]) -> list[int]:
+    """The key of each pair of neighbours; of overlapping equal pairs (a a a) every second one."""
+    keys = [left << RIGHT_BITS | right for left, right in pairwise(word)]
+    if len(set(keys)) == len(keys):
+        return keys
+    kept, last = [], -1
+    for key in keys:
+        last = -1 if key == last else key  # only a run of one piece has a key twice running
+        kept += [key] if last >= 0 else []
+    return kept
+
+
+def replaced(word: Sequence[int], left: int, right: int, new: int) -> list[int]:
+    """The word with the pair joined, from the left."""
+    joined: list[int] = []
+    for piece in word:
+        if piece == right and joined and joined[-1] == left:
+            joined[-1] = new
+        else:
+            joined.append(piece)
+    return joined

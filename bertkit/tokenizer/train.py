@@ -1,0 +1,289 @@
+"""Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
+
+Two criteria say which pair of neighbouring pieces is joined next:
+
+- *frequency*: the most frequent one, as in byte-pair encoding. The trainer is the `tokenizers`
+  library's, which goes by the name of WordPiece and is not.
+- *likelihood*: the one that raises the likelihood of the text most (Schuster and Nakajima 2012),
+  see `likelihood.py`. By it the BERT paper's vocabulary (section 3) was learned, with code that was
+  never published.
+
+The library alone gives another vocabulary at each run, because it numbers the "##" characters in
+hash order and breaks ties by number. Here they are numbered beforehand, so that equal texts give
+equal vocabularies.
+
+`choose_domain_words` finds the words that a vocabulary breaks, for one that is to be extended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, islice, repeat
+from typing import Any
+
+from tokenizers import Tokenizer as Pipeline
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.trainers import WordPieceTrainer
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.processes import interruptible
+from bertkit.tokenizer.count import count_words
+from bertkit.tokenizer.files import CONTINUATION, SPECIAL_TOKENS
+from bertkit.tokenizer.likelihood import join_by_likelihood
+from bertkit.tokenizer.normalize import is_cjk, is_punctuation, split_words
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+__all__ = [
+    "CRITERIA",
+    "VocabularyReport",
+    "choose_domain_words",
+    "count_words",
+    "learn_from_counts",
+    "learn_vocabulary",
+    "measure_vocabulary",
+]
+
+CRITERIA = ("frequency", "likelihood")
+BLOCK_WORDS = 10_000
+LARGEST = 10_000_000  # pieces; the trainer takes memory for all of them at once
+
+
+def learn_vocabulary(
+    texts: Iterable[str],
+    size: int,
+    *,
+    lowercase: bool = True,
+    min_frequency: int = 2,
+    max_alphabet: int = 1000,
+    criterion: str = "frequency",
+    processes: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Learn `size` pieces: the special tokens, single characters, "##" characters, joined pieces.
+
+    The texts are read once. Memory holds the distinct words and their counts, not the texts. Words
+    are those of Google's normalisation, so that the result fits a `compat="google"` tokenizer.
+    Characters that always stand alone (punctuation, ideographs) get no "##" form.
+
+    Args:
+        texts: sentences, lines or documents, in any order.
+        size: the number of pieces; text with too few repeated pairs gives fewer.
+        lowercase: learn an uncased vocabulary.
+        min_frequency: a pair is joined only if it occurs this often.
+        max_alphabet: the most characters kept; words with rarer ones are left out, and will be
+            [UNK].
+        criterion: which pair is joined next, "frequency" or "likelihood".
+        processes: how many count words; the vocabulary is the same for any number.
+        progress: called with the number of texts read so far, every 1,000 texts and at the end.
+
+    Raises:
+        BertkitError: the texts hold no words, or `size` has no room for the alphabet; the message
+            states the minimum.
+    """
+    check_settings(size, min_frequency, max_alphabet, criterion)
+    counts = count_words(texts, lowercase=lowercase, progress=progress, processes=processes)
+    return learn_from_counts(
+        counts,
+        size,
+        min_frequency=min_frequency,
+        max_alphabet=max_alphabet,
+        criterion=criterion,
+    )
+
+
+def check_settings(size: int, min_frequency: int, max_alphabet: int, criterion: str) -> None:
+    """Refuse what no text could be learned with, before any is read."""
+    if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
+        raise BertkitError(
+            f"a vocabulary needs a size of 1 to {LARGEST:,} pieces, and alphabet_limit and "
+            f"minimum_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
+        )
+    if criterion not in CRITERIA:
+        raise BertkitError(f"unknown criterion '{criterion}'{nearest(criterion, CRITERIA)}")
+
+
+def learn_from_counts(
+    counts: Counter[str],
+    size: int,
+    *,
+    min_frequency: int = 2,
+    max_alphabet: int = 1000,
+    criterion: str = "frequency",
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """`learn_vocabulary` from the words of a text and how often they occur.
+
+    Args:
+        counts: of normalised words, as `count_words` gives them.
+        size: see `learn_vocabulary`, as for the next three.
+        min_frequency: of a pair that is joined.
+        max_alphabet: the most characters kept.
+        criterion: which pair is joined next, "frequency" or "likelihood".
+        progress: called with the number of pieces joined so far, by likelihood only.
+
+    Raises:
+        BertkitError: see `learn_vocabulary`.
+    """
+    check_settings(size, min_frequency, max_alphabet, criterion)
+    alphabet = find_alphabet(counts, max_alphabet)
+    continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
+    if not alphabet:
+        raise BertkitError("cannot learn a vocabulary: the texts hold no words; check the files")
+    minimum = len(SPECIAL_TOKENS) + len(alphabet) + len(continuing)
+    if size < minimum:
+        raise BertkitError(
+            f"a vocabulary of {size} pieces has no room for its {len(alphabet)} characters: ask for"
+            f" at least {minimum}, or set alphabet_limit (now {max_alphabet}) lower"
+        )
+    letters = set(alphabet)
+    spelt = {word: count for word, count in counts.items() if letters.issuperset(word)}
+    given = [*alphabet, *continuing]
+    if criterion == "frequency":
+        joined = join_pairs(spelt, alphabet, continuing, size, min_frequency)
+    else:
+        joined = join_by_likelihood(spelt, given, size - minimum, min_frequency, progress)
+    return [*SPECIAL_TOKENS, *given, *joined]
+
+
+def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
+    """The `limit` most frequent characters, sorted; ties go to the lower code point."""
+    frequency: Counter[str] = Counter()
+    for word, count in counts.items():
+        for letter in word:
+            frequency[letter] += count
+    usable = [letter for letter in frequency if not "\ud800" <= letter <= "\udfff"]
+    return sorted(sorted(usable, key=lambda letter: (-frequency[letter], letter))[:limit])
+
+
+def stands_alone(letter: str) -> bool:
+    """Whether the character is always a word of its own, so that nothing continues with it."""
+    return is_cjk(letter) or is_punctuation(letter)
+
+
+def join_pairs(
+    counts: dict[str, int],
+    alphabet: list[str],
+    continuing: list[str],
+    size: int,
+    min_frequency: int,
+) -> list[str]:
+    """The pieces that the trainer joins, in order, up to `size` with those it is given."""
+    given = {*SPECIAL_TOKENS, *continuing}
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        special_tokens=[*SPECIAL_TOKENS, *continuing],  # numbers "##" characters beforehand,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    pipeline = Pipeline(WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    pipeline.pre_tokenizer = WhitespaceSplit()
+    interruptible(lambda: pipeline.train_from_iterator(repeat_words(counts), trainer))
+    ids = pipeline.get_vocab()
+    return sorted(ids.keys() - given - set(alphabet), key=ids.__getitem__)
+
+
+def repeat_words(counts: dict[str, int]) -> Iterator[str]:
+    """Each word as often as it was counted, in blocks of text: the only form the trainer takes."""
+    words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
+    while block := list(islice(words, BLOCK_WORDS)):
+        yield " ".join(block)
+
+
+@dataclass(frozen=True)
+class VocabularyReport:
+    """How a vocabulary fits a text; see `measure_vocabulary`.
+
+    Attributes:
+        words, pieces: how many the text has.
+        fertility: pieces per word; 1 means that every word is one piece.
+        unknown_share: the share of words that became [UNK].
+        unknown_words: the most frequent of them, as written in the text, with their counts.
+        characters_per_piece: white space is not counted.
+        unused_pieces: entries that the text never uses, special tokens aside.
+    """
+
+    words: int
+    pieces: int
+    fertility: float
+    unknown_share: float
+    unknown_words: Sequence[tuple[str, int]]
+    characters_per_piece: float
+    unused_pieces: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file; of the unused pieces only their number."""
+        report = asdict(self)
+        report["unused_pieces"] = len(self.unused_pieces)
+        return report
+
+
+def measure_vocabulary(
+    tokenizer: Tokenizer, texts: Iterable[str], *, most_common: int = 20
+) -> VocabularyReport:
+    """Encode texts and count words, pieces and what became [UNK].
+
+    Args:
+        tokenizer: holds the vocabulary.
+        texts: read once, preferably text that the vocabulary was not learned from.
+        most_common: how many unknown words to list.
+    """
+    words = pieces = characters = 0
+    unknown: Counter[str] = Counter()
+    used: set[str] = set(SPECIAL_TOKENS)
+    for text in texts:
+        encoding = tokenizer.encode(text)
+        used.update(encoding.pieces)
+        pieces += len(encoding.pieces)
+        words += sum(not piece.startswith(CONTINUATION) for piece in encoding.pieces)
+        for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+            characters += end - start
+            if piece == SPECIAL_TOKENS[1]:
+                unknown[text[start:end]] += 1
+    ranked = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
+    return VocabularyReport(
+        words=words,
+        pieces=pieces,
+        fertility=pieces / words if words else 0.0,
+        unknown_share=unknown.total() / words if words else 0.0,
+        unknown_words=ranked[:most_common],
+        characters_per_piece=characters / pieces if pieces else 0.0,
+        unused_pieces=[piece for piece in tokenizer.vocabulary if piece not in used],
+    )
+
+
+def choose_domain_words(
+    tokenizer: Tokenizer, counts: Mapping[str, int], number: int
+) -> list[tuple[str, int]]:
+    """The words whose own piece would save most pieces, each with how many it saves.
+
+    A word of p pieces that occurs n times saves n (p - 1). Ties go by text. Words that are one
+    piece already are left out, and so are those that are [UNK].
+
+    Args:
+        tokenizer: the vocabulary to be extended.
+        counts: the normalised words of domain text, as `count_words` gives them.
+        number: the most words to choose.
+
+    Raises:
+        BertkitError: `number` is below 1.
+    """
+    if number < 1:
+        raise BertkitError(f"--count must be at least 1, got {number}")
+    words = list(counts)
+    broken = [
+        (word, counts[word] * (len(ids) - 1))
+        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True)
+        if len(ids) > 1 and is_one_word(word, tokenizer)
+    ]
+    return sorted(broken, key=lambda item: (-item[1], item[0]))[:number]
+
+
+def is_one_word(text: str, tokenizer: Tokenizer) -> bool:
+    """Whether normalisation leaves a text as it is, and whole."""
+    rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
+    return split_words(text, **rules) == [text] and len(text) <= tokenizer.max_word_characters

@@ -1,0 +1,302 @@
+"""Text to WordPiece ids and back (BERT paper, section 3, "Input/Output Representations").
+
+`compat="google"` gives the ids of google-research/bert: words by `normalize.py`, pieces by the
+`tokenizers` library's WordPiece model, whose answer for each word is remembered. `compat="hf"` is
+the library's own BERT pipeline: it treats some 138,000 code points in another way (private use, one
+CJK block, newer marks and punctuation), keeps "[MASK]" in raw text as one token, and gives up on
+words above 100 characters where Google's limit is 200 (`tokenization.py`, line 303).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers.models import WordPiece
+
+from bertkit.errors import BertkitError
+from bertkit.files import write_json, write_text
+from bertkit.tokenizer.files import (
+    CONTINUATION,
+    MAX_WORD_CHARACTERS,
+    SPECIAL_TOKENS,
+    check_compat,
+    check_tokens,
+    has_capitals,
+    make_pipeline,
+    read_directory,
+    read_vocabulary,
+)
+from bertkit.tokenizer.normalize import align_words, replace_surrogates, split_words
+
+__all__ = ["SPECIAL_TOKENS", "Encoding", "PairEncoding", "Tokenizer"]
+
+REMEMBERED_WORDS = 1 << 18  # about 50 MB
+REMEMBERED_CHARACTERS = 64  # of a word; longer ones rarely come back
+
+
+class Encoding(NamedTuple):
+    """A text as pieces; `offsets` are half-open character spans in the raw text."""
+
+    ids: list[int]
+    pieces: list[str]
+    offsets: list[tuple[int, int]]
+
+
+class PairEncoding(NamedTuple):
+    """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, all lists of one length.
+
+    `segment_ids` is 0 up to the first [SEP] and 1 after it. `text_index` is 0 for the text's
+    tokens, 1 for the pair's, -1 for special tokens, whose offset is (0, 0).
+    """
+
+    ids: list[int]
+    segment_ids: list[int]
+    offsets: list[tuple[int, int]]
+    text_index: list[int]
+
+
+class WordIds(dict[str, tuple[int, ...]]):
+    """The ids of each normalised word, asked of the WordPiece model once and then remembered."""
+
+    def __init__(self, model: Any, unk_id: int) -> None:
+        super().__init__()
+        self.model = model
+        self.unk_id = unk_id
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        try:
+            ids = tuple(token.id for token in self.model.tokenize(word))
+        except UnicodeEncodeError:  # a lone surrogate is in no vocabulary
+            ids = (self.unk_id,)
+        if len(word) <= REMEMBERED_CHARACTERS:
+            if len(self) >= REMEMBERED_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
+
+
+class Tokenizer:
+    """A vocabulary and the rules that cut text into its pieces.
+
+    Made by `load` or `from_vocabulary`, which check what they are given.
+
+    Attributes:
+        vocabulary: the pieces in the order of their ids.
+        lowercase, strip_accents: how words are normalised (accents only where stripped).
+        compat: "google" or "hf".
+        max_word_characters: longer words become one [UNK].
+        pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        lowercase: bool,
+        strip_accents: bool,
+        compat: str,
+        max_word_characters: int,
+    ) -> None:
+        self.vocabulary = list(vocabulary)
+        self.lowercase = lowercase
+        self.strip_accents = strip_accents
+        self.compat = compat
+        self.max_word_characters = max_word_characters
+        ids = {piece: index for index, piece in enumerate(self.vocabulary)}
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            ids[token] for token in SPECIAL_TOKENS
+        )
+        self._model = WordPiece(
+            ids, unk_token=SPECIAL_TOKENS[1], max_input_chars_per_word=max_word_characters
+        )
+        self._word_ids = WordIds(self._model, self.unk_id)
+
+    @classmethod
+    def from_vocabulary(
+        cls,
+        vocabulary: Sequence[str],
+        *,
+        lowercase: bool,
+        compat: str = "google",
+        max_word_characters: int | None = None,
+        strip_accents: bool | None = None,
+    ) -> Tokenizer:
+        """A tokenizer over the pieces in the order of their ids.
+
+        Args:
+            vocabulary: pieces; those inside a word begin with "##". Holds the SPECIAL_TOKENS.
+            lowercase: whether text is lower-cased.
+            compat: "google" for the original code's ids, "hf" for those of transformers.
+            max_word_characters: by default 200 for google and 100 for hf.
+            strip_accents: by default what `lowercase` is, as in BERT.
+
+        Raises:
+            BertkitError: a special token is missing, or an entry is empty, repeated or padded
+                with spaces; the message counts entries from 1, as lines of vocab.txt.
+        """
+        check_tokens(vocabulary, "the vocabulary")
+        check_compat(compat, "tokenizer")
+        if max_word_characters is None:
+            max_word_characters = MAX_WORD_CHARACTERS[compat]
+        if type(max_word_characters) is not int or not 1 <= max_word_characters < 1 << 32:
+            raise BertkitError(
+                f"max_word_characters is {max_word_characters!r}; it must be a number above 0"
+            )
+        return cls(
+            vocabulary,
+            lowercase=lowercase,
+            strip_accents=lowercase if strip_accents is None else strip_accents,
+            compat=compat,
+            max_word_characters=max_word_characters,
+        )
+
+    @classmethod
+    def load(
+        cls, path: Path | str, *, lowercase: bool | None = None, compat: str | None = None
+    ) -> Tokenizer:
+        """Load a model directory (bertkit's, Hugging Face's or Google's) or a bare vocab.txt.
+
+        What the files leave open: casing is read off the vocabulary (an uncased one has no capital
+        letter); compat is "hf" for a Hugging Face directory that bertkit did not write, else
+        "google". As in transformers, tokenizer_config.json comes before tokenizer.json.
+
+        Args:
+            path: a folder with vocab.txt or tokenizer.json (both are compared), or a vocab.txt.
+            lowercase: overrules the files.
+            compat: overrules the files.
+
+        Raises:
+            BertkitError: files are missing, damaged, contradictory, or not those of a BERT.
+        """
+        path = Path(path)
+        found = read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
+        vocabulary, settings = found
+        if compat is not None and compat != settings.get("compat"):
+            settings |= {"compat": compat, "max_word_characters": None}
+        if lowercase is not None and lowercase != settings.get("lowercase"):
+            settings |= {"lowercase": lowercase, "strip_accents": None}
+        settings.setdefault("lowercase", not has_capitals(vocabulary))
+        return cls.from_vocabulary(vocabulary, **settings)
+
+    def save(self, directory: Path) -> None:
+        """Write vocab.txt, tokenizer.json and tokenizer_config.json, as transformers reads them.
+
+        transformers knows the hf rules only: its ids equal a google tokenizer's on ordinary text
+        and differ on the code points and the words of 101 to 200 characters named above.
+
+        Raises:
+            BertkitError: the directory cannot be written.
+        """
+        strip_accents = None if self.strip_accents == self.lowercase else self.strip_accents
+        names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+        config = {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": self.lowercase,
+            "strip_accents": strip_accents,
+            "tokenize_chinese_chars": True,
+            **dict(zip(names, SPECIAL_TOKENS, strict=True)),
+            "bertkit_compat": self.compat,
+            "max_word_characters": self.max_word_characters,
+        }
+        write_text(directory / "vocab.txt", "".join(f"{piece}\n" for piece in self.vocabulary))
+        write_text(directory / "tokenizer.json", self._pipeline.to_str(pretty=True) + "\n")
+        write_json(directory / "tokenizer_config.json", config)
+
+    @property
+    def size(self) -> int:
+        """The number of pieces."""
+        return len(self.vocabulary)
+
+    @cached_property
+    def continuation(self) -> np.ndarray:
+        """(size,) bool: True for the pieces that continue a word ("##ing")."""
+        return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that decides which ids a text gets, as hex."""
+        rules = [self.lowercase, self.strip_accents, self.compat, self.max_word_characters]
+        return hashlib.sha256(json.dumps([rules, self.vocabulary]).encode()).hexdigest()
+
+    def encode(self, text: str) -> Encoding:
+        """The pieces of a text with their offsets, without [CLS] and [SEP]."""
+        if self.compat == "hf":
+            found = self._pipeline.encode(replace_surrogates(text), add_special_tokens=False)
+            return Encoding(found.ids, found.tokens, found.offsets)
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        for word in align_words(text, lowercase=self.lowercase, strip_accents=self.strip_accents):
+            word_ids = self._word_ids[word.text]
+            ids += word_ids
+            if len(word_ids) == 1:
+                offsets.append((word.starts[0], word.ends[-1]))
+                continue
+            begin = 0
+            for index in word_ids:
+                piece = self.vocabulary[index]
+                end = begin + len(piece) - (len(CONTINUATION) if begin else 0)
+                offsets.append((word.starts[begin], word.ends[end - 1]))
+                begin = end
+        return Encoding(ids, [self.vocabulary[index] for index in ids], offsets)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without [CLS] and [SEP]: the fast path for corpora.
+
+        It uses one core under "google"; prepare a corpus in several processes.
+        """
+        if self.compat == "hf":
+            found = self._pipeline.encode_batch_fast(
+                [replace_surrogates(text) for text in texts], add_special_tokens=False
+            )
+            return [encoding.ids for encoding in found]
+        words_of = partial(split_words, lowercase=self.lowercase, strip_accents=self.strip_accents)
+        ids_of = self._word_ids.__getitem__
+        return [list(chain.from_iterable(map(ids_of, words_of(text)))) for text in texts]
+
+    def encode_pair(self, text: str, pair: str | None = None) -> PairEncoding:
+        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`, whole: nothing is cut."""
+        ids, segment_ids, offsets, text_index = [self.cls_id], [0], [(0, 0)], [-1]
+        for segment, part in enumerate((text,) if pair is None else (text, pair)):
+            found = self.encode(part)
+            ids += [*found.ids, self.sep_id]
+            segment_ids += [segment] * (len(found.ids) + 1)
+            offsets += [*found.offsets, (0, 0)]
+            text_index += [*[segment] * len(found.ids), -1]
+        return PairEncoding(ids, segment_ids, offsets, text_index)
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
+        """The pieces with "##" joined and spaces between words; case and accents do not return.
+
+        Raises:
+            BertkitError: an id is outside of the vocabulary.
+        """
+        pieces = []
+        for index in ids:
+            if not 0 <= index < self.size:
+                raise BertkitError(f"id {index} is outside of the vocabulary of {self.size} pieces")
+            piece = self.vocabulary[index]
+            if not (skip_special_tokens and piece in SPECIAL_TOKENS):
+                pieces.append(piece)
+        return " ".join(pieces).replace(f" {CONTINUATION}", "").removeprefix(CONTINUATION)
+
+    @cached_property
+    def _pipeline(self) -> Any:
+        """The library's own BERT pipeline: what "hf" runs and what tokenizer.json holds."""
+        return make_pipeline(
+            self._model, lowercase=self.lowercase, strip_accents=self.strip_accents
+        )
+
+    def __repr__(self) -> str:
+        casing = "uncased" if self.lowercase else "cased"
+        return f"Tokenizer({self.size} pieces, {casing}, compat={self.compat!r})"
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[Any, ...]]:
+        """Pickle the vocabulary and the rules, not the library's objects or remembered words."""
+        rules = (self.lowercase, self.strip_accents, self.compat, self.max_word_characters)
+        return Tokenizer, (self.vocabulary, *rules)

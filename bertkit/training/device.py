@@ -1,0 +1,284 @@
+"""Where the numbers are computed: device, precision, what the hardware can do, and seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import bertkit
+from bertkit.config import differences
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import read_json, write_json
+from bertkit.model.attention import has_bf16
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("fp32", "bf16")
+
+
+class TransformerSize(Protocol):
+    """What `training_flops` needs to know of a model's configuration."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a hidden state."""
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embeddings."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Transformer layers."""
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the feed-forward layer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Pieces in the vocabulary."""
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device called `name`; "auto" is CUDA or MPS where there is one, else the CPU.
+
+    Args:
+        name: auto, cpu, cuda, cuda:N or mps.
+
+    Raises:
+        BertkitError: no such name, or this machine lacks the device.
+    """
+    kind, _, number = name.partition(":")
+    if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
+        raise BertkitError(f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}")
+    if kind == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BertkitError(
+            f"device '{name}': this machine has no CUDA device that torch {torch.__version__} "
+            "can use; choose cpu or install a CUDA build of torch"
+        )
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise BertkitError(
+            f"device '{name}': this machine has {torch.cuda.device_count()} CUDA devices, "
+            "counted from 0"
+        )
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise BertkitError("device 'mps': this machine has no Apple GPU; choose cpu")
+    return torch.device(name)
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """The precision called `name`; "auto" is bf16 where the device is known to be fast in it.
+
+    Raises:
+        BertkitError: it is unknown, or the device lacks it; says what to choose instead.
+    """
+    known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
+    if name not in known:
+        raise BertkitError(
+            f"no precision is called '{name}'{nearest(name, known)}; choose one of "
+            f"{', '.join(known)}"
+        )
+    made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "auto":
+        return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
+    if name == "bf16" and on_cuda and not made:
+        card = torch.cuda.get_device_name(device)
+        raise BertkitError(f"{card} does not compute in bf16; choose precision fp32")
+    return name
+
+
+def slow_precision(precision: str, device: torch.device) -> str:
+    """What to say of bf16 on a CPU that has no instructions for it; else ""."""
+    if precision != "bf16" or device.type != "cpu" or has_bf16():
+        return ""
+    if torch.cpu.get_capabilities().get("bf16"):  # of Arm
+        return ""
+    return "this CPU has no instructions for bf16 and may be many times faster in fp32"
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """A context in which matrix products are computed in bf16; for fp32, one with autocast off.
+
+    Weights, gradients and the optimizer stay in fp32 in both.
+    """
+    assert precision in PRECISIONS, precision  # "auto" is chosen before
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given; the CPU always has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> float:
+    """The most floating-point operations per second that a matrix product reaches here.
+
+    Square products of random values, from small to large; each size is repeated for its share of
+    the time and the best repetition counts. This, not a data sheet, is what MFU is measured
+    against. On the CPU it is for the current number of threads.
+
+    Args:
+        device: to be measured.
+        precision: of the operands.
+        seconds: about how long to measure.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    # several products between two waits, so that a GPU's launch time does not count
+    sizes, repeats = ((512, 1024, 2048), 1) if device.type == "cpu" else ((2048, 4096, 8192), 8)
+    generator = torch.Generator(device).manual_seed(0)  # the global one is not touched
+    best = 0.0
+    for size in sizes:
+        left, right = torch.randn(2, size, size, device=device, generator=generator).to(dtype)
+        out = torch.empty_like(left)
+        torch.mm(left, right, out=out)  # the first call chooses a kernel and allocates
+        synchronize(device)
+        end = time.perf_counter() + seconds / len(sizes)
+        while True:
+            started = time.perf_counter()
+            for _ in range(repeats):
+                torch.mm(left, right, out=out)
+            synchronize(device)
+            now = time.perf_counter()
+            best = max(best, repeats * 2 * size**3 / (now - started))
+            if now >= end:
+                break
+        if now - end > seconds:  # this device is slow: larger sizes would take far too long
+            break
+    return best
+
+
+def training_flops(
+    config: TransformerSize, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
+) -> float:
+    """Floating-point operations of a pre-training update that were needed, padding not counted.
+
+    A product of (m, k) and (k, n) is 2 m k n. With hidden size h, embedding width e (h in BERT),
+    feed-forward width f, L layers and vocabulary V, the forward pass takes
+
+        L * (4 h^2 + 2 h f) * 2           for each token: query, key, value, output, feed-forward
+        L * 4 h * length^2                for each sequence: scores and weighted values
+        (h e + e V) * 2                   for each target: MLM transform and decoder
+        (h^2 + 2 h) * 2                   for each sequence: pooler and next-sentence layer
+
+    and the backward pass twice that. Look-ups, norms, activations and softmax are left out. The
+    last layer counts whole, as in the field, though only targets and [CLS] pass all of it here.
+    BERT-base with 15 % targets takes 0.545 GFLOP per token at length 128 and 0.588 at 512.
+    """
+    h, layers = config.hidden_size, config.num_hidden_layers
+    per_token = 2 * layers * (4 * h * h + 2 * h * config.intermediate_size)
+    per_target = 2 * config.embedding_width * (h + config.vocab_size)
+    per_sequence = 2 * (h * h + 2 * h)
+    forward = (
+        per_token * tokens
+        + 4 * h * layers * sum_squared_lengths
+        + per_target * targets
+        + per_sequence * sequences
+    )
+    return 3.0 * forward
+
+
+def environment() -> dict[str, Any]:
+    """What a run was made with and on, as plain JSON values; the host's name is not among them."""
+    packages = ("numpy", "tokenizers", "safetensors")
+    allowed = getattr(os, "sched_getaffinity", None)
+    return {
+        "command": shlex.join(sys.argv),
+        "commit": git_commit(),
+        "versions": {
+            "bertkit": bertkit.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: importlib.metadata.version(name) for name in packages},
+        },
+        "platform": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": len(allowed(0)) if allowed else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": memory_gib(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+    }
+
+
+def keep_environment(folder: Path) -> list[str]:
+    """Write `environment.json`, or say what is different here since it was written."""
+    path, now = folder / "environment.json", environment()
+    if not path.is_file():
+        write_json(path, now)
+    before = read_json(path)
+    if not isinstance(before, dict):
+        raise BertkitError(f"{path} is damaged; remove it")
+    return differences(before, now, ignored={"command", "commit"})
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the system does not tell."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def memory_gib(device: torch.device | None = None) -> float | None:
+    """Memory of a CUDA device, else of the machine, in GiB; None where the system does not tell."""
+    if device is not None and device.type == "cuda":
+        return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def check_memory(parameters: int, device: torch.device) -> None:
+    """Refuse a network whose weights, gradients and optimizer alone would not fit.
+
+    Raises:
+        BertkitError: says how much is needed and how much there is.
+    """
+    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
+    available = memory_gib(device)
+    if available is not None and needed > available:
+        raise BertkitError(
+            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
+            f"{device} has {available:,.0f} GiB; choose a smaller one"
+        )
+
+
+def git_commit() -> str | None:
+    """The commit of the repository that bertkit is run from; None for an installed bertkit."""
+    source = Path(bertkit.__file__).resolve().parents[1]
+    git = shutil.which("git")
+    if git is None or not (source / ".git").exists():
+        return None
+    answer = subprocess.run(
+        [git, "-C", str(source), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def step_seed(seed: int, step: int, micro_batch: int) -> int:
+    """The 63-bit seed of the dropout of one micro-batch of a step, whichever rank computes it.
+
+    A function of its arguments alone, by a cryptographic hash, so that neighbouring steps have
+    unrelated seeds and a checkpoint needs no generator state.
+    """
+    mixed = hashlib.blake2b(f"dropout {seed} {step} {micro_batch}".encode(), digest_size=8).digest()
+    return int.from_bytes(mixed, "little") >> 1

@@ -1,0 +1,258 @@
+"""The processes of one training run: which one this is, what they agree on, what they add up.
+
+torchrun starts them and tells each its number (`RANK`), how many there are (`WORLD_SIZE`) and its
+number on its host (`LOCAL_RANK`). A process alone is a run of one rank, for which all of this is
+nothing. What ranks tell each other here goes as tensors, not as pickled objects.
+
+A global batch is cut into micro-batches, and rank r takes micro-batches r, r + world, ...; losses
+are divided by the counts of the whole global batch, and gradients are added up. So the weights do
+not depend on how many processes made them, to rounding, as long as there are no more of them than
+micro-batches (paper section 3.1: batches of 256 sequences, wherever they are computed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+import bertkit
+from bertkit.errors import BertkitError, nearest
+from bertkit.files import write_text
+from bertkit.processes import is_alone
+
+RankResult = TypeVar("RankResult")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the processes of a run."""
+
+    rank: int = 0
+    """From 0; the first one writes the run directory."""
+    world: int = 1
+    """How many there are."""
+    timeout: float = 600.0
+    """Seconds to wait for the others before giving them up."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes, shows and decides for all."""
+        return self.rank == 0
+
+    def micro_batches(self, wanted: int) -> int:
+        """Into how many micro-batches a global batch is cut, over all ranks.
+
+        Args:
+            wanted: at least so many (`training.accumulate`).
+
+        Raises:
+            BertkitError: they cannot be shared out evenly.
+        """
+        count = max(wanted, self.world)
+        if count % self.world:
+            near = self.world * -(-count // self.world)
+            raise BertkitError(
+                f"training.accumulate = {wanted} micro-batches cannot be shared evenly by "
+                f"{self.world} processes; choose {near}, or another number of processes"
+            )
+        return count
+
+    def total(self, counts: Mapping[str, int]) -> Callable[[], dict[str, int]]:
+        """Begin to add up counts over all ranks; what is returned waits for the sums.
+
+        Every rank has to give the same names. Between the two calls this rank may compute.
+        """
+        if self.world == 1:
+            return lambda: dict(counts)
+        from torch import distributed
+
+        numbers = torch.tensor(list(counts.values()), dtype=torch.int64)
+        work = distributed.all_reduce(numbers, async_op=True)
+
+        def wait() -> dict[str, int]:
+            assert work is not None
+            work.wait()
+            return dict(zip(counts, numbers.tolist(), strict=True))
+
+        return wait
+
+    def add(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Scalars added up over all ranks, in fp64; on the CPU where there are several ranks."""
+        if self.world == 1:
+            return dict(values)
+        from torch import distributed
+
+        numbers = torch.stack([value.detach().cpu().double() for value in values.values()])
+        distributed.all_reduce(numbers)
+        return dict(zip(values, numbers, strict=True))
+
+    def together(self, work: Callable[[], RankResult]) -> RankResult | None:
+        """Do something on the first rank while the others wait; they get None.
+
+        Whatever it raises is raised on the first rank, which alone says it; the others, which would
+        wait in vain, end with status 2.
+        """
+        if self.world == 1:
+            return work()
+        result, failure = None, None
+        if self.first:
+            try:
+                result = work()
+            except BaseException as error:
+                failure = error
+        failed = self.total({"failed": int(failure is not None)})()["failed"]
+        if failure is not None:
+            raise failure
+        if failed:
+            raise SystemExit(2)
+        return result
+
+    def first_says(self, question: Callable[[], bool]) -> bool:
+        """What the first rank finds, told to all; it may raise as in `together`."""
+        found = self.together(question)
+        return bool(self.total({"yes": int(bool(found))})()["yes"])
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Make sure that all ranks work on the same.
+
+        Args:
+            facts: what has to be equal, by its name in words; the same names on every rank.
+
+        Raises:
+            BertkitError: on the first rank, says what differs and where.
+        """
+        if self.world == 1:
+            return
+        from torch import distributed
+
+        own = torch.tensor(
+            [list(hashlib.sha256(value.encode()).digest()) for value in facts.values()],
+            dtype=torch.uint8,
+        )
+        found = [torch.empty_like(own) for _ in range(self.world)]
+        distributed.all_gather(found, own)
+        self.together(lambda: check_equal(list(facts), found))
+
+
+def check_equal(names: list[str], found: list[Tensor]) -> None:
+    """Raise a BertkitError unless all ranks have the same digests (facts, 32)."""
+    for row, name in enumerate(names):
+        others = [
+            str(rank) for rank, own in enumerate(found) if not torch.equal(own[row], found[0][row])
+        ]
+        if others:
+            some = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
+            raise BertkitError(
+                f"the processes disagree about {name}: rank {some} has another than rank 0; start "
+                "all with the same bertkit, command and files"
+            )
+
+
+ALONE = Ranks()
+
+STRATEGIES = ("ddp", "fsdp")
+
+
+def check_strategy(strategy: str) -> None:
+    """Raise a BertkitError unless several processes can share the work in this way."""
+    if strategy not in STRATEGIES:
+        raise BertkitError(f"no strategy is called '{strategy}'{nearest(strategy, STRATEGIES)}")
+
+
+@contextmanager
+def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
+    """The ranks of this run, joined for the length of a block.
+
+    A process group that exists already is used and left as it is.
+
+    Args:
+        device: where this process computes; gloo connects CPUs, NCCL connects GPUs.
+        timeout: seconds to wait for the other processes before giving them up.
+
+    Raises:
+        BertkitError: torchrun's variables are incomplete, or another process is lost.
+    """
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        yield Ranks(distributed.get_rank(), distributed.get_world_size(), timeout)
+        return
+    if not 0 < timeout < float("inf"):
+        raise BertkitError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise BertkitError(f"WORLD_SIZE is {given!r}, no number of processes; unset it")
+    world = int(given)
+    if world == 1:
+        yield ALONE
+        return
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in needed if name not in os.environ]:
+        raise BertkitError(
+            f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set; start with "
+            "`bertkit launch` or torchrun, or unset WORLD_SIZE"
+        )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+    except (distributed.DistNetworkError, ValueError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise BertkitError(
+            f"the other processes cannot be reached by way of {place} ({error}); is the first one "
+            "there, and is --timeout long enough?"
+        ) from None
+    try:
+        yield Ranks(distributed.get_rank(), world, timeout)
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        reason = str(error).partition("] ")[2].partition(". ")[0] or str(error)
+        raise BertkitError(
+            f"the connection to another process of this run is lost ({reason}); that process ended "
+            "or did not answer within --timeout seconds. See what it said, and run the same "
+            "command again"
+        ) from error
+    finally:
+        distributed.destroy_process_group()
+
+
+def mark_of_first(folder: Path, ranks: Ranks) -> str:
+    """What the first rank has just written into a folder, as this rank sees it."""
+    path, mark = folder / ".ranks", secrets.token_hex(8)
+    ranks.together(lambda: write_text(path, mark))
+    for _ in range(10):
+        if path.is_file():
+            return path.read_text()
+        time.sleep(0.5)  # shared folders may be late
+    return "none"
+
+
+def local_device(name: str) -> str:
+    """The device called `name` for this process: each on a host takes a GPU of its own."""
+    local = os.environ.get("LOCAL_RANK")
+    if is_alone() or local is None or name not in ("auto", "cuda"):
+        return name
+    # of several processes, gloo has no tensors on Apple's GPU
+    return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else "cpu"
+
+
+def code_digest() -> str:
+    """The SHA-256 of this package's source files."""
+    folder = Path(bertkit.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

