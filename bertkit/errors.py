@@ -28,11 +28,11 @@ class BertkitError(Exception):
     code = "error"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
-        super().__init__(printable(message))
+        super().__init__(escape_line_breaks(message))
         self.code = code or self.code
 
 
-def printable(text: str) -> str:
+def escape_line_breaks(text: str) -> str:
     """A text on one line, with what would break it or cannot be printed as Python writes it."""
     return BREAKS.sub(lambda found: repr(found[0])[1:-1], text)
 

@@ -131,15 +131,15 @@ def remove_leftovers(path: Path) -> None:
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
         if leftover.name.endswith("-old"):
             if path.exists():
-                remove(leftover)
+                remove_path(leftover)
             else:
                 with suppress(OSError):  # its own process may bring it back, or go on, just now
                     leftover.replace(path)
         elif is_of_dead_process(leftover) or time.time() - last_change(leftover) > LEFTOVER_SECONDS:
-            remove(leftover)
+            remove_path(leftover)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file, a link or a whole folder, as far as that is possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -303,10 +303,10 @@ def new_folder(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             sync_folder(path.parent)
         finally:
-            remove(temporary)
+            remove_path(temporary)
             if aside.exists() and not path.exists():
                 aside.replace(path)
-            remove(aside)
+            remove_path(aside)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Named(NamedTuple):
         return f"{self.flag} {self.path}"
 
 
-def check_outputs(arguments: ArgumentCollection) -> None:
+def check_output_files(arguments: ArgumentCollection) -> None:
     """Refuse a command line whose outputs would replace its inputs, or each other.
 
     A link that is named as an output is followed: what it points to is written.

@@ -183,12 +183,12 @@ def test_headline_numbers_are_the_journals(tmp_path: Path) -> None:
     for expected in (
         "held-out MLM loss 4.213 unigram 6.561",
         f"held-out perplexity 67.586 unigram {math.exp(6.5613):.3f}",
-        "held-out MLM accuracy 28.1% commonest piece 5.1%",
-        "held-out next-sentence accuracy 71.2% commoner label 52.1%",
+        "held-out MLM accuracy 28.1% most frequent token 5.1%",
+        "held-out next-sentence accuracy 71.2% more frequent label 52.1%",
         "tokens/s 4,342 median",
         "MFU 40.0% median",
         "MLM loss 4.213 is 2.348 below the unigram entropy 6.561",
-        "It gets 28.1% of the masked pieces right; always saying the commonest piece gets 5.1%.",
+        "It gets 28.1% of the masked tokens right; always saying the most frequent token gets 5.1%",
         "It gets 71.2% of the next-sentence questions right",
         "Pre-training, 40 of 40 steps: finished.",
     ):
@@ -221,7 +221,7 @@ def test_every_plot_is_there_and_described(tmp_path: Path) -> None:
         "Masked language model: loss: training from 8.800 to 5.000, held out from 4.213 to 4.213, "
         "guessing by frequency (unigram entropy) 6.561."
     )
-    assert "a coin 50.0%, always the commoner label 52.1%" in labels[3]
+    assert "a coin 50.0%, always the more frequent label 52.1%" in labels[3]
     assert page.text.count("length 512") == len(known)  # where the phase changes, in each
 
 
@@ -240,7 +240,7 @@ def test_a_network_worse_than_frequency_is_said_to_be(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_without_held_out_text(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, [START, step(2), START, step(4)]))
     prose = page.prose()
-    assert "4 of 40 steps: still going on, or killed; resumed 1 time." in prose
+    assert "4 of 40 steps: still running, or killed; resumed 1 time." in prose
     assert "on the training text (nothing is held out)" in prose
     assert "training MLM loss 8.600" in prose
     assert "length 512" not in page.text  # that phase is not reached
@@ -284,7 +284,7 @@ def test_thinning_keeps_every_spike_and_order() -> None:
     values = np.sin(np.arange(50_000.0) / 700)
     values[[123, 40_000]] = [9.0, -9.0]
     line = thin(Curve(np.arange(50_000.0), values))
-    assert len(line.values) <= plots.MOST_POINTS
+    assert len(line.values) <= plots.MAX_POINTS
     assert {9.0, -9.0} <= set(line.values)
     assert np.all(np.diff(line.steps) > 0)
     assert np.array_equal(values[line.steps.astype(int)], line.values)

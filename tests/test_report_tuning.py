@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bertkit.report import plots
-from bertkit.report.answers import LONGEST_TEXT, MOST_WRONG, answers_section, types_table
-from bertkit.report.finetuning_plots import DotRow, beside_each_other, shown_range
+from bertkit.report.finetuning import MAX_TEXT, MAX_WRONG, types_table
+from bertkit.report.plots import DotRow, beside_each_other, shown_range
 from bertkit.report.pretraining import write_report
 from tests.test_report import Page, page_of, step, write_run
 
@@ -144,7 +144,7 @@ def test_headline_numbers_are_the_files(tmp_path: Path) -> None:
     for expected in (
         "mnli <&> 漢 (classify)",
         f"Fine-tuning, 6 of 6 runs done: finished; best run: {BEST}.",
-        "dev accuracy 86.1% 35.4% without looking at the input",
+        "dev accuracy 86.1% input-independent baseline 35.4%",
         "dev macro f1 85.1% of the best run",
         "dev-mismatched accuracy 84.1%",
         "dev-mismatched mean squared error 1.250",
@@ -178,7 +178,7 @@ def test_tables_hold_what_the_files_say(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert row in page.rows, row
     runs = [row for row in page.rows if row[0] in SCORES]
-    order = [0.8612, 0.8534, 0.8207, 0.8101, 0.3333, None]  # those that learnt nothing come last
+    order = [0.8612, 0.8534, 0.8207, 0.8101, 0.3333, None]  # those that did not learn come last
     assert [SCORES[row[0]] for row in runs] == order
     assert runs[0] == [BEST, "86.1%", "85.1%", "84.1%", "1.250", "61.2", "–"]
     assert runs[-1][1:] == ["–", "–", "–", "–", "61.2", "diverged: the loss is not a number"]
@@ -216,7 +216,7 @@ def test_a_grid_that_goes_on(tmp_path: Path) -> None:
     write_run(going_on(tmp_path, scores) / "runs" / "b32-lr2e-05-e3-s1", [step(20), step(40)])
     page = page_of(tmp_path)
     assert (
-        "Fine-tuning, 2 of 3 runs done: still going on, or killed; b32-lr2e-05-e3-s1 is at "
+        "Fine-tuning, 2 of 3 runs done: still running, or killed; b32-lr2e-05-e3-s1 is at "
         f"update 40; best run: {BEST}."
     ) in page.prose()
     assert "accuracy of every run" in drawings(page)[0]  # the metric is found by its value
@@ -235,7 +235,7 @@ def test_results_alone_are_enough(tmp_path: Path) -> None:
 def test_every_run_diverged(tmp_path: Path) -> None:
     name = "b32-lr2e-05-e3-s3"
     page = page_of(going_on(tmp_path, {name: None}))
-    assert "1 of 1 runs done: still going on, or killed; every run diverged." in page.prose()
+    assert "1 of 1 runs done: still running, or killed; every run diverged." in page.prose()
     assert "lower the learning rate" in page.prose()
     assert drawings(page) == []
     assert [name, "61.2", "diverged: the loss is not a number"] in page.rows
@@ -257,13 +257,13 @@ def test_answers_beside_the_right_labels(tmp_path: Path) -> None:
     rows += [answer(4, "no", "maybe", 0.95), {**answer(5, "yes", "yes", 0.5), "pair": "B & b"}]
     write_answers(finished(tmp_path), rows)
     page = page_of(tmp_path)
-    assert f"Answers on dev 3 of 5 answers of {BEST} are right." in page.prose()
+    assert f"Predictions on dev 3 of 5 predictions of {BEST} are right." in page.prose()
     for row in (
         ["right label", "yes", "no", "maybe", "recall"],
         ["yes", "2", "1", "0", "66.7%"],
         ["no", "0", "1", "1", "50.0%"],
         ["maybe", "0", "0", "0", "–"],
-        ["id", "right label", "answer", "probability", "text"],
+        ["id", "right label", "prediction", "probability", "text"],
     ):
         assert row in page.rows, row
     wrong = page.rows.index(["4", "no", "maybe", "95.0%", "<text> 4"])
@@ -275,21 +275,25 @@ def test_answers_without_right_labels_are_not_shown(tmp_path: Path, kind: str) -
     gold = None if kind == "classify" else "yes"
     write_answers(finished(tmp_path), [answer(1, gold, "yes", 0.9)])
     (tmp_path / "finetune.json").write_text(json.dumps({**SHARED, "kind": kind}))
-    assert "Answers on dev" not in page_of(tmp_path).prose()
+    assert "Predictions on dev" not in page_of(tmp_path).prose()
 
 
-def test_many_labels_are_a_list_of_errors() -> None:
+def test_many_labels_are_a_list_of_errors(tmp_path: Path) -> None:
     labels = [f"label {number}" for number in range(30)]
     rows = [answer(number, labels[number % 30], "label 0", 0.5) for number in range(90)]
-    rows += [answer(90 + i, "label 7", "label 8", i / 100) for i in range(MOST_WRONG + 5)]
-    rows[-1]["text"] = "x" * (LONGEST_TEXT + 1)
-    page = Page(answers_section(rows, labels, "dev", None))
-    assert "3 of 115 answers are right." in page.prose()
-    assert page.rows[1] == ["label 7", "label 8", str(MOST_WRONG + 5)]
-    assert page.rows[2] == ["label 1", "label 0", "3"]
-    assert len([row for row in page.rows if len(row) == 5]) == MOST_WRONG + 1
-    assert not any("x" * (LONGEST_TEXT + 1) in value for row in page.rows for value in row)
+    rows += [answer(90 + i, "label 7", "label 8", i / 100) for i in range(MAX_WRONG + 5)]
+    rows[-1]["text"] = "x" * (MAX_TEXT + 1)
+    write_answers(finished(tmp_path), rows)
+    (tmp_path / "finetune.json").write_text(json.dumps({**SHARED, "labels": labels}))
+    page = page_of(tmp_path)
+    assert f"3 of 115 predictions of {BEST} are right." in page.prose()
+    errors = page.rows.index(["right label", "prediction", "inputs"])
+    assert page.rows[errors + 1] == ["label 7", "label 8", str(MAX_WRONG + 5)]
+    assert page.rows[errors + 2] == ["label 1", "label 0", "3"]
+    surest = page.rows.index(["id", "right label", "prediction", "probability", "text"])
+    assert {len(row) for row in page.rows[surest : surest + MAX_WRONG + 1]} == {5}
+    assert not any("x" * (MAX_TEXT + 1) in value for row in page.rows for value in row)
 
 
 def test_scores_without_types_have_no_table_of_them() -> None:
-    assert types_table({"f1": 0.5}) == ""
+    assert types_table({"f1": 0.5}) == (["type"], [])

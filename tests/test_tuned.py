@@ -11,7 +11,7 @@ import pytest
 from bertkit.errors import BertkitError
 from bertkit.finetuning.grid import Grid
 from bertkit.finetuning.results import FinetuningResults
-from bertkit.report.finetuning import report_heading, verdict_text
+from bertkit.report.finetuning import grid_state, verdict_text
 from bertkit.report.pretraining import write_report
 from tests.test_report_tuning import BEST, SCORES, finished, going_on, run_values
 
@@ -23,7 +23,7 @@ def test_the_sentence_says_how_sure_one_can_be(tmp_path: Path) -> None:
     assert (
         "The best of 6 runs has accuracy 86.1% on dev; the setting with the highest median "
         "(batch 16, rate 5e-05, 3 epochs) has median 85.3% over 3 seeds (33.3% to 86.1%, "
-        f"1 learnt nothing, standard deviation of the others "
+        f"1 did not learn, standard deviation of the others "
         f"{100 * statistics.stdev([0.8612, 0.8534]):.2f} points); its lead over the next setting "
         f"(batch 32, rate 2e-05, 3 epochs), {lead:.2f} points, is larger than the spread between "
         f"seeds, {spread:.2f} points."
@@ -46,7 +46,7 @@ def test_one_seed_each_may_be_chance(tmp_path: Path) -> None:
 def test_one_run_alone(tmp_path: Path) -> None:
     name = "b16-lr5e-05-e3-s3"
     words = verdict_text(FinetuningResults(going_on(tmp_path, {name: SCORES[name]})))
-    assert "The only run has accuracy 33.3% on dev; but it has learnt nothing: it answers" in words
+    assert "The only run has accuracy 33.3% on dev; but it did not learn: it answers" in words
     assert "one run shows neither the spread between seeds nor what other settings give." in words
 
 
@@ -55,15 +55,13 @@ def test_a_plan_says_how_many_runs_there_will_be(tmp_path: Path) -> None:
     grid = {"batch_size": [16, 32], "learning_rate": [5e-5], "epochs": [3], "seeds": 4}
     (tmp_path / "grid.json").write_text(json.dumps(grid))
     assert {run.name for run in Grid(**{**grid, "batch_size": (16, 32)}).runs()} >= {BEST}
-    assert "2 of 8 runs done: still going on, or killed;" in report_heading(
-        FinetuningResults(tmp_path)
-    )
+    assert "2 of 8 runs done: still running, or killed;" in grid_state(FinetuningResults(tmp_path))
 
 
 def test_results_of_fewer_runs_than_there_are(tmp_path: Path) -> None:
     few = [run_values(name, SCORES[name]) for name in list(SCORES)[1:3]]
     finished(tmp_path, runs=few, best=few[0]["name"])
-    words = report_heading(FinetuningResults(tmp_path))
+    words = grid_state(FinetuningResults(tmp_path))
     assert f"6 of 6 runs done: results.json is about 2 of them; best run: {BEST}." in words
 
 

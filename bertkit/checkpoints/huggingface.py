@@ -39,7 +39,11 @@ from bertkit.model.heads import PretrainingModel
 
 Model = TypeVar("Model", bound=nn.Module)
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATION_NAMES = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 """transformers' names → ours."""
 
 SUPPORTED = {
@@ -243,10 +247,10 @@ def read_model_config(path: Path) -> ModelConfig:
     fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}
     fields |= read_family(values, path)
     act = str(fields.get("hidden_act", "gelu"))
-    if act not in ACTIVATIONS:
-        hint = nearest(act, ACTIVATIONS)
+    if act not in ACTIVATION_NAMES:
+        hint = nearest(act, ACTIVATION_NAMES)
         raise BertkitError(f"{path}: unknown hidden_act {act!r}{hint}")
     try:
-        return ModelConfig(**{**fields, "hidden_act": ACTIVATIONS[act]})
+        return ModelConfig(**{**fields, "hidden_act": ACTIVATION_NAMES[act]})
     except BertkitError as error:
         raise BertkitError(f"{path}: {error}") from None

@@ -53,7 +53,7 @@ ENDS = (
 )
 """How names end: Hugging Face's (with slashes) and Google's; the first that fits counts."""
 
-MOST_INDEX_BYTES = 1 << 24
+MAX_SSTABLE_BYTES = 1 << 24
 """Of an index; each variable takes some hundred bytes."""
 
 FIXED_FIELD_6 = bytes([6 << 3 | 5])
@@ -172,7 +172,7 @@ def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray
         BertkitError: a file is missing, damaged or cut short; the message names file and variable.
     """
     path = prefix.with_name(f"{prefix.name}.index")
-    check_file_size(path, MOST_INDEX_BYTES)
+    check_file_size(path, MAX_SSTABLE_BYTES)
     shards, entries = read_bundle_index(read_file(path), path)
     wanted = sum(entry.size for entry in entries.values())
     held = sum(file.stat().st_size for file in data_files(prefix))

@@ -31,10 +31,10 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 """In order of preference."""
-MOST_INDEX_BYTES = 1 << 26
+MAX_INDEX_BYTES = 1 << 26
 MOST_HEADER_BYTES = 1 << 24
 """Of a safetensors file; each tensor takes some hundred bytes."""
-DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -131,7 +131,7 @@ def weight_files(directory: Path) -> dict[Path, list[str]]:
 
 def indexed_files(path: Path) -> dict[Path, list[str]]:
     """The shards that an index lists; they may lie nowhere but beside it."""
-    weight_map = read_object(path, MOST_INDEX_BYTES).get("weight_map")
+    weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BertkitError(f"{path} has no weight_map; copy it again")
     files: dict[Path, list[str]] = {}
@@ -241,7 +241,7 @@ def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int
     found = []
     for name, entry in described.items():
         try:
-            dtype, shape = DTYPES[entry["dtype"]], list(entry["shape"])
+            dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], list(entry["shape"])
             begin, end = entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"its header describes no tensor {name}") from None

@@ -19,7 +19,7 @@ import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
 from bertkit.config import FLAGS, fill_from, find_recipe, parse
 from bertkit.errors import BertkitError, nearest
-from bertkit.outputs import check_outputs
+from bertkit.outputs import check_output_files
 from bertkit.processes import is_alone, rank
 
 NO_ROOM = (
@@ -132,7 +132,7 @@ def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
     Flags given on the command line win over the file.
     """
     check_values(arguments)
-    check_outputs(arguments)
+    check_output_files(arguments)
     for argument in arguments:
         if argument.name == "--recipe" and argument.tokens:
             fill_from(find_recipe(argument.tokens[0].value), app, commands, arguments)
@@ -207,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def program() -> None:
+def run_program() -> None:
     """What the command `bertkit` runs: `main`, but one of several ranks ends without Python's end.
 
     A thread of gloo that lets go of a collective's tensor while the interpreter comes to its end

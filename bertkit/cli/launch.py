@@ -69,7 +69,7 @@ def parse_words(words: Sequence[str]) -> Launch:
 
     parser.error = refuse  # type: ignore[method-assign,assignment]
     known = parser.parse_args(words)
-    if reason := check_options(known):
+    if reason := why_unsupported(known):
         refuse(reason)
     own = [known.training_script, *known.training_script_args]
     if own[0] != "pretrain":
@@ -77,7 +77,7 @@ def parse_words(words: Sequence[str]) -> Launch:
     return Launch([*words[: len(words) - len(own)]], own, known.nproc_per_node)
 
 
-def check_options(options: Namespace) -> str:
+def why_unsupported(options: Namespace) -> str:
     """What torchrun would only notice while it starts: what is wrong with its options, or "".
 
     Args:

@@ -95,7 +95,7 @@ def siblings(tokens: Path) -> list[Path]:
     return [tokens.with_name(tokens.name.replace(".tokens.", f".{kind}.")) for kind in ARRAYS]
 
 
-def remove(tokens: Path) -> None:
+def remove_shard(tokens: Path) -> None:
     """Remove a shard's files; the caller has the lock of the cache."""
     for path in siblings(tokens):
         path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def remove_unused(tokens: Path) -> bool:
     if claim is None:
         return False
     with suppress(PermissionError):  # Windows: mapped by somebody
-        remove(tokens)
+        remove_shard(tokens)
     claim.close()
     return not tokens.exists()
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bertkit.corpus.minhash import IDEOGRAPHS, WORD, KeySet, band_keys, exact_key
+from bertkit.corpus.minhash import UNSPACED_SCRIPTS, WORD, KeySet, band_keys, exact_key
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
 from bertkit.processes import Workers
@@ -99,7 +99,7 @@ def poor_quality(document: str, options: CleanOptions) -> str:
 
 def is_ideograph(character: str) -> bool:
     """Whether a character is a word by itself."""
-    ranges = (IDEOGRAPHS[i : i + 3] for i in range(0, len(IDEOGRAPHS), 3))
+    ranges = (UNSPACED_SCRIPTS[i : i + 3] for i in range(0, len(UNSPACED_SCRIPTS), 3))
     return any(bounds[0] <= character <= bounds[2] for bounds in ranges)
 
 
@@ -173,7 +173,7 @@ class DocumentReader:
         return f"{self.sources[source].path}, document {index - self._first[source] + 1:,}"
 
 
-def check_options(options: CleanOptions, processes: int) -> None:
+def check_clean_options(options: CleanOptions, processes: int) -> None:
     """Refuse what cannot be meant.
 
     Raises:
@@ -221,7 +221,7 @@ def clean(
         BertkitError: nothing to read, impossible options, nothing is left, a full disk.
     """
     options = options or CleanOptions()
-    check_options(options, processes)
+    check_clean_options(options, processes)
     reader = DocumentReader(find_sources(paths, format=options.format), options.column)
     kept = TextCounts()
     keys, bands = KeySet(), KeySet()

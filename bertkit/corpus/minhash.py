@@ -28,9 +28,9 @@ SHINGLE = 5
 BANDS, ROWS = 14, 8
 SHINGLES_AT_ONCE = 2048
 """Bounds the table of (shingles, functions) hashes to 2 MB."""
-IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+UNSPACED_SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """Kana, Han and Hangul: written without spaces, so each is a word."""
-WORD = re.compile(rf"[{IDEOGRAPHS}]|[^\W{IDEOGRAPHS}]+")
+WORD = re.compile(rf"[{UNSPACED_SCRIPTS}]|[^\W{UNSPACED_SCRIPTS}]+")
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 

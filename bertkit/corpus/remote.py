@@ -27,7 +27,7 @@ from bertkit.corpus.cache import (
     lock,
     locked,
     make_room,
-    remove,
+    remove_shard,
 )
 from bertkit.corpus.shards import ARRAYS, ShardInfo, check_shard
 from bertkit.corpus.store import INDEXED_FORMAT
@@ -40,7 +40,7 @@ GIGABYTES = 100.0
 """How large a cache grows where nothing is said."""
 PARALLEL = 4
 """Shards that are fetched at a time."""
-POLL_SECONDS = 0.05
+CACHE_POLL_SECONDS = 0.05
 ROOM_SECONDS = 30.0
 """How long to wait for room in a cache that other processes use."""
 SMALL_FILES = (
@@ -191,7 +191,7 @@ class RemoteStore:
                 let_go()
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(POLL_SECONDS)  # other processes let go as they go on
+                time.sleep(CACHE_POLL_SECONDS)  # other processes let go as they go on
 
     def hold(self, shard: ShardInfo) -> ShardLease:
         """Fetch a shard if it is not in the cache, and keep it there while the answer lives.
@@ -205,7 +205,7 @@ class RemoteStore:
                 return hold
             part = self._path(shard, "tokens", unfinished=True)
             if (claim := claim_file(part)) is None:
-                time.sleep(POLL_SECONDS)  # another process is fetching it
+                time.sleep(CACHE_POLL_SECONDS)  # another process is fetching it
                 continue
             if self._path(shard, "tokens").exists():  # it has just finished
                 part.unlink(missing_ok=True)
@@ -224,7 +224,7 @@ class RemoteStore:
     def drop(self, shard: ShardInfo) -> None:
         """Remove a damaged shard from the cache."""
         with locked(self.root / ".lock"):
-            remove(self._path(shard, "tokens"))
+            remove_shard(self._path(shard, "tokens"))
 
     def _path(self, shard: ShardInfo, kind: str, *, unfinished: bool = False) -> Path:
         name = f".{shard.name}.{kind}.part" if unfinished else f"{shard.name}.{kind}.npy"

@@ -105,7 +105,6 @@ def gather_corpus(console: Console) -> tuple[list[str], list[Docstring]]:
     return [text for text in dict.fromkeys(documents) if text], everything
 
 
-CPU = torch.device("cpu")
 MODULE_FAMILIES = 8
 LABELLED_ROWS = 400
 """Labelled docstrings that tuning sees: few, as in practice."""
@@ -189,12 +188,12 @@ def tune_and_test(
             *(pretrained_start(model, tokenizer), kind, train),
             RunSettings(batch_size=BATCH, learning_rate=PEAK, epochs=EPOCHS, seed=seed),
             TrainingSettings(),
-            device=CPU,
+            device=torch.device("cpu"),
             precision="fp32",
             keep_head=False,
             journal=journal,
             progress=lambda record: None,
         )
         journal.close()
-    predictions = kind.decode(task.test, test, run_model(tuned, test, CPU))
+    predictions = kind.decode(task.test, test, run_model(tuned, test, torch.device("cpu")))
     return kind.score(task.test, predictions)["accuracy"]

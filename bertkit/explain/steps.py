@@ -37,7 +37,7 @@ from bertkit.tokenizer.files import CONTINUATION
 from bertkit.tokenizer.normalize import CLEAN, SPLIT, align_words, clean_text, decompose, is_cjk
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Encoding, Tokenizer
 
-SAME = "nothing to do"
+UNCHANGED = "nothing to do"
 """The remark of a step that changes nothing."""
 
 
@@ -51,93 +51,89 @@ class Stage(NamedTuple):
 
 
 class Match(NamedTuple):
-    """One piece of a word: what was tried, longest first, before it fitted."""
+    """One token of a word, and the longer candidates that were tried before it."""
 
-    piece: str
-    """"" where nothing fitted."""
+    token: str
+    """"" where no candidate is in the vocabulary."""
     tried: tuple[str, ...]
 
 
-class Cut(NamedTuple):
-    """A normalised word and its pieces."""
+class TokenizedWord(NamedTuple):
+    """A normalised word and its tokens."""
 
     word: str
     start: int
     """Its half-open span of characters in the raw text."""
     end: int
-    pieces: tuple[str, ...]
-    """As the tokenizer gives them."""
+    tokens: tuple[str, ...]
+    """The tokens that the tokenizer gives."""
     matches: tuple[Match, ...]
-    """How they were found; empty where the word is longer than the tokenizer takes."""
+    """How the tokens were found; empty where the word is longer than the tokenizer takes."""
 
 
-def normalisation(text: str, tokenizer: Tokenizer) -> list[Stage]:
-    """A text after each step of `normalize.py`; the words of the last one stand between spaces."""
+def normalize(text: str, tokenizer: Tokenizer) -> list[Stage]:
+    """Return a text after each step of `normalize.py`; after the last, spaces separate words."""
     cleaned = "".join(char if is_cjk(char) else clean_text(char) or "" for char in text)
     stages = [Stage("raw", text, f"{len(text):,} characters")]
 
     def step(name: str, new: str, unused: str = "") -> None:
         old = stages[-1].text
-        stages.append(Stage(name, new, unused or ("changed" if new != old else SAME)))
+        stages.append(Stage(name, new, unused or ("changed" if new != old else UNCHANGED)))
 
     step("cleaned", cleaned)
-    step("ideographs apart", cleaned.translate(CLEAN))
+    step("ideographs split", cleaned.translate(CLEAN))
     current = stages[-1].text
     if tokenizer.lowercase:
         step("lower-cased", current.lower())
     else:
-        step("lower-cased", current, "not done: the model is cased")
+        step("lower-cased", current, "skipped: the model is cased")
     current = stages[-1].text
     if tokenizer.strip_accents:
         decomposed = decompose(current)
-        step("accents off", "".join(c for c in decomposed if unicodedata.category(c) != "Mn"))
+        step("accents stripped", "".join(c for c in decomposed if unicodedata.category(c) != "Mn"))
     else:
-        step("accents off", current, "not done: the model keeps accents")
+        step("accents stripped", current, "skipped: the model keeps accents")
     words = stages[-1].text.translate(SPLIT).split()
     remark = f"{len(words):,} words"
     if tokenizer.compat == "hf":
-        remark += " (this model is read by transformers' rules, which differ on rare characters)"
+        remark += " (this model uses transformers' rules, which differ on rare characters)"
     stages.append(Stage("split", " ".join(words), remark))
     return stages
 
 
-def cuts(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[Cut]:
-    """The words of an encoded text, each with its pieces and how they were found."""
+def tokenize_words(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[TokenizedWord]:
+    """Return the words of an encoded text, each with its tokens and how they were found."""
     known = set(tokenizer.vocabulary)
     aligned = align_words(
         text, lowercase=tokenizer.lowercase, strip_accents=tokenizer.strip_accents
     )
     words = {(word.starts[0], word.ends[-1]): word.text for word in aligned}
     groups: list[list[int]] = []
-    for index, piece in enumerate(encoding.pieces):
-        if groups and piece.startswith(CONTINUATION) and piece != CONTINUATION:
+    for index, token in enumerate(encoding.pieces):
+        if groups and token.startswith(CONTINUATION) and token != CONTINUATION:
             groups[-1].append(index)
         else:
             groups.append([index])
     found = []
     for group in groups:
-        pieces = tuple(encoding.pieces[index] for index in group)
+        tokens = tuple(encoding.pieces[index] for index in group)
         span = encoding.offsets[group[0]][0], encoding.offsets[group[-1]][1]
-        unknown = pieces == (SPECIAL_TOKENS[1],)
-        word = words.get(span, text[slice(*span)]) if unknown else joined(pieces)
-        whole = pieces[0] in SPECIAL_TOKENS and not unknown  # "hf" keeps "[SEP]" in a text whole
+        unknown = tokens == (SPECIAL_TOKENS[1],)
+        joined = tokens[0] + "".join(token.removeprefix(CONTINUATION) for token in tokens[1:])
+        word = words.get(span, text[slice(*span)]) if unknown else joined
+        whole = tokens[0] in SPECIAL_TOKENS and not unknown  # "hf" keeps "[SEP]" in a text whole
         matches = () if whole else match(word, known, tokenizer.max_word_characters)
-        found.append(Cut(word, *span, pieces, matches))
+        found.append(TokenizedWord(word, *span, tokens, matches))
     return found
 
 
-def joined(pieces: tuple[str, ...]) -> str:
-    """The word that pieces make."""
-    return pieces[0] + "".join(piece.removeprefix(CONTINUATION) for piece in pieces[1:])
-
-
 def match(word: str, vocabulary: Collection[str], max_length: int) -> tuple[Match, ...]:
-    """Greedy longest match first; the last one is empty where the word has no pieces.
+    """Match greedily, longest candidate first; the last match is empty if the word is unknown.
 
     Args:
-        word: normalised.
-        vocabulary: all pieces.
-        max_length: characters; a longer word is not tried at all.
+        word: a normalised word.
+        vocabulary: all tokens.
+        max_length: in characters; a longer word is not tried at all.
     """
     matches: list[Match] = []
     begin = 0
@@ -156,40 +152,41 @@ def match(word: str, vocabulary: Collection[str], max_length: int) -> tuple[Matc
 
 
 def printable(text: str) -> str:
-    r"""Text with what cannot be seen or printed written out, such as \\n, \\xa0 or \\u200b."""
+    r"""Escape characters that cannot be seen or printed, such as \\n, \\xa0 or \\u200b."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
 class Token(NamedTuple):
-    """A place of the input sequence."""
+    """One position of the input sequence."""
 
-    piece: str
+    token: str
     id: int
     segment: int
-    text: int
-    """0 of the first text, 1 of the second, -1 of neither: [CLS] or [SEP]."""
+    text_index: int
+    """0 for the first text, 1 for the second, -1 for [CLS] and [SEP]."""
     start: int
-    """Its half-open span of characters in that text."""
+    """The half-open span of characters in that text."""
     end: int
-    seen: str
-    """The piece that the network reads here."""
+    shown: str
+    """The token that the network reads here."""
 
 
 class Target(NamedTuple):
-    """A place that pre-training asks about."""
+    """A position that pre-training asks about."""
 
     position: int
-    piece: str
+    token: str
+    """The true token."""
     shown: str
-    """The piece in its place."""
+    """The token in its place."""
     kind: str
     """"[MASK]", "random" or "kept"."""
 
 
 def masking_of(details: Mapping[str, Any]) -> MaskingOptions:
-    """How the model was pre-trained, where `bertkit.json` says so; else the paper's way."""
+    """Return the masking of the model's recipe, or the paper's where `bertkit.json` has none."""
     given = (details.get("recipe") or {}).get("masking") or {}
     known = {field.name for field in fields(MaskingOptions)}
     return MaskingOptions(**{name: value for name, value in given.items() if name in known})
@@ -203,15 +200,15 @@ def mask(
     *,
     masked: bool,
 ) -> tuple[list[Token], list[Target]]:
-    """The input sequence and its targets, drawn as for an example of pre-training.
+    """Return the input sequence and its targets, drawn as for a pre-training example.
 
-    Recipes also have a greatest number of targets, made so that it does not bind; it is left out.
+    The maximum number of targets in a recipe is chosen so that it does not bind; it is left out.
 
     Args:
-        tokenizer: of the model.
-        texts: one or two.
+        tokenizer: the model's tokenizer.
+        texts: one text or two.
         options: how to mask.
-        seed: of the draw.
+        seed: the seed of the draw.
         masked: whether the network reads what is shown at the targets.
     """
     encoded = tokenizer.encode_pair(*texts)
@@ -235,25 +232,25 @@ def mask(
 
 
 def masked_ids(tokens: list[Token], tokenizer: Tokenizer) -> list[int]:
-    """The ids that the network reads."""
-    ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
-    return [ids[token.seen] for token in tokens]
+    """Return the ids that the network reads."""
+    ids = {token: index for index, token in enumerate(tokenizer.vocabulary)}
+    return [ids[token.shown] for token in tokens]
 
 
-EMBEDDING_PARTS = ("piece", "position", "segment", "sum", "after LayerNorm")
-"""Vectors of the embeddings, in the order of `Inside.embeddings`."""
+EMBEDDING_PARTS = ("token", "position", "segment", "sum", "after LayerNorm")
+"""The vectors of an embedding, in the order of `Inside.embeddings`."""
 
 
 @dataclass(frozen=True)
 class Inside:
-    """What one sequence does in an encoder; the tokens are those of the sequence."""
+    """The inner state of an encoder for one sequence."""
 
     embeddings: np.ndarray
-    """(tokens, 5) lengths of the vectors of `EMBEDDING_PARTS`."""
+    """(tokens, 5) norms of the vectors of `EMBEDDING_PARTS`."""
     attention: np.ndarray
     """(layers, heads, tokens, tokens) the weight of each token (last) for each token."""
     norms: np.ndarray
-    """(layers + 1, tokens) lengths of the hidden states, those after the embeddings first."""
+    """(layers + 1, tokens) norms of the hidden states, those after the embeddings first."""
     last: Tensor
     """(tokens, width) the last hidden states."""
     difference: float
@@ -268,7 +265,7 @@ class Inside:
 
 @torch.inference_mode()
 def look_inside(encoder: Encoder, packed: Packed) -> Inside:
-    """Run one sequence, dropout off, and keep what happens on the way.
+    """Run one sequence without dropout and keep the intermediate results.
 
     Raises:
         BertkitError: the sequence is longer than the model has positions.
@@ -291,14 +288,14 @@ def look_inside(encoder: Encoder, packed: Packed) -> Inside:
 
 
 def attention_weights(layer: Layer, hidden: Hidden) -> tuple[Tensor, Tensor]:
-    """The weights of one sequence, (heads, tokens, tokens), and the values that they weigh.
+    """Return the attention weights of one sequence, and the values that they weigh.
 
     Args:
-        layer: in evaluation mode.
-        hidden: (tokens, width) what goes into the layer.
+        layer: a layer in evaluation mode.
+        hidden: (tokens, width) the layer's input.
 
     Returns:
-        Weights, and values (tokens, heads, head width).
+        Weights (heads, tokens, tokens) and values (tokens, heads, head width).
     """
     config = layer.config
     projected = layer.query_key_value(hidden).unflatten(-1, (3, config.num_attention_heads, -1))
@@ -309,7 +306,7 @@ def attention_weights(layer: Layer, hidden: Hidden) -> tuple[Tensor, Tensor]:
 
 
 def finish(layer: Layer, hidden: Hidden, weights: Tensor, value: Tensor) -> Hidden:
-    """The layer's output, (tokens, width), from attention weights."""
+    """Compute the layer's output, (tokens, width), from attention weights."""
     attended = torch.einsum("hqk,khd->qhd", weights, value).flatten(1)
     hidden = layer.attention_norm(layer.attention_output(attended) + hidden)
     expanded = activation(layer.intermediate(hidden), layer.config)
@@ -317,7 +314,7 @@ def finish(layer: Layer, hidden: Hidden, weights: Tensor, value: Tensor) -> Hidd
 
 
 def embedding_norms(encoder: Encoder, packed: Packed) -> np.ndarray:
-    """(tokens, 5) the lengths of `EMBEDDING_PARTS`."""
+    """Return (tokens, 5) norms of the vectors of `EMBEDDING_PARTS`."""
     parts = [
         encoder.word_embeddings(packed.ids),
         encoder.position_embeddings(packed.position_ids),

@@ -16,17 +16,17 @@ import torch
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.errors import BertkitError
 from bertkit.explain.steps import (
-    Cut,
     Inside,
     Stage,
     Target,
     Token,
-    cuts,
+    TokenizedWord,
     look_inside,
     mask,
     masked_ids,
     masking_of,
-    normalisation,
+    normalize,
+    tokenize_words,
 )
 from bertkit.model.encoder import ModelConfig, check_batch
 from bertkit.model.heads import PretrainingModel
@@ -50,13 +50,13 @@ PRETRAINING_HEADS = {
 
 
 class Guess(NamedTuple):
-    """What the network says at a target."""
+    """The network's prediction at a target."""
 
     probability: float
-    """Of the true piece."""
+    """The probability of the true token."""
     loss: float
     rank: int
-    """Of the true piece among all, 1 for the most probable."""
+    """The rank of the true token among all; 1 is the most probable."""
     top: tuple[MaskCandidate, ...]
 
 
@@ -69,9 +69,9 @@ class Trace:
     tokenizer: Tokenizer
     texts: tuple[str, ...]
     stages: tuple[list[Stage], ...]
-    """Of each text."""
-    words: tuple[list[Cut], ...]
-    """Of each text."""
+    """The steps of normalisation, for each text."""
+    words: tuple[list[TokenizedWord], ...]
+    """The words, for each text."""
     tokens: list[Token]
     seed: int
     masking: MaskingOptions
@@ -134,9 +134,10 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         config=start.config,
         tokenizer=start.tokenizer,
         texts=texts,
-        stages=tuple(normalisation(part, start.tokenizer) for part in texts),
+        stages=tuple(normalize(part, start.tokenizer) for part in texts),
         words=tuple(
-            cuts(part, found, start.tokenizer) for part, found in zip(texts, encoded, strict=True)
+            tokenize_words(part, found, start.tokenizer)
+            for part, found in zip(texts, encoded, strict=True)
         ),
         tokens=tokens,
         seed=seed,
@@ -154,21 +155,21 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     )
 
 
-def check_texts(texts: tuple[str, ...], pieces: list[int], config: ModelConfig) -> None:
+def check_texts(texts: tuple[str, ...], counts: list[int], config: ModelConfig) -> None:
     """Refuse what cannot be shown as one sequence.
 
     Raises:
         BertkitError: says what to change.
     """
-    for text, count in zip(texts, pieces, strict=True):
+    for text, count in zip(texts, counts, strict=True):
         if not count:
-            raise BertkitError(f"the text {text[:40]!r} has no piece; give one with words")
+            raise BertkitError(f"the text {text[:40]!r} has no tokens; give one with words")
         if MASK in text:
             raise BertkitError(
                 f"explain draws its masks itself (--seed), so leave {MASK} out of the text; "
                 f"bertkit predict fill-mask fills your own"
             )
-    tokens, max_length = sum(pieces) + len(texts) + 1, config.max_position_embeddings
+    tokens, max_length = sum(counts) + len(texts) + 1, config.max_position_embeddings
     if tokens > max_length:
         raise BertkitError(
             f"the example has {tokens:,} tokens with [CLS] and [SEP] and the model reads at most "
@@ -185,7 +186,7 @@ def missing_heads(new: list[str], start: PretrainedWeights, pair: str | None) ->
             left_out[key] = f"the model has no such head ({prefix.rstrip('.')})"
     if start.config.direction != "bidirectional":
         plain = start.config.direction.replace("_", " ")
-        asked = "next piece" if start.config.direction == "left_to_right" else "piece before"
+        asked = "next token" if start.config.direction == "left_to_right" else "previous token"
         left_out["mlm"] = f"the model reads {plain} and learns the {asked}, not masked ones"
     if "pooler" in left_out:
         left_out.setdefault("nsp", "the model has no pooler (bert.pooler), which this head reads")
@@ -216,8 +217,8 @@ def judge_next_sentence(
     for target, row in zip(targets, logs, strict=True):
         true = row[tokens[target.position].id]
         best = row[: tokenizer.size].topk(min(TOP, tokenizer.size))
-        pieces = [tokenizer.vocabulary[i] for i in best.indices.tolist()]
-        top = tuple(map(MaskCandidate, pieces, best.values.exp().tolist()))
+        candidates = [tokenizer.vocabulary[i] for i in best.indices.tolist()]
+        top = tuple(map(MaskCandidate, candidates, best.values.exp().tolist()))
         rank = 1 + int((row > true).sum())
         guesses.append(Guess(float(true.exp()), -float(true), rank, top))
     return guesses, float(output.nsp_logits.float().softmax(-1)[0, 0])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from bertkit.pretraining_data.batch import EqualLengths, Packed
 
-STEPS = 1 << 16
+UNIFORM_STEPS = 1 << 16
 
 
 class Dropout(nn.Module):
@@ -55,12 +55,12 @@ def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tens
     words.random_(-(1 << 63), None)  # None: all 64 bits, where the default leaves the sign 0
     uniform = words.view(torch.int16)[:count].view(shape)
     ones = torch.empty(shape, dtype=dtype)
-    return torch.ge(uniform, round(probability * STEPS) - STEPS // 2, out=ones)
+    return torch.ge(uniform, round(probability * UNIFORM_STEPS) - UNIFORM_STEPS // 2, out=ones)
 
 
 def keep_scale(probability: float) -> float:
     """What kept elements are multiplied with: one over the exact probability of being kept."""
-    return STEPS / (STEPS - round(probability * STEPS))
+    return UNIFORM_STEPS / (UNIFORM_STEPS - round(probability * UNIFORM_STEPS))
 
 
 SIMILAR = 0.75

@@ -34,8 +34,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 
 POOLING = ("tokens", "cls", "mean")
-DTYPES = ("float32", "float16")
-CPU = torch.device("cpu")
+FEATURE_DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class Extraction:
         Raises:
             BertkitError: says which is unknown.
         """
-        for field, known in (("pooling", POOLING), ("dtype", DTYPES)):
+        for field, known in (("pooling", POOLING), ("dtype", FEATURE_DTYPES)):
             value = getattr(self, field)
             if value not in known:
                 raise BertkitError(f"--{field} cannot be '{value}'{nearest(value, known)}")
@@ -103,7 +102,7 @@ def extract(
     extraction: Extraction = WHOLE,
     *,
     mix: Tensor | None = None,
-    device: torch.device = CPU,
+    device: torch.device | str = "cpu",
     precision: str = "fp32",
 ) -> Iterator[TextFeatures]:
     """The vectors of each text, in order; memory follows a batch and the longest text.

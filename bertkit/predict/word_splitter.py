@@ -17,9 +17,9 @@ from bertkit.datasets.examples import joined
 from bertkit.tokenizer.normalize import IDEOGRAPHS
 
 JOINERS = "\u200c\u200d"
-SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+PREFIXES = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 """Signs that enclose or precede numbers and words; Unicode counts them with what is not seen."""
-SEEN = JOINERS + SIGNS
+SEEN = JOINERS + PREFIXES
 ZERO_WIDTH_SPACE = "\u200b"
 """Divides words where nothing visible does, as in Khmer."""
 

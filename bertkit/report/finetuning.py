@@ -1,115 +1,132 @@
-"""A fine-tuning folder → one HTML page: what the grid found, and how sure one can be of it."""
+"""Write the report of a fine-tuning folder: what the grid found, and how certain that is."""
 
 from __future__ import annotations
 
-from html import escape
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertkit.finetuning.grid import RunResult
 from bertkit.finetuning.results import FinetuningResults, ResultRow
-from bertkit.report.answers import answers_section, types_table
-from bertkit.report.finetuning_plots import figures
-from bertkit.report.html import (
-    card_list,
-    field_table,
-    field_title,
-    flatten_fields,
-    folded,
-    html_page,
-    html_table,
-    optional_json,
+from bertkit.report.html import field_title, flatten_fields, render_page
+from bertkit.report.plots import (
+    EMPTY_CURVE,
+    Curve,
+    DotRow,
+    Plot,
+    curve,
+    draw_dots,
+    draw_losses,
+    draw_plot,
+    format_number,
 )
-from bertkit.report.plots import format_number
-from bertkit.training.journal import read_journal
+from bertkit.report.pretraining import optional_json
+from bertkit.training.journal import JOURNAL, read_journal
 
-BLIND = "without looking at the input"
-SETTINGS = [
+BLIND = "input-independent baseline"
+SETTING_COLUMNS = [
     *("setting", "split", "metric", "median", "lowest to highest", "deviation"),
     *("n", "degenerate", "diverged"),
 ]
-CHOSEN = (
-    "The best run was chosen by this very score, which therefore flatters it; "
-    "the median of its setting is the fairer number."
-)
+MAX_LABELS = 20
+"""With more labels, the page lists the most frequent errors instead of a confusion matrix."""
+MAX_WRONG = 20
+MAX_TEXT = 400
+"""The number of characters of a text that are shown."""
 
 
 def finetuning_page(folder: Path) -> str:
-    """The page of a fine-tuning folder, finished or still going on.
+    """Return the page of a fine-tuning folder, finished or still running.
 
-    Reads `finetune.json`, `runs/NAME/run.json` with the journals beside them and, where they are
-    there, `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline"
-    (split -> metric -> score without looking at the input), "windowed" and "cut" (split -> inputs)
-    are shown where `finetune.json` or `results.json` has them.
+    Reads `finetune.json`, `runs/NAME/run.json` with the journals beside them and, if they exist,
+    `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline" (split ->
+    metric -> score of the input-independent baseline), "windowed" and "cut" (split -> inputs) are
+    shown if `finetune.json` or `results.json` has them.
 
     Raises:
-        BertkitError: a file is damaged, or no run is done yet.
+        BertkitError: a file is damaged, or no run has finished.
     """
     tuned = FinetuningResults(folder)
-    parts = [
-        report_heading(tuned),
-        f"<p><strong>{escape(verdict_text(tuned))}</strong></p>",
-        result_cards(tuned),
-    ]
-    if len(tuned.scored) > 1:
-        parts.append(f"<p>{CHOSEN}</p>")
-    parts += [figures(tuned), settings_tables(tuned), runs_table(tuned), on_dev(tuned)]
-    environment = optional_json(folder / "environment.json")
-    for title, value in (("What all runs share", tuned.shared), ("Environment", environment)):
-        parts.append(folded(title, field_table(value)) if value else "")
-    return html_page(f"{report_title(tuned)}: bertkit report", parts)
+    return render_page(
+        "finetuning.html",
+        title=f"{report_title(tuned)}: bertkit report",
+        name=report_title(tuned),
+        state=grid_state(tuned),
+        verdict=verdict_text(tuned),
+        cards=grid_cards(tuned),
+        chosen_on_dev=len(tuned.scored) > 1,
+        drawings=drawings(tuned),
+        **settings_tables(tuned),
+        runs=runs_table(tuned),
+        types={s: types_table(scores) for s, scores in best_scores(tuned).items()},
+        answers=[dev_answers(tuned, split) for split in best_scores(tuned)],
+        fields=[
+            (title, flatten_fields(value))
+            for title, value in (
+                ("What all runs share", tuned.shared),
+                ("Environment", optional_json(folder / "environment.json")),
+            )
+            if value
+        ],
+    )
+
+
+def best_scores(tuned: FinetuningResults) -> dict[str, dict[str, float]]:
+    """Return split -> metric -> score of the best run; {} if every run diverged."""
+    return tuned.best.scores if tuned.best else {}
 
 
 def report_title(tuned: FinetuningResults) -> str:
-    """Data set and kind of task."""
+    """Name the data set and the task type."""
     data, kind = str(tuned.shared.get("data", "")), str(tuned.shared.get("kind", ""))
     return data if data == kind else f"{data} ({kind})"
 
 
-def report_heading(tuned: FinetuningResults) -> str:
-    """Title and state of the grid."""
+def grid_state(tuned: FinetuningResults) -> str:
+    """Say how far the grid has come."""
     done = len(tuned.runs)
     state = "finished"
     if tuned.going_on:
         named = ", ".join(f"{name} is at update {step:,}" for name, step in tuned.going_on)
-        state = f"still going on, or killed; {named}"
+        state = f"still running, or killed; {named}"
     elif not tuned.listed:
-        state = "still going on, or killed"
+        state = "still running, or killed"
     elif not tuned.finished:
         state = f"results.json is about {len(tuned.listed)} of them"
     best = "every run diverged" if tuned.best is None else f"best run: {tuned.best.name}"
-    line = f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
-    return f"<h1>{escape(report_title(tuned))}</h1><p>{escape(line)}</p>"
+    return f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
 
 
 def shown_value(metric: str, value: float | None) -> str:
-    """A score: in percent, errors and thresholds as they are."""
+    """Format a score: shares in percent, errors and thresholds as they are."""
     return format_number(value, "number" if metric.endswith(("error", "threshold")) else "share")
 
 
 def points(value: float | None) -> str:
-    """A difference of shares."""
+    """Format a difference of shares."""
     return "–" if value is None else f"{100 * value:.2f} points"
 
 
 def headline(scores: dict[str, float]) -> dict[str, float]:
-    """The scores over everything, without those of single types ("f1/PER")."""
+    """Return the overall scores, without those of single entity types ("f1/PER")."""
     return {name: value for name, value in scores.items() if "/" not in name}
 
 
 def verdict_text(tuned: FinetuningResults) -> str:
-    """The result in a sentence: the best run, the spread, and whether the choice is a clear one."""
+    """Say the result in a sentence: the best run, the spread, and whether the lead is clear."""
     best, metric = tuned.best, field_title(tuned.metric)
     if best is None:
         return "Every run diverged; lower the learning rate or raise the warm-up."
     split = tuned.splits[0]
     base = tuned.baseline(split, tuned.metric)
-    blind = "" if base is None else f" ({shown_value(tuned.metric, base)} {BLIND})"
+    blind = "" if base is None else f" ({BLIND}: {shown_value(tuned.metric, base)})"
     first = f"The best of {len(tuned.runs):,} runs has {metric}"
     if len(tuned.runs) == 1:
         first = f"The only run has {metric}"
     parts = [f"{first} {shown_value(tuned.metric, best.metric)} on {split}{blind}"]
     if best.degenerate:
-        parts.append(f"but it has learnt nothing: it {best.degenerate}")
+        parts.append(f"but it did not learn: it {best.degenerate}")
     if len(tuned.runs) == 1:
         parts.append("one run shows neither the spread between seeds nor what other settings give")
     else:
@@ -118,7 +135,7 @@ def verdict_text(tuned: FinetuningResults) -> str:
 
 
 def spread_text(tuned: FinetuningResults) -> str:
-    """What the seeds of the best setting gave."""
+    """Describe the scores of the best setting's seeds."""
     top, found = tuned.settings[0], tuned.main_scores(tuned.settings[0])
     scored, named = top["runs"] - top["diverged"], tuned.named(top["setting"])
     if scored == 1:
@@ -126,7 +143,7 @@ def spread_text(tuned: FinetuningResults) -> str:
     lowest, highest = (shown_value(tuned.metric, found[end]) for end in ("lowest", "highest"))
     notes = [f"{lowest} to {highest}"]
     if top["degenerate"]:
-        notes.append(f"{top['degenerate']} learnt nothing")
+        notes.append(f"{top['degenerate']} did not learn")
     if top["diverged"]:
         notes.append(f"{top['diverged']} more diverged")
     spread = tuned.spread(top["setting"])
@@ -139,10 +156,10 @@ def spread_text(tuned: FinetuningResults) -> str:
 
 
 def rivalry(tuned: FinetuningResults) -> str:
-    """Whether the lead of the best setting over the next is larger than the spread of seeds.
+    """Say whether the best setting leads the next by more than the spread between seeds.
 
-    The spread is the larger one of the two settings' standard deviations between seeds, of the
-    runs that learnt something.
+    The spread is the larger one of the two settings' standard deviations between seeds, over
+    the runs that learned.
     """
     ranked = [row for row in tuned.settings if row["scores"]]
     if len(ranked) == 1:
@@ -161,29 +178,21 @@ def rivalry(tuned: FinetuningResults) -> str:
     return line + f"is not larger than the spread between seeds, {points(spread)}: no clear choice"
 
 
-def result_cards(tuned: FinetuningResults) -> str:
-    """The headline numbers."""
+def grid_cards(tuned: FinetuningResults) -> list[tuple[str, str, str]]:
+    """Return the headline numbers as (name, value, what to compare it with)."""
     cards = []
-    for split, scores in (tuned.best.scores if tuned.best else {}).items():
+    written = tuned.written.get("scores") or {}
+    tests = {split: scores for split, scores in written.items() if split not in tuned.splits}
+    for split, scores in (best_scores(tuned) | tests).items():
         for metric, value in headline(scores).items():
-            base = tuned.baseline(split, metric)
-            than = "of the best run" if base is None else f"{shown_value(metric, base)} {BLIND}"
+            base = tuned.baseline(split, metric) if split in tuned.splits else None
+            than = "of the best run" if base is None else f"{BLIND} {shown_value(metric, base)}"
             cards.append((f"{split} {field_title(metric)}", shown_value(metric, value), than))
-    for split, scores in (tuned.written.get("scores") or {}).items():
-        if split not in tuned.splits:
-            for metric, value in headline(scores).items():
-                cards.append(
-                    (
-                        f"{split} {field_title(metric)}",
-                        shown_value(metric, value),
-                        "of the best run",
-                    )
-                )
     seeds = len({run.settings["seed"] for run in tuned.runs})
     settings = len(tuned.settings)
     tried = f"{settings} setting{'s' * (settings > 1)}, {seeds} seed{'s' * (seeds > 1)}"
     cards.append(("runs done", f"{len(tuned.runs):,} of {tuned.planned:,}", tried))
-    for what, meaning in (("degenerate", "learnt nothing"), ("diverged", "loss not a number")):
+    for what, meaning in (("degenerate", "did not learn"), ("diverged", "loss is not finite")):
         cards.append((f"{what} runs", f"{sum(row[what] for row in tuned.settings):,}", meaning))
     inputs = dict(tuned.shared.get("inputs") or {})
     if "train" in inputs:
@@ -193,16 +202,16 @@ def result_cards(tuned: FinetuningResults) -> str:
     if windowed := tuned.recorded("windowed"):
         cut = total(tuned.recorded("cut"))
         cards.append(("inputs in several windows", f"{total(windowed):,}", f"cut: {cut:,}"))
-    return card_list(cards)
+    return cards
 
 
 def total(counts: Any) -> int:
-    """The sum of nested counts."""
+    """Return the sum of nested counts."""
     return sum(int(count) for _, count in flatten_fields(counts) if count)
 
 
-def settings_tables(tuned: FinetuningResults) -> str:
-    """The main metric of every setting; every other score folded away."""
+def settings_tables(tuned: FinetuningResults) -> dict[str, Any]:
+    """Return what the page says of the settings: the main metric, and every score."""
     split = tuned.splits[0] if tuned.splits else "dev"
     pairs = list(
         dict.fromkeys(
@@ -213,17 +222,15 @@ def settings_tables(tuned: FinetuningResults) -> str:
         )
     )
     main = [row[:1] + row[3:] for row in settings_rows(tuned, [(split, tuned.metric)])]
-    rest = html_table(SETTINGS, settings_rows(tuned, pairs))
-    parts = [
-        f"<h2>Settings: {escape(field_title(tuned.metric))} on {escape(split)}</h2>",
-        f'<div class="named">{html_table(SETTINGS[:1] + SETTINGS[3:], main)}</div>',
-        folded("Every score of every setting", rest) if len(pairs) > 1 else "",
-    ]
-    return "".join(parts)
+    return {
+        "settings_title": f"Settings: {field_title(tuned.metric)} on {split}",
+        "settings": (SETTING_COLUMNS[:1] + SETTING_COLUMNS[3:], main),
+        "every_score": (SETTING_COLUMNS, settings_rows(tuned, pairs) if len(pairs) > 1 else []),
+    }
 
 
 def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> list[list[Any]]:
-    """Median and spread of some (split, metric) for every setting, the best first."""
+    """Return median and spread of some (split, metric) pairs for every setting, best first."""
     rows = []
     for row in tuned.settings:
         for split, metric in pairs:
@@ -239,14 +246,14 @@ def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> lis
 
 
 def deviation(metric: str, found: ResultRow) -> str:
-    """A standard deviation between seeds, in the metric's own unit."""
+    """Format a standard deviation between seeds in the metric's own unit."""
     value = found["deviation"]
     is_share = shown_value(metric, 0.5).endswith("%")
     return points(value) if is_share else format_number(value)
 
 
-def runs_table(tuned: FinetuningResults) -> str:
-    """All runs, the best first."""
+def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of all runs, the best first."""
     names = list(
         dict.fromkeys(
             (split, metric)
@@ -268,19 +275,165 @@ def runs_table(tuned: FinetuningResults) -> str:
         for run in sorted(tuned.runs, key=lambda run: (bool(run.degenerate), -run.metric))
     ]
     columns = ["run", *(f"{split} {field_title(metric)}" for split, metric in names)]
-    body = html_table([*columns, "seconds", "learnt nothing because"], rows)
-    return f'<h2>All runs</h2><div class="named remarks">{body}</div>'
+    return [*columns, "seconds", "did not learn because"], rows
 
 
-def on_dev(tuned: FinetuningResults) -> str:
-    """What the best model answers: types of entities, confusions, errors."""
-    parts = []
-    for split, scores in (tuned.best.scores if tuned.best else {}).items():
-        if types := types_table(scores):
-            parts.append(f"<h2>Types on {escape(split)}</h2>{types}")
-        path = tuned.folder / "results" / f"{split}.jsonl"
-        if tuned.shared.get("kind") == "classify" and path.is_file():
-            labels = [str(label) for label in tuned.shared.get("labels") or []]
-            rows = read_journal(path)  # which is JSON lines, too
-            parts.append(answers_section(rows, labels, split, tuned.written.get("best")))
-    return "".join(parts)
+def dev_answers(tuned: FinetuningResults, split: str) -> dict[str, Any] | None:
+    """Return what the page says of a classifier's predictions on a split, if they were written."""
+    path = tuned.folder / "results" / f"{split}.jsonl"
+    if tuned.shared.get("kind") != "classify" or not path.is_file():
+        return None
+    labels = [str(label) for label in tuned.shared.get("labels") or []]
+    found = judge_answers(read_journal(path), labels)  # a journal is JSON lines, too
+    return found and {"split": split, "run": tuned.written.get("best"), **found}
+
+
+def judge_answers(
+    rows: Sequence[Mapping[str, Any]], labels: Sequence[str]
+) -> dict[str, Any] | None:
+    """Compare predictions with labels: a confusion matrix, and the most confident errors.
+
+    Args:
+        rows: the lines of `results/SPLIT.jsonl`: "label", "probability" and, if the split is
+            labelled, "gold", "text" and "pair".
+        labels: the model's labels in order; labels that only the rows have come after them.
+
+    Returns:
+        Counts ("right", "answers") and tables; None if no row has a label.
+    """
+    known = [row for row in rows if row.get("gold") is not None and row.get("label") is not None]
+    if not known:
+        return None
+    pairs = Counter((str(row["gold"]), str(row["label"])) for row in known)
+    every = [*labels, *sorted({label for pair in pairs for label in pair} - {*labels})]
+    wrong = [row for row in known if str(row["gold"]) != str(row["label"])]
+    return {
+        "right": len(known) - len(wrong),
+        "answers": len(known),
+        "labels": every,
+        "matrix": confusion_matrix(pairs, every) if len(every) <= MAX_LABELS else [],
+        "errors": frequent_errors(pairs, every) if len(every) > MAX_LABELS else [],
+        "confident": confident_errors(wrong),
+    }
+
+
+def confusion_matrix(
+    pairs: Counter[tuple[str, str]], labels: Sequence[str]
+) -> list[tuple[str, list[tuple[int, int]], str]]:
+    """Return (gold label, (count, shade in percent) of each prediction, recall) for each label."""
+    rows = []
+    for gold in labels:
+        counts = [pairs[gold, label] for label in labels]
+        total = sum(counts)
+        shades = [round(45 * count / total) if total else 0 for count in counts]  # pale enough
+        recall = format_number(pairs[gold, gold] / total if total else None, "share")
+        rows.append((gold, list(zip(counts, shades, strict=True)), recall))
+    return rows
+
+
+def frequent_errors(pairs: Counter[tuple[str, str]], labels: Sequence[str]) -> list[list[Any]]:
+    """Return the most frequent pairs of different labels."""
+    order = {label: index for index, label in enumerate(labels)}
+    errors = sorted(
+        ((count, gold, found) for (gold, found), count in pairs.items() if gold != found),
+        key=lambda error: (-error[0], order[error[1]], order[error[2]]),
+    )
+    return [[gold, found, count] for count, gold, found in errors[:MAX_WRONG]]
+
+
+def confident_errors(wrong: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of the wrong predictions with the highest probabilities."""
+    surest = sorted(wrong, key=lambda row: -(row.get("probability") or 0.0))[:MAX_WRONG]
+    texts = [name for name in ("text", "pair") if any(row.get(name) for row in surest)]
+    rows = [
+        [
+            str(row.get("id")),
+            row["gold"],
+            row["label"],
+            format_number(row.get("probability"), "share"),
+            *(shorten_text(row.get(name)) for name in texts),
+        ]
+        for row in surest
+    ]
+    return ["id", "right label", "prediction", "probability", *texts], rows
+
+
+def shorten_text(text: Any) -> str | None:
+    """Shorten a text for a table."""
+    if text is None:
+        return None
+    return str(text) if len(str(text)) <= MAX_TEXT else f"{str(text)[:MAX_TEXT]}…"
+
+
+def types_table(scores: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
+    """Return precision, recall and F1 of every entity type, from names such as "recall/PER"."""
+    found: dict[str, dict[str, float]] = {}
+    for name, value in scores.items():
+        measure, slash, kind = name.partition("/")
+        if slash:
+            found.setdefault(kind, {})[measure] = value
+    measures = list(dict.fromkeys(measure for own in found.values() for measure in own))
+    rows = [
+        [kind, *(format_number(own.get(measure), "share") for measure in measures)]
+        for kind, own in found.items()
+    ]
+    return ["type", *measures], rows
+
+
+def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
+    """Return (title, SVG): a dot for every run; losses and learning rate of the best setting."""
+    if tuned.best is None:
+        return []
+    rows, names = [], varying_names(tuned)
+    for row in tuned.settings:
+        own = [run for run in tuned.scored if run.setting == row["setting"]]
+        if own:
+            values, flags = [run.metric for run in own], [bool(run.degenerate) for run in own]
+            rows.append(DotRow(names[row["setting"]], values, flags, tuned.median(row)))
+    metric, split = field_title(tuned.metric), tuned.splits[0]
+    dots = draw_dots(metric, rows, tuned.baseline(split, tuned.metric), prefix="dots-")
+    drawn = [(f"{metric} on {split}: every run", dots)]
+    setting = tuned.settings[0]["setting"]
+    if lines := losses(tuned, tuned.best, setting):
+        svg = draw_losses([(name, loss) for name, loss, _ in lines], prefix="loss-")
+        drawn.append((f"Training loss: {tuned.named(setting)}", svg))
+        plot = Plot("Learning rate", "learning_rate", "power")
+        svg = draw_plot(plot, lines[-1][2], EMPTY_CURVE, prefix="rate-")
+        drawn.append((f"Learning rate: {tuned.named(setting)}", svg))
+    return drawn
+
+
+def varying_names(tuned: FinetuningResults) -> dict[str, str]:
+    """Describe each setting by what differs between the settings."""
+    parts = {row["setting"]: tuned.named(row["setting"]).split(", ") for row in tuned.settings}
+    alike = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
+    if all(alike):
+        return {setting: ", ".join(own) for setting, own in parts.items()}
+    return {
+        setting: ", ".join(part for part, same in zip(own, alike, strict=True) if not same)
+        for setting, own in parts.items()
+    }
+
+
+def losses(
+    tuned: FinetuningResults, best: RunResult, setting: str
+) -> list[tuple[str, Curve, Curve]]:
+    """Return (role, loss, learning rate) of a setting's runs, the best run last."""
+    lines = []
+    for run in tuned.runs:
+        path = tuned.folder / "runs" / run.name / JOURNAL
+        if run.setting == setting and path.is_file():
+            records = [one for one in read_journal(path) if one.get("kind") == "step"]
+            loss = curve(records, "loss")
+            if len(loss.values):
+                lines.append((role(run, best), loss, curve(records, "learning_rate")))
+    return sorted(lines, key=lambda line: line[0] == "best run")
+
+
+def role(run: RunResult, best: RunResult) -> str:
+    """Return how a run's loss is drawn: a key of `plots.ROLES`."""
+    if not run.scores:
+        return "diverged run"
+    if run.degenerate:
+        return "degenerate run"
+    return "best run" if run.name == best.name else "run"

@@ -1,4 +1,4 @@
-"""Training curves as SVG that lives inside an HTML page and takes its colours from it."""
+"""Draw curves and scores as SVG that lives inside an HTML page and takes its colours from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ COLOURS: dict[Any, str] = {
     "ytick.labelcolor": TEXT,
 }
 
-MOST_POINTS = 1200
+MAX_POINTS = 1200
+
+ROLES: dict[str, dict[str, Any]] = {
+    "run": {"color": TRAINING, "alpha": 0.5, "linewidth": 1.1},
+    "best run": {"color": TRAINING, "linewidth": 2.2},
+    "degenerate run": {"color": HELD_OUT, "linewidth": 1.1, "linestyle": "--"},
+    "diverged run": {"color": HELD_OUT, "linewidth": 1.6, "linestyle": ":"},
+}
+"""How the loss of a run is drawn; the roles differ in more than colour."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,9 @@ class Curve(NamedTuple):
 
     steps: np.ndarray
     values: np.ndarray
+
+
+EMPTY_CURVE = Curve(np.empty(0), np.empty(0))
 
 
 def format_number(value: float | None, kind: str = "number") -> str:
@@ -95,11 +106,11 @@ def trend(line: Curve, changes: Sequence[tuple[int, str]]) -> Curve:
 
 
 def thin(line: Curve) -> Curve:
-    """At most MOST_POINTS points: the lowest and highest of each stretch, so every spike stays."""
+    """At most MAX_POINTS points: the lowest and highest of each stretch, so every spike stays."""
     steps, values = line
-    if len(values) <= MOST_POINTS:
+    if len(values) <= MAX_POINTS:
         return line
-    parts = np.array_split(np.arange(len(values)), MOST_POINTS // 2)
+    parts = np.array_split(np.arange(len(values)), MAX_POINTS // 2)
     kept = sorted(
         {int(part[pick(values[part])]) for part in parts for pick in (np.argmin, np.argmax)}
     )
@@ -202,3 +213,121 @@ def describe_curve(
     ]
     parts += [f"{label} {format_number(height, plot.kind)}" for label, height in baselines]
     return f"{plot.title}: {', '.join(parts)}."
+
+
+class DotRow(NamedTuple):
+    """The runs of one setting."""
+
+    label: str
+    values: list[float]
+    """One for each run that has a score."""
+    degenerate: list[bool]
+    """Of each."""
+    median: float
+
+
+def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, prefix: str) -> str:
+    """A row for each setting, a dot for each run, the median as a bar, as an SVG element.
+
+    Runs that did not learn may lie far from the others. They are drawn at the edge with their
+    score beside them, so that the other runs stay apart.
+
+    Args:
+        metric: what the values are.
+        rows: at least one, from the top; values as fractions of 1.
+        baseline: the score of the input-independent baseline; drawn if it is near the dots.
+        prefix: begins every id.
+    """
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    lowest, highest = shown_range(rows)
+
+    def paint(axes: Any) -> None:
+        for place, row in enumerate(rows):
+            for value, beside, flag in zip(
+                row.values, beside_each_other(row), row.degenerate, strict=True
+            ):
+                at = min(max(value, lowest), highest)
+                colour, mark = (HELD_OUT, "X") if flag else (TRAINING, "o")
+                name = "degenerate run" if flag else "run"
+                style = {"color": colour, "markersize": 6, "markeredgewidth": 0, "alpha": 0.85}
+                axes.plot(at, place + beside, mark, label=name, **style)
+                if at != value:
+                    text, point = format_number(value, "share"), (at, place + beside)
+                    how = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+                    axes.annotate(text, point, xytext=(6, 0), **how)
+            if lowest <= row.median <= highest:
+                ends = [place - 0.36, place + 0.36]
+                axes.plot([row.median] * 2, ends, color=TEXT, linewidth=1.8, label="median")
+        if baseline is not None and lowest <= baseline <= highest:
+            axes.axvline(baseline, color=BASELINE, linewidth=1.2, linestyle="--", label="baseline")
+        axes.set_yticks(range(len(rows)), [row.label for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(visible=False, axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.set_xlabel(metric)
+        legend(axes)
+
+    described = "; ".join(
+        f"{row.label}: {', '.join(format_number(value, 'share') for value in row.values)}, "
+        f"median {format_number(row.median, 'share')}"
+        for row in rows
+    )
+    height = 1.1 + 0.42 * max(2, len(rows))
+    return render_svg(paint, prefix, f"{metric} of every run. {described}.", height)
+
+
+def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
+    """The lowest and highest value that are drawn where they are: a span beyond those that learned.
+
+    All values, if no run learned.
+    """
+    pairs = [pair for row in rows for pair in zip(row.values, row.degenerate, strict=True)]
+    values = [value for value, flag in pairs if not flag] or [value for value, _ in pairs]
+    span = max(max(values) - min(values), 0.01)
+    return min(values) - span, max(values) + span
+
+
+def beside_each_other(row: DotRow) -> list[float]:
+    """How far above or below its row each dot lies, so that equal values can be told apart."""
+    last = len(row.values) - 1
+    return [0.22 * (2 * i / last - 1) for i in range(last + 1)] if last else [0.0]
+
+
+def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
+    """The training losses of some runs against the update, as an SVG element.
+
+    Args:
+        lines: (one of `ROLES`, curve), the best run's last, so that it lies on top.
+        prefix: begins every id.
+    """
+    from matplotlib.ticker import FuncFormatter
+
+    def paint(axes: Any) -> None:
+        for role, line in lines:
+            dots = "." if len(line.values) < 20 else ""  # a line of one point cannot be seen
+            axes.plot(*thin(line), marker=dots, label=role, **ROLES[role])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.set_xlabel("update")
+        legend(axes)
+
+    described = "; ".join(
+        f"{role} from {format_number(line.values[0])} to {format_number(line.values[-1])}"
+        for role, line in lines
+    )
+    return render_svg(paint, prefix, f"Training loss: {described}.")
+
+
+def legend(axes: Any) -> None:
+    """One entry for each label, above the drawing, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    entries = dict(zip(labels, handles, strict=True))
+    axes.figure.legend(
+        entries.values(),
+        entries.keys(),
+        loc="outside upper right",
+        ncols=len(entries),
+        frameon=False,
+        fontsize=9,
+    )

@@ -1,14 +1,13 @@
-"""A run directory → `report.html`: one page that needs nothing else, not even a network.
+"""Write the report of a run: one HTML page that needs nothing else, not even a network.
 
-The numbers of a pre-training come from `journal.jsonl` alone; a fine-tuning has a page of its own,
-see `report_tuning.py`. Plots are drawn by matplotlib as SVG inside the page, with the page's own
-colours, so that they follow its light or dark appearance.
+The numbers of a pre-training run come from `journal.jsonl` alone; the report of a fine-tuning run
+is in `finetuning.py`. Matplotlib draws the plots as SVG inside the page, in the page's own colours,
+so that they follow its light or dark appearance.
 """
 
 from __future__ import annotations
 
 import math
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,17 @@ from typing import Any
 import numpy as np
 
 from bertkit.errors import BertkitError
-from bertkit.files import write_text
-from bertkit.report.html import (
-    card_list,
-    drawing,
-    field_title,
-    flatten_fields,
-    folded,
-    html_page,
-    html_table,
-    optional_json,
-)
+from bertkit.files import read_json, write_text
+from bertkit.report.html import field_title, flatten_fields, render_page
 from bertkit.report.plots import Plot, curve, draw_plot, format_number
 from bertkit.training.journal import JOURNAL, read_journal
 
 FINETUNING, RUN = "finetune.json", "run.json"
-"""What a folder of fine-tuning runs holds, and what each of its runs does."""
+"""The files that mark a folder of fine-tuning runs, and one of its runs."""
 
 OBJECTIVES = ("mlm", "lm", "rtd", "nsp", "sop")
 UNIGRAM = (("guessing by frequency (unigram entropy)", "unigram_entropy"),)
-COMMONEST = (("always the commonest piece", "most_frequent_accuracy"),)
+COMMONEST = (("always the most frequent token", "most_frequent_accuracy"),)
 COIN = ("a coin", 0.5)
 PLOTS = (
     Plot("Masked language model: loss", "mlm_loss", baselines=UNIGRAM),
@@ -49,7 +39,7 @@ PLOTS = (
         "Next sentence: accuracy",
         "nsp_accuracy",
         "share",
-        (COIN, ("always the commoner label", "nsp_majority")),
+        (COIN, ("always the more frequent label", "nsp_majority")),
     ),
     Plot("Sentence order: loss", "sop_loss", baselines=(("a coin (ln 2)", math.log(2)),)),
     Plot("Sentence order: accuracy", "sop_accuracy", "share", (COIN,)),
@@ -61,7 +51,7 @@ PLOTS = (
 
 
 class PretrainingReport:
-    """What the journal of one run says."""
+    """The journal of one run."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / JOURNAL
@@ -80,23 +70,23 @@ class PretrainingReport:
         self.ended = records[-1].get("reason", "") if records[-1].get("kind") == "end" else ""
 
     def baseline(self, name: str) -> float | None:
-        """What guessing reaches: on the examples of the last record, else on the first phase's."""
+        """Return a baseline: of the last record if it has one, else of the first phase."""
         found = self.final.get(name, self.baselines.get(name))
         return None if found is None else float(found)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """All records of a kind, in order."""
+        """Return all records of a kind, in order."""
         return self.kinds.get(kind, [])
 
     def changes(self) -> list[tuple[int, str]]:
-        """(step, label) of each change of phase that was reached."""
+        """Return (step, label) of each change of phase that was reached."""
         phases = self.start.get("phases") or []
         ends = accumulate(phase["steps"] for phase in phases)
         later = zip(ends, phases[1:], strict=False)
         return [(s, f"length {p['length']}") for s, p in later if s < self.last_step]
 
     def known(self, plot: Plot) -> list[tuple[str, float]]:
-        """The baselines of a plot that the journal has."""
+        """Return the baselines of a plot that the journal has."""
         values = [
             (label, self.baselines.get(value) if isinstance(value, str) else value)
             for label, value in plot.baselines
@@ -105,13 +95,12 @@ class PretrainingReport:
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into the folder of a pre-training or a fine-tuning.
+    """Write `report.html` into the folder of a pre-training or fine-tuning run.
 
-    It may be finished or still going on. The same files give the same page, byte for byte.
+    The run may still be training. The same files give the same page, byte for byte.
 
     Raises:
-        BertkitError: the folder is of neither kind, a file is damaged, or there is nothing to show
-            yet.
+        BertkitError: the folder holds no run, a file is damaged, or there is nothing to show yet.
     """
     if (run / FINETUNING).is_file():
         from bertkit.report.finetuning import finetuning_page  # imports torch
@@ -131,59 +120,62 @@ def write_report(run: Path) -> Path:
 
 
 def pretraining_page(run: Path) -> str:
-    """The report of a pre-training.
+    """Return the report of a pre-training run as HTML.
 
-    Reads `journal.jsonl` and, where they are there, `recipe.json`, `environment.json`,
-    `corpus.json` and `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns",
-    "rows"}}]}).
+    Reads `journal.jsonl` and, if they exist, `recipe.json`, `environment.json`, `corpus.json` and
+    `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns", "rows"}}]}).
 
     Raises:
         BertkitError: the journal is missing, damaged, or has no step yet.
     """
     content = PretrainingReport(run)
-    parts = [
-        pretraining_heading(content),
-        pretraining_cards(content),
-        f"<p>{escape(objective_text(content))}</p>",
-    ]
-    demo = optional_json(run / "demo.json") or {}
-    parts += [section(one) for one in demo.get("sections", [])]
-    figures = "\n".join(figure(content, plot) for plot in PLOTS)
-    parts.append(f'<h2>Training</h2><div class="plots">{figures}</div>')
-    parts.append(tables(content, run))
-    return html_page(f"{content.name}: bertkit report", parts)
+    return render_page(
+        "pretraining.html",
+        title=f"{content.name}: bertkit report",
+        name=content.name,
+        state=run_state(content),
+        cards=run_cards(content),
+        summary=summary_text(content),
+        sections=(optional_json(run / "demo.json") or {}).get("sections", []),
+        drawings=[drawing for plot in PLOTS for drawing in draw(content, plot)],
+        tables=[table for table in record_tables(content, run) if table[2]],
+    )
 
 
-def pretraining_heading(run: PretrainingReport) -> str:
-    """Title and state of the run."""
+def optional_json(path: Path) -> Any:
+    """Return a JSON file's value, or None if the file does not exist."""
+    return read_json(path) if path.is_file() else None
+
+
+def run_state(run: PretrainingReport) -> str:
+    """Say how far the run has come."""
     total = run.start.get("steps_total")
     of_total = f" of {total:,}" if isinstance(total, int) else ""
-    state = run.ended or "still going on, or killed"
+    state = run.ended or "still running, or killed"
     resumed = len(run.of("start")) - 1
     again = f"; resumed {resumed} time{'s' * (resumed > 1)}" if resumed > 0 else ""
-    line = f"Pre-training, {run.last_step:,}{of_total} steps: {state}{again}."
-    return f"<h1>{escape(run.name)}</h1><p>{escape(line)}</p>"
+    return f"Pre-training, {run.last_step:,}{of_total} steps: {state}{again}."
 
 
-def pretraining_cards(run: PretrainingReport) -> str:
-    """The headline numbers, each over what knowing nothing would give."""
+def run_cards(run: PretrainingReport) -> list[tuple[str, str, str]]:
+    """Return the headline numbers as (name, value, baseline)."""
     where = "held-out" if run.evaluations else "training"
     final, entropy = run.final, run.baselines.get("unigram_entropy")
     unigram = None if entropy is None else math.exp(entropy)
-    words, name = token_objective(final)
-    perplexity = final.get(f"{words}_perplexity")
+    key, name = token_objective(final)
+    perplexity = final.get(f"{key}_perplexity")
     shown = [
         (
             f"{where} {name} loss",
-            format_number(final.get(f"{words}_loss")),
+            format_number(final.get(f"{key}_loss")),
             f"unigram {format_number(entropy)}",
         ),
         (f"{where} perplexity", format_number(perplexity), f"unigram {format_number(unigram)}"),
     ]
     for label, field, known, than in (
-        (f"{name} accuracy", f"{words}_accuracy", "most_frequent_accuracy", "commonest piece"),
-        ("next-sentence accuracy", "nsp_accuracy", "nsp_majority", "commoner label"),
-        ("sentence-order accuracy", "sop_accuracy", "nsp_majority", "commoner label"),
+        (f"{name} accuracy", f"{key}_accuracy", "most_frequent_accuracy", "most frequent token"),
+        ("next-sentence accuracy", "nsp_accuracy", "nsp_majority", "more frequent label"),
+        ("sentence-order accuracy", "sop_accuracy", "nsp_majority", "more frequent label"),
     ):
         if field not in final:
             continue
@@ -195,30 +187,30 @@ def pretraining_cards(run: PretrainingReport) -> str:
         values = curve(run.steps, field).values
         if len(values):
             shown.append((label, format_number(float(np.median(values)), kind), "median"))
-    return card_list(shown)
+    return shown
 
 
-def objective_text(run: PretrainingReport) -> str:
-    """What the headline numbers mean, in sentences."""
+def summary_text(run: PretrainingReport) -> str:
+    """Say in sentences what the headline numbers mean."""
     where = "on held-out text" if run.evaluations else "on the training text (nothing is held out)"
     sentences = [f"All numbers are {where}, after {run.final['step']:,} steps."]
-    words, name = token_objective(run.final)
-    loss, entropy = run.final.get(f"{words}_loss"), run.baselines.get("unigram_entropy")
+    key, name = token_objective(run.final)
+    loss, entropy = run.final.get(f"{key}_loss"), run.baselines.get("unigram_entropy")
     if loss is not None and entropy is not None:
-        around = "around a gap" if words == "mlm" else "on one side"
-        side, meaning = ("below", f"the network uses the words {around}")
+        around = "around a gap" if key == "mlm" else "on one side"
+        side, meaning = ("below", f"the network uses the tokens {around}")
         if loss >= entropy:
-            side, meaning = ("above", "it has not yet learned more than how common each piece is")
+            side, meaning = ("above", "it has not yet learned more than how frequent each token is")
         sentences.append(
             f"{name} loss {format_number(loss)} is {format_number(abs(entropy - loss))} {side} the "
             f"unigram entropy {format_number(entropy)}, the loss of guessing by "
             f"frequency alone: {meaning}."
         )
-    pieces = "masked pieces" if words == "mlm" else "next pieces"
+    targets = "masked tokens" if key == "mlm" else "next tokens"
     for what, field, known, rival in (
-        (pieces, f"{words}_accuracy", "most_frequent_accuracy", "the commonest piece"),
-        ("next-sentence questions", "nsp_accuracy", "nsp_majority", "the commoner answer"),
-        ("sentence-order questions", "sop_accuracy", "nsp_majority", "the commoner answer"),
+        (targets, f"{key}_accuracy", "most_frequent_accuracy", "the most frequent token"),
+        ("next-sentence questions", "nsp_accuracy", "nsp_majority", "the more frequent answer"),
+        ("sentence-order questions", "sop_accuracy", "nsp_majority", "the more frequent answer"),
     ):
         share, base = run.final.get(field), run.baseline(known)
         if share is not None and base is not None:
@@ -230,15 +222,15 @@ def objective_text(run: PretrainingReport) -> str:
 
 
 def token_objective(final: dict[str, Any]) -> tuple[str, str]:
-    """The name of the words' objective in a record, and for reading."""
+    """Return the token objective of a record: its key and its name."""
     return ("lm", "LM") if "lm_loss" in final else ("mlm", "MLM")
 
 
-def figure(run: PretrainingReport, plot: Plot) -> str:
-    """One plot with its title, or nothing where the journal has no such numbers."""
+def draw(run: PretrainingReport, plot: Plot) -> list[tuple[str, str]]:
+    """Return (title, SVG) of a plot; nothing if the journal has no such numbers."""
     training, held_out = curve(run.steps, plot.field), curve(run.evaluations, plot.field)
     if not len(training.values) and not len(held_out.values):
-        return ""
+        return []
     svg = draw_plot(
         plot,
         training,
@@ -247,41 +239,37 @@ def figure(run: PretrainingReport, plot: Plot) -> str:
         changes=run.changes(),
         prefix=f"{plot.field}-",
     )
-    return drawing(plot.title, svg)
+    return [(plot.title, svg)]
 
 
-def section(content: dict[str, Any]) -> str:
-    """A section of `demo.json`: title, paragraphs and, where there is one, a table."""
-    paragraphs = "".join(f"<p>{escape(str(text))}</p>" for text in content.get("paragraphs", []))
-    rows = content.get("table")
-    body = html_table(rows["columns"], rows["rows"]) if rows else ""
-    return f"<section><h2>{escape(str(content['title']))}</h2>{paragraphs}{body}</section>"
-
-
-def tables(run: PretrainingReport, folder: Path) -> str:
-    """Everything else that is known of the run, folded away."""
+def record_tables(
+    run: PretrainingReport, folder: Path
+) -> list[tuple[str, list[str], list[list[Any]]]]:
+    """Return everything else that is known of the run as (title, columns, rows)."""
     names = ("loss", "perplexity", "accuracy")
     every = [f"{objective}_{name}" for objective in OBJECTIVES for name in names]
     found = {name for record in run.of("evaluation") for name in record}
-    measured = ["step", *(name for name in every if name in found)]
-    parts = []
+    tables = []
     for title, kind, columns in (
-        ("Held-out measurements", "evaluation", measured),
+        (
+            "Held-out measurements",
+            "evaluation",
+            ["step", *(name for name in every if name in found)],
+        ),
         ("Checkpoints", "checkpoint", ["step", "path", "seconds"]),
         ("Notes", "note", ["step", "message"]),
     ):
         rows = [[record.get(column) for column in columns] for record in run.of(kind)]
-        parts.append((title, [field_title(name) for name in columns], rows))
+        tables.append((title, [field_title(name) for name in columns], rows))
     known = {key: value for key, value in run.start.items() if key not in {"kind", "time"}}
     for title, value in (
         ("Before the first step", known),
-        ("Recipe", optional_json(folder / "recipe.json")),
-        ("Environment", optional_json(folder / "environment.json")),
-        ("Corpus", optional_json(folder / "corpus.json")),
+        *(
+            (file.capitalize(), optional_json(folder / f"{file}.json"))
+            for file in ("recipe", "environment", "corpus")
+        ),
     ):
-        parts.append(
+        tables.append(
             (title, ["field", "value"], [list(row) for row in flatten_fields(value or {})])
         )
-    return "\n".join(
-        folded(title, html_table(columns, rows)) for title, columns, rows in parts if rows
-    )
+    return tables

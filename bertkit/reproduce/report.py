@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
-from bertkit.report.html import drawing, folded, html_page, html_table
+from bertkit.report.html import render_page
 from bertkit.report.plots import HELD_OUT, TRAINING, render_svg
 from bertkit.reproduce.experiments import PERPLEXITY
 
@@ -48,30 +47,31 @@ def as_markdown(outcome: dict[str, Any], level: int = 2) -> str:
 
 
 def as_page(outcome: dict[str, Any]) -> str:
-    """All tables, and a drawing of figure 5, as one HTML page."""
-    scale = outcome["scale"]
-    parts = [
-        "<h1>The paper's tables, reproduced</h1>",
-        f"<p>Scale: {escape(scale['title'])}; {scale['seeds']} seeds of every tuning.</p>",
-        *(f"<p>{escape(remark)}</p>" for remark in outcome["remarks"]),
-    ]
+    """Return all tables, and a drawing of figure 5, as one HTML page."""
+    tables = []
     for found in outcome["tables"]:
-        parts.append(
-            f"<h2>{escape(table_heading(found))}</h2><p>{escape(table_summary(found))}</p>"
-        )
-        if found["key"] == "figure-5" and any(cell["n"] for cell in found["cells"]):
-            parts.append(drawing("Ours: the range of the seeds and their median", curves(found)))
         columns, rows = table_body(found)
-        parts.append(
-            html_table(columns, [[cell.replace("**", "") for cell in row] for row in rows])
+        is_drawn = found["key"] == "figure-5" and any(cell["n"] for cell in found["cells"])
+        tables.append(
+            {
+                "heading": table_heading(found),
+                "summary": table_summary(found),
+                "drawing": curves(found) if is_drawn else "",
+                "columns": columns,
+                "rows": [[cell.replace("**", "") for cell in row] for row in rows],
+                "claims": claim_rows(found),
+                "notes": table_notes(found),
+            }
         )
-        if claims := claim_rows(found):
-            parts.append(f"<h3>The paper's findings</h3>{html_table(CLAIM_COLUMNS, claims)}")
-        parts.append(
-            "<ul>" + "".join(f"<li>{escape(n)}</li>" for n in table_notes(found)) + "</ul>"
-        )
-    parts.append(folded("The networks", html_table(*network_table(outcome["networks"]))))
-    return html_page("The paper's tables, reproduced", parts)
+    return render_page(
+        "reproduction.html",
+        title="The paper's tables, reproduced",
+        scale=outcome["scale"],
+        remarks=outcome["remarks"],
+        tables=tables,
+        claim_columns=CLAIM_COLUMNS,
+        networks=network_table(outcome["networks"]),
+    )
 
 
 def table_heading(found: dict[str, Any]) -> str:

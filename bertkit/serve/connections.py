@@ -8,7 +8,6 @@ where there are too many connections, the one that has been idle longest makes r
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,9 +18,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from bertkit.serve.limits import Limits
+from bertkit.serve.limits import LOG, Limits
 
-LOG = logging.getLogger("bertkit.serve")
 RESERVE = 16
 """Connections beyond the cap; on these only /health and /ready are answered."""
 SPARE_FILES = 48

@@ -6,6 +6,7 @@ body that it is about. The routes answer with it as JSON, in the form that OpenA
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from bertkit.errors import BertkitError
 from bertkit.tasks.task import PREDICTION_TOKENS
 
+LOG = logging.getLogger("bertkit.serve")
 MAX_INPUTS = 2048
 """Inputs of one request; OpenAI's limit for embeddings."""
 MAX_TOKENS = 65_536

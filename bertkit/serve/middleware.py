@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import random
 import re
 import time
@@ -22,10 +21,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertkit.serve.batching import Turns
-from bertkit.serve.limits import Limits, RefusedError, answer_too_large
+from bertkit.serve.limits import LOG, Limits, RefusedError, answer_too_large
 from bertkit.serve.service import Service, notes
 
-LOG = logging.getLogger("bertkit.serve")
 REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 GUARDED = ("/v1/", "/metrics")
 """Where the token is asked for; the rest tells nothing of the models' work."""
@@ -77,7 +75,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request = given if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
-        answer = Answer(send, self.serving, request, body)
+        answer = BoundedResponse(send, self.serving, request, body)
         self._count(1)
         context = notes.set(noted)
         try:
@@ -221,7 +219,7 @@ class BoundedBody:
         self.parts, self.limits = receive, limits
         self.size = 0
         self.end = asyncio.get_running_loop().time() + limits.deadline
-        self.logging: asyncio.Task[None] | None = None
+        self.watcher: asyncio.Task[None] | None = None
         self.gone = False
         """Whether the sender has left, and the task that answers was cancelled."""
 
@@ -231,7 +229,7 @@ class BoundedBody:
         Raises:
             HTTPException: 413 as soon as there are too many bytes, 408 where they do not come.
         """
-        if self.logging is not None:
+        if self.watcher is not None:
             return await self.parts()
         try:
             async with asyncio.timeout_at(self.end):
@@ -248,13 +246,13 @@ class BoundedBody:
         if not message.get("more_body"):
             answering = asyncio.current_task()
             assert answering is not None
-            self.logging = asyncio.create_task(self._watch(answering))
+            self.watcher = asyncio.create_task(self._watch(answering))
         return message
 
     def stop_watching(self) -> None:
         """The answer begins."""
-        if self.logging is not None:
-            self.logging.cancel()
+        if self.watcher is not None:
+            self.watcher.cancel()
 
     async def _watch(self, answering: asyncio.Task[Any]) -> None:
         """Once the body is there, the next message says that the sender has left."""
@@ -263,7 +261,7 @@ class BoundedBody:
         answering.cancel()
 
 
-class Answer:
+class BoundedResponse:
     """A request's answer, bounded in size, with the headers that all have.
 
     Args:

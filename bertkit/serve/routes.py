@@ -67,7 +67,7 @@ def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
     }
 
 
-def named(found: Predicted) -> dict[str, Any]:
+def tuple_response(found: Predicted) -> dict[str, Any]:
     """The body of an answer whose predictions are tuples of names and values."""
     return run_route(found, [one._asdict() for one in found.result])
 
@@ -85,7 +85,7 @@ def task_routes(serving: Service) -> APIRouter:
         size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
         found = await serving.predict("classify", asked.model, asked.inputs, size, text_examples)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
-        return await serving.respond(numbers, named, found)
+        return await serving.respond(numbers, tuple_response, found)
 
     @routes.post(
         "/regress",
@@ -95,7 +95,7 @@ def task_routes(serving: Service) -> APIRouter:
     async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
         size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
         found = await serving.predict("regress", asked.model, asked.inputs, size, text_examples)
-        return await serving.respond(len(asked.inputs), named, found)
+        return await serving.respond(len(asked.inputs), tuple_response, found)
 
     @routes.post(
         "/choose",
@@ -110,7 +110,7 @@ def task_routes(serving: Service) -> APIRouter:
         )
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)
         numbers = sum(2 + len(one.choices) for one in asked.inputs)
-        return await serving.respond(numbers, named, found)
+        return await serving.respond(numbers, tuple_response, found)
 
     @routes.post(
         "/tag", summary="Tags of words, and entities", response_model=Predictions[answers.Tagging]

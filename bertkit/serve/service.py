@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
@@ -17,14 +16,13 @@ from starlette.responses import Response
 from bertkit.errors import BertkitError, nearest
 from bertkit.serve.batching import PreparedRequest, compute_thread
 from bertkit.serve.connections import Connections
-from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits, RefusedError, not_finite
+from bertkit.serve.limits import CHARACTERS_OF_TOKEN, LOG, Limits, RefusedError, not_finite
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import ServedModel, load_and_try
 from bertkit.serve.schemas import Usage
 
 Result = TypeVar("Result")
 
-LOG = logging.getLogger("bertkit.serve")
 
 SHORT = 4096
 """Characters that are cut into pieces at once; a longer request goes to another thread. Handing

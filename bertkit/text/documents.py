@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.text.lines import NumberedRow, TextCounts, check_length, split_rows, text_lines
+from bertkit.text.lines import NumberedRow, TextCounts, check_line_length, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, FORMATS, Source, find_sources, one_line, open_binary
 
 __all__ = ["Source", "TextCounts", "find_sources", "read_documents"]
@@ -76,7 +76,9 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
             start, size = (start, size) if lines else (number, 0)
             lines.append(line)
             size += len(line)
-            check_length(f"{source.path}:{start}", size, "no blank line, which ends a document,")
+            check_line_length(
+                f"{source.path}:{start}", size, "no blank line, which ends a document,"
+            )
         elif lines:
             yield start, "\n".join(lines)
             lines = []
@@ -105,7 +107,7 @@ def wikiextractor_documents(
         else:
             lines.append(line)
             size += len(line)
-            check_length(f"{source.path}:{start}", size, "no </doc>")
+            check_line_length(f"{source.path}:{start}", size, "no </doc>")
     if lines is not None:
         counts.note("unclosed <doc>, kept", f"{source.path}:{start}")
         yield start, "\n".join(lines)

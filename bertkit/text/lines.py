@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, BinaryIO, Self
 
-from bertkit.errors import BertkitError, printable
+from bertkit.errors import BertkitError, escape_line_breaks
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 READ_BYTES = 1 << 20
@@ -128,13 +128,13 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
             number, size = number + lines.count(b"\n") + 1, 0
         pending.append(rest)
         size += len(rest)
-        check_length(f"{path}:{number}", size, "no line end")
+        check_line_length(f"{path}:{number}", size, "no line end")
         block = stream.read(READ_BYTES)
     if last := b"".join(pending):
         yield unix(last)
 
 
-def check_length(place: str, size: int, missing: str) -> None:
+def check_line_length(place: str, size: int, missing: str) -> None:
     """Refuse what never ends, before it takes all memory.
 
     Args:
@@ -197,7 +197,7 @@ def check_encoding(head: bytes, path: str) -> None:
 def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
     """What was left out or changed, how often, and where first."""
     return [
-        printable(
+        escape_line_breaks(
             f"counted: {reason}: {count:,}"
             + (f" (first: {examples[reason]})" if reason in examples else "")
         )
@@ -260,7 +260,7 @@ def split_rows(
         nonlocal size
         for _, line in lines:
             size += len(line)
-            check_length(f"{source.path}:{start}", size, "no end of the row that begins here")
+            check_line_length(f"{source.path}:{start}", size, "no end of the row that begins here")
             yield line if ends else f"{line}\n"
 
     # strict: an unclosed quote would otherwise swallow the rest of the file

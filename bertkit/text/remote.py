@@ -75,7 +75,7 @@ def missing_package(url: str, error: ImportError) -> BertkitError:
 
 
 @contextmanager
-def open_remote(url: str) -> Iterator[BinaryIO]:
+def open_url(url: str) -> Iterator[BinaryIO]:
     """Open a file behind a URL for reading."""
     with fsspec.open(url, "rb", **time_limits(url)) as file:
         yield cast("BinaryIO", io.BufferedReader(RemoteStream(file), COMPRESSED_BYTES))

@@ -19,7 +19,7 @@ from bertkit.errors import BertkitError
 
 WINDOW = 4000
 """Characters; 5 of 337,000 lines of English Wikipedia are longer."""
-STEPS = 8
+WINDOW_STEPS = 8
 """The most windows that read a character: of "A.A.A." the library ends a sentence at the first dot
 alone, and a window that moved on by two characters would read nearly the same again."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
@@ -115,7 +115,7 @@ def segment_windows(code: str, line: str) -> Iterator[str]:
             yield "".join([*unfinished, pieces[0]])
             yield from pieces[1:]
             unfinished.clear()
-            if len(last) > WINDOW - WINDOW // STEPS:
+            if len(last) > WINDOW - WINDOW // WINDOW_STEPS:
                 pieces.append(last)
                 unfinished.append(last)
         else:

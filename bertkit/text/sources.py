@@ -224,9 +224,9 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
     """Open a local file or an fsspec URL for reading, decompressing by its extension on the way."""
     with ExitStack() as stack:
         if "://" in path:
-            from bertkit.text.remote import open_remote
+            from bertkit.text.remote import open_url
 
-            stream: BinaryIO = stack.enter_context(open_remote(path))
+            stream: BinaryIO = stack.enter_context(open_url(path))
         else:
             stream = stack.enter_context(Path(path).open("rb"))
         opener = DECOMPRESSORS.get(PurePosixPath(path).suffix.lower())

@@ -50,7 +50,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 KEPT = "\0"  # behind a mark that step 4 keeps and NFD orders; step 1 drops the text's own
 COMBINING = range(0x20000)  # no code point above has a combining class
-REMEMBERED_CHARACTERS = 1 << 16  # of a table; about 15 MB
+MAX_TABLE_CHARACTERS = 1 << 16  # of a table; about 15 MB
 
 Sourced = tuple[str, int]
 """A character and the index in the raw text of the character it came from."""
@@ -72,7 +72,7 @@ class CharacterTable(dict[int, str | None]):
         self.rule = rule
 
     def __missing__(self, code_point: int) -> str | None:
-        if len(self) >= REMEMBERED_CHARACTERS:
+        if len(self) >= MAX_TABLE_CHARACTERS:
             self.clear()
         self[code_point] = replacement = self.rule(chr(code_point))
         return replacement

@@ -38,7 +38,7 @@ from bertkit.tokenizer.normalize import align_words, replace_surrogates, split_w
 __all__ = ["SPECIAL_TOKENS", "Encoding", "PairEncoding", "Tokenizer"]
 
 REMEMBERED_WORDS = 1 << 18  # about 50 MB
-REMEMBERED_CHARACTERS = 64  # of a word; longer ones rarely come back
+MAX_CACHED_CHARACTERS = 64  # of a word; longer ones rarely come back
 
 
 class Encoding(NamedTuple):
@@ -75,7 +75,7 @@ class WordIds(dict[str, tuple[int, ...]]):
             ids = tuple(token.id for token in self.model.tokenize(word))
         except UnicodeEncodeError:  # a lone surrogate is in no vocabulary
             ids = (self.unk_id,)
-        if len(word) <= REMEMBERED_CHARACTERS:
+        if len(word) <= MAX_CACHED_CHARACTERS:
             if len(self) >= REMEMBERED_WORDS:
                 self.clear()
             self[word] = ids

@@ -12,9 +12,9 @@ import pytest
 from bertkit.cli.explain import explain_command
 from bertkit.errors import BertkitError
 from bertkit.explain import page as module
-from bertkit.explain.page import as_bytes, explanation_page, write_page
+from bertkit.explain.page import explanation_page, weight_bytes, write_page
+from bertkit.explain.sections import SECTIONS
 from bertkit.explain.trace import Trace
-from bertkit.explain.wording import SECTIONS
 from tests.explain.conftest import PAIR, TEXT
 from tests.test_report import Page
 
@@ -72,11 +72,11 @@ def test_the_question_of_the_pairs_is_named(trace: Trace) -> None:
 
 def test_data_cannot_end_the_script(trace: Trace) -> None:
     """No vocabulary is trusted, either: a piece may be anything."""
-    bad = trace.tokens[3]._replace(seen="</script><b>", piece="<i>&")
+    bad = trace.tokens[3]._replace(shown="</script><b>", token="<i>&")
     text = explanation_page(replace(trace, tokens=[*trace.tokens[:3], bad, *trace.tokens[4:]]))
     assert Page(text).tags.count("script") == 2
     assert "</script><b>" not in text
-    assert data_of(text)["pieces"][3] == "</script><b>"
+    assert data_of(text)["tokens"][3] == "</script><b>"
 
 
 def test_every_section_is_there_with_its_place(text: str) -> None:
@@ -84,7 +84,7 @@ def test_every_section_is_there_with_its_place(text: str) -> None:
     for key, section in SECTIONS.items():
         if key != "task":
             assert key in page.ids
-            assert section.place in page.prose()
+            assert section.source in page.prose()
             for file in section.modules:
                 assert file in page.prose()
 
@@ -92,14 +92,14 @@ def test_every_section_is_there_with_its_place(text: str) -> None:
 def test_the_weights_of_the_page_are_the_networks(trace: Trace, text: str) -> None:
     data = data_of(text)
     shape = trace.inside.attention.shape
-    assert (data["layers"], data["heads"], len(data["pieces"])) == shape[:3]
+    assert (data["layers"], data["heads"], len(data["tokens"])) == shape[:3]
     stored = np.frombuffer(base64.b64decode(data["weights"]), np.uint8).reshape(shape)
     np.testing.assert_allclose((stored / 255) ** 2, trace.inside.attention, atol=4e-3)
     np.testing.assert_allclose(data["entropy"], trace.inside.entropy.mean(-1), atol=1e-3)
 
 
 def test_small_weights_are_not_lost() -> None:
-    assert list(as_bytes(np.array([0, 1e-5, 0.01, 1]))) == [0, 1, 26, 255]
+    assert list(weight_bytes(np.array([0, 1e-5, 0.01, 1]))) == [0, 1, 26, 255]
 
 
 def test_the_script_finds_its_elements(text: str) -> None:
@@ -115,11 +115,11 @@ def test_numbers_of_the_page(trace: Trace, text: str) -> None:
     assert f"MLM loss {trace.mlm_loss:.3f} {len(trace.targets)} targets, seed 5" in prose
     assert f"Mean loss: {trace.mlm_loss:.4f}." in prose
     assert f"second text follows {trace.next_probability:.1%}" in prose
-    positions = [[str(target.position), target.piece, target.kind] for target in trace.targets]
-    assert [row[:3] for row in page.rows if row[:3] in positions] == positions
+    positions = [[str(target.position), target.token, target.kind] for target in trace.targets]
+    assert [row[:3] for row in page.rows if len(row) == 7 and row[:3] in positions] == positions
     for token in trace.tokens[:5]:
         assert any(
-            row[1:4] == [token.piece, str(token.id), str(token.segment)] for row in page.rows
+            row[1:4] == [token.token, str(token.id), str(token.segment)] for row in page.rows
         )
 
 
@@ -140,7 +140,7 @@ def test_what_is_left_out_is_said(trace: Trace) -> None:
 
 
 def test_too_many_weights_for_a_page(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_WEIGHTS", 600)
+    monkeypatch.setattr(module, "MAX_PAGE_WEIGHTS", 600)
     with pytest.raises(BertkitError, match=f"from {len(trace.tokens)} to 10 tokens"):
         explanation_page(trace)
 

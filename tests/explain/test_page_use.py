@@ -33,13 +33,13 @@ def page(chromium: Any, trace: Trace, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def said(page: Any) -> tuple[str, str]:
-    """What is chosen, and what the token looks at."""
+    """What is chosen, and what the token attends to."""
     return page.text_content("#chosen"), page.text_content("#looks")
 
 
 def places(looks: str) -> tuple[int, int]:
-    """The token of a sentence on looking, and the one that it looks at most."""
-    found = re.match(r".* \((\d+)\) looks at .*? \((\d+)\) ", looks)
+    """The token of a sentence on looking, and the one that it attends to most."""
+    found = re.match(r".* \((\d+)\) attends to .*? \((\d+)\) ", looks)
     assert found, looks
     return int(found[1]), int(found[2])
 
@@ -91,4 +91,4 @@ def test_a_place_of_the_map_is_named(page: Any, trace: Trace) -> None:
     last = len(trace.tokens) - 1
     looks = said(page)[1]
     assert places(looks) == looked_at(trace, 1, 1, last)
-    assert f"; at {trace.tokens[last].piece} ({last}) " in looks
+    assert f"; at {trace.tokens[last].token} ({last}) " in looks

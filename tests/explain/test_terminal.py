@@ -10,9 +10,9 @@ import pytest
 import rich.console
 
 from bertkit.errors import BertkitError
+from bertkit.explain.sections import SECTIONS
 from bertkit.explain.terminal import digit, print_explanation
 from bertkit.explain.trace import Trace, trace_example
-from bertkit.explain.wording import SECTIONS
 
 
 def printed(trace: Trace, *, layer: int | None = None, head: int | None = None) -> str:
@@ -43,7 +43,7 @@ def test_the_numbers_are_the_traces(trace: Trace) -> None:
     assert "Layer 3 of 3, mean of the heads" in text
     row = trace.inside.attention[-1].mean(0)[0]
     best = int(row.argmax())
-    named = re.escape(f"{trace.tokens[best].seen} ({best}) {row[best]:.0%}")
+    named = re.escape(f"{trace.tokens[best].shown} ({best}) {row[best]:.0%}")
     assert re.search(rf"^ 0 +\[CLS\] +{named}", text, flags=re.MULTILINE)
     assert f"{trace.inside.embeddings[0, 3]:.3f}" in text
 

@@ -14,9 +14,9 @@ from transformers import BertForPreTraining
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
+from bertkit.explain.sections import SECTIONS
 from bertkit.explain.steps import attention_weights, finish, look_inside, mask, masked_ids
 from bertkit.explain.trace import Trace, trace_example
-from bertkit.explain.wording import SECTIONS
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.task_heads import ClassificationModel, TokenClassificationModel
@@ -124,11 +124,11 @@ def test_guesses(trace: Trace) -> None:
         assert shares == sorted(shares, reverse=True)
         assert len(shares) == 5
         if guess.rank <= 5:
-            assert dict(guess.top).get(target.piece) == pytest.approx(guess.probability)
+            assert dict(guess.top).get(target.token) == pytest.approx(guess.probability)
 
 
 def test_the_sequence(trace: Trace) -> None:
-    pieces = [token.piece for token in trace.tokens]
+    pieces = [token.token for token in trace.tokens]
     first = pieces.index("[SEP]")
     assert pieces[0] == "[CLS]"
     assert pieces.count("[SEP]") == 2
@@ -136,12 +136,12 @@ def test_the_sequence(trace: Trace) -> None:
     assert [token.segment for token in trace.tokens[: first + 1]] == [0] * (first + 1)
     assert {token.segment for token in trace.tokens[first + 1 :]} == {1}
     for token in trace.tokens:
-        if token.text < 0:
-            assert token.piece in {"[CLS]", "[SEP]"}
-        elif token.piece != "[UNK]":
-            raw = (TEXT, PAIR)[token.text][token.start : token.end]
-            assert raw.lower() == token.piece.removeprefix("##")
-    changed = {i for i, token in enumerate(trace.tokens) if token.seen != token.piece}
+        if token.text_index < 0:
+            assert token.token in {"[CLS]", "[SEP]"}
+        elif token.token != "[UNK]":
+            raw = (TEXT, PAIR)[token.text_index][token.start : token.end]
+            assert raw.lower() == token.token.removeprefix("##")
+    changed = {i for i, token in enumerate(trace.tokens) if token.shown != token.token}
     assert changed == {t.position for t in trace.targets if t.kind != "kept"}
 
 
@@ -150,11 +150,11 @@ def test_masks_are_the_papers(tokenizer: Tokenizer) -> None:
     for seed in range(400):
         tokens, targets = mask(tokenizer, (TEXT, PAIR), options, seed, masked=True)
         assert len(targets) == round(0.15 * len(tokens))
-        assert all(tokens[target.position].text >= 0 for target in targets)
+        assert all(tokens[target.position].text_index >= 0 for target in targets)
         for target in targets:
             kinds[target.kind] += 1
-            assert tokens[target.position].piece == target.piece
-            assert tokens[target.position].seen == target.shown
+            assert tokens[target.position].token == target.token
+            assert tokens[target.position].shown == target.shown
     total = kinds.total()
     assert kinds["[MASK]"] / total == pytest.approx(0.8, abs=0.03)
     assert kinds["random"] / total == pytest.approx(0.1, abs=0.03)
@@ -164,7 +164,7 @@ def test_masks_are_the_papers(tokenizer: Tokenizer) -> None:
     assert again != mask(tokenizer, (TEXT, PAIR), options, 8, masked=True)
     unread, targets = mask(tokenizer, (TEXT, PAIR), options, 7, masked=False)
     assert targets == again[1]
-    assert all(token.seen == token.piece for token in unread)
+    assert all(token.shown == token.token for token in unread)
 
 
 def test_masking_is_that_of_the_models_recipe(
@@ -204,7 +204,7 @@ def test_a_model_without_heads_shows_the_rest(
     assert "cls.predictions" in trace.left_out["mlm"]
     assert not trace.masked
     assert trace.targets
-    assert all(token.seen == token.piece for token in trace.tokens)
+    assert all(token.shown == token.token for token in trace.tokens)
     assert trace.guesses == []
     assert trace.pooled is not None
     assert trace.inside.difference < 1e-5
@@ -222,7 +222,7 @@ def test_a_model_without_pairs_has_no_trained_pooler(
 
 
 @pytest.mark.parametrize(
-    ("direction", "asked"), [("left_to_right", "next piece"), ("right_to_left", "piece before")]
+    ("direction", "asked"), [("left_to_right", "next token"), ("right_to_left", "previous token")]
 )
 def test_a_model_of_one_direction_masks_nothing(
     tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path, direction: str, asked: str
@@ -288,7 +288,7 @@ def test_genuine_weights() -> None:
 def test_bad_requests(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match=r"has 103 tokens .* at most 96; .* shorten it by 7"):
         trace_example(directory, "river " * 99, "stone")
-    with pytest.raises(BertkitError, match="has no piece"):
+    with pytest.raises(BertkitError, match="has no tokens"):
         trace_example(directory, "river", " ")
     with pytest.raises(BertkitError, match="fill-mask"):
         trace_example(directory, "river [MASK] stone")
@@ -305,12 +305,12 @@ def test_sections_name_files_that_exist(key: str) -> None:
     assert section.modules
     for module in section.modules:
         assert (ROOT / module).is_file()
-    assert "section" in section.place
+    assert "section" in section.source
 
 
 def test_the_table_of_the_documents_is_that_of_the_code() -> None:
     rows = table_rows((ROOT / "docs/explain.md").read_text())
     assert rows == [
-        [section.title, section.place, ", ".join(f"`{file}`" for file in section.modules)]
+        [section.title, section.source, ", ".join(f"`{file}`" for file in section.modules)]
         for section in SECTIONS.values()
     ]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.explain.steps import Match, cuts, match, normalisation, printable
+from bertkit.explain.steps import Match, match, normalize, printable, tokenize_words
 from bertkit.tokenizer.normalize import split_words
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
@@ -23,23 +23,23 @@ TEXTS = st.text(
 def test_the_steps_and_the_cuts_are_the_tokenizers(lowercase: bool, compat: str, text: str) -> None:
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=lowercase, compat=compat)
     encoding = tokenizer.encode(text)
-    found = cuts(text, encoding, tokenizer)
-    assert [piece for cut in found for piece in cut.pieces] == encoding.pieces
-    for cut in found:
-        if cut.pieces != ("[UNK]",) and cut.pieces[0] not in SPECIAL_TOKENS:
-            assert tuple(one.piece for one in cut.matches) == cut.pieces
+    found = tokenize_words(text, encoding, tokenizer)
+    assert [piece for word in found for piece in word.tokens] == encoding.pieces
+    for word in found:
+        if word.tokens != ("[UNK]",) and word.tokens[0] not in SPECIAL_TOKENS:
+            assert tuple(one.token for one in word.matches) == word.tokens
     if compat == "google":
         words = split_words(text, lowercase=lowercase, strip_accents=lowercase)
-        assert [cut.word for cut in found] == words
-        assert normalisation(text, tokenizer)[-1].text.split() == words
-        for cut in found:
-            if cut.pieces == ("[UNK]",) and cut.matches:
-                assert cut.matches[-1].piece == ""
+        assert [word.word for word in found] == words
+        assert normalize(text, tokenizer)[-1].text.split() == words
+        for word in found:
+            if word.tokens == ("[UNK]",) and word.matches:
+                assert word.matches[-1].token == ""
 
 
 def test_every_step_shows_its_work() -> None:
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True)
-    stages = normalisation("Né\u200be\xa0漢b.", tokenizer)
+    stages = normalize("Né\u200be\xa0漢b.", tokenizer)
     assert [stage.text for stage in stages] == [
         "Né\u200be\xa0漢b.",
         "Née 漢b.",
@@ -49,10 +49,10 @@ def test_every_step_shows_its_work() -> None:
         "nee 漢 b .",
     ]
     cased = Tokenizer.from_vocabulary(VOCABULARY, lowercase=False)
-    unused = [stage for stage in normalisation("Né", cased) if "not done" in stage.remark]
-    assert [stage.name for stage in unused] == ["lower-cased", "accents off"]
+    unused = [stage for stage in normalize("Né", cased) if "skipped" in stage.remark]
+    assert [stage.name for stage in unused] == ["lower-cased", "accents stripped"]
     assert {stage.text for stage in unused} == {"Né"}
-    assert normalisation("abc", tokenizer)[1].remark == "nothing to do"
+    assert normalize("abc", tokenizer)[1].remark == "nothing to do"
 
 
 def test_the_longest_match_is_tried_first() -> None:
@@ -66,9 +66,9 @@ def test_the_longest_match_is_tried_first() -> None:
 
 def test_a_word_that_is_too_long_is_unknown_untried() -> None:
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=True, max_word_characters=4)
-    [cut] = cuts("abcde", tokenizer.encode("abcde"), tokenizer)
-    assert (cut.word, cut.pieces, cut.matches) == ("abcde", ("[UNK]",), ())
-    assert (cut.start, cut.end) == (0, 5)
+    [word] = tokenize_words("abcde", tokenizer.encode("abcde"), tokenizer)
+    assert (word.word, word.tokens, word.matches) == ("abcde", ("[UNK]",), ())
+    assert (word.start, word.end) == (0, 5)
 
 
 def test_what_cannot_be_seen_is_written_out() -> None:

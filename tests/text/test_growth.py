@@ -15,7 +15,7 @@ import pytest
 from bertkit.corpus import blocks
 from bertkit.corpus.clean import CleanOptions, judge_document
 from bertkit.datasets.tabular import read_rows
-from bertkit.explain.steps import normalisation
+from bertkit.explain.steps import normalize
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.windows import context_windows, text_windows
 from bertkit.text import sentences
@@ -136,7 +136,7 @@ def test_time_grows_with_the_text(step: str, tmp_path: Path) -> None:
 def test_ids_and_offsets_grow_with_the_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
     for encode in (
         lambda text, _: tokenizer.encode(text),
-        lambda text, _: normalisation(text, tokenizer),
+        lambda text, _: normalize(text, tokenizer),
         lambda text, _: blocks.tokenize_block([text], tokenizer, "en", 0.0),
     ):
         slow = [name for name, unit in PATTERNS.items() if grows_too_fast(encode, unit, tmp_path)]
@@ -182,7 +182,7 @@ def test_no_character_is_read_by_more_than_some_windows(
         read, text = 0, unit * (20_000 // len(unit))
         found = split_sentences(text, "en")
         assert "".join("".join(found).split()) == "".join(text.split())
-        assert read <= sentences.STEPS * len(text)
+        assert read <= sentences.WINDOW_STEPS * len(text)
 
 
 def test_long_sentences_are_cut_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:

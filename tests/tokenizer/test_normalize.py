@@ -182,7 +182,7 @@ def test_a_text_of_many_characters_leaves_little_behind(monkeypatch: pytest.Monk
     tables = (normalize.CLEAN, normalize.STRIP_AND_SPLIT, normalize.DECOMPOSE)
     for table in tables:
         table.clear()
-    monkeypatch.setattr(normalize, "REMEMBERED_CHARACTERS", 100)
+    monkeypatch.setattr(normalize, "MAX_TABLE_CHARACTERS", 100)
     assert split_words(text, **rules) == words
     assert [word.text for word in align_words(text, **rules)] == words
     assert max(map(len, tables)) <= 100

@@ -149,7 +149,7 @@ def test_offsets_equal_those_of_the_library(data: Path, name: str) -> None:
 
 def test_words_that_are_no_longer_remembered(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     monkeypatch.setattr("bertkit.tokenizer.wordpiece.REMEMBERED_WORDS", 50)
-    monkeypatch.setattr("bertkit.tokenizer.wordpiece.REMEMBERED_CHARACTERS", 6)
+    monkeypatch.setattr("bertkit.tokenizer.wordpiece.MAX_CACHED_CHARACTERS", 6)
     assert_lines_agree(
         Tokenizer.load(data / "vocab" / "bert-base-cased-vocab.txt"), wikipedia(data, 100)
     )

@@ -107,7 +107,7 @@ def inside(arguments: Sequence[str], place: Path, moment: Moment | None, told: i
     """What the child does; its exit status."""
     import torch
 
-    from bertkit.cli.app import program
+    from bertkit.cli.app import run_program
 
     sys.argv = ["bertkit", *arguments]
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
@@ -118,7 +118,7 @@ def inside(arguments: Sequence[str], place: Path, moment: Moment | None, told: i
     status = 0
     os.write(told, BEGUN)
     try:
-        program()
+        run_program()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:  # what a user would see as a traceback

@@ -3,8 +3,8 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("trace").textContent);
-  const {pieces, layers, heads, entropy} = data;
-  const n = pieces.length;
+  const {tokens: names, layers, heads, entropy} = data;
+  const n = names.length;
   const bytes = Uint8Array.from(atob(data.weights), (c) => c.charCodeAt(0));
   const element = (id) => document.getElementById(id);
   const [grid, tokens, map] = ["heads", "tokens", "map"].map(element);
@@ -79,10 +79,10 @@
   }
 
   function buildTokens() {
-    pieces.forEach((piece, index) => {
+    names.forEach((name, index) => {
       const button = document.createElement("button"), share = document.createElement("small");
       button.type = "button";
-      button.append(piece, share);
+      button.append(name, share);
       button.addEventListener("pointerenter", () => look(index));
       button.addEventListener("focus", () => look(index));
       button.addEventListener("click", () => look(index));
@@ -122,9 +122,9 @@
       button.tabIndex = index === from ? 0 : -1;
     });
     const best = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 5);
-    const named = best.map((i) => `${pieces[i]} (${i}) ${percent(row[i])}`).join(", ");
-    element("looks").textContent = `${pieces[from]} (${from}) looks at ${named}` +
-      (to < 0 ? "" : `; at ${pieces[to]} (${to}) ${percent(row[to])}`);
+    const named = best.map((i) => `${names[i]} (${i}) ${percent(row[i])}`).join(", ");
+    element("looks").textContent = `${names[from]} (${from}) attends to ${named}` +
+      (to < 0 ? "" : `; at ${names[to]} (${to}) ${percent(row[to])}`);
     drawMap();
   }
 
@@ -150,17 +150,17 @@
     if (!margin) return;
     context.font = `${Math.min(12, cell)}px system-ui, sans-serif`;
     context.textBaseline = "middle";
-    pieces.forEach((piece, index) => {
+    names.forEach((name, index) => {
       const middle = margin + (index + 0.5) * cell;
       context.fillStyle = styled(index === state.from ? "--held-out" : "--text");
       context.textAlign = "right";
-      context.fillText(piece, margin - 4, middle, margin - 6);
+      context.fillText(name, margin - 4, middle, margin - 6);
       context.save();
       context.translate(middle, margin - 4);
       context.rotate(-Math.PI / 2);
       context.fillStyle = styled("--text");
       context.textAlign = "left";
-      context.fillText(piece, 0, 0, margin - 6);
+      context.fillText(name, 0, 0, margin - 6);
       context.restore();
     });
   }
