@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertkit.cli.features import read_lines
 from bertkit.cli.predict import input_columns, is_swag, known_inputs
 from bertkit.config import FLATTEN
 from bertkit.datasets.user_files import Columns, read_user_file
@@ -18,6 +17,7 @@ from bertkit.export.export import Check, export_model
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import text_sequences
 from bertkit.outputs import REPLACED, TEXT
+from bertkit.predict.text_vectors import read_lines
 from bertkit.tasks.benchmarks import OFFICIAL, read_split
 from bertkit.tasks.data import check_labelled
 from bertkit.tasks.task import check_segments

@@ -16,7 +16,7 @@ from cyclopts import App
 from rich.markup import escape
 from rich.table import Table
 
-from bertkit.cli.embed import embed_command, similar_command
+from bertkit.cli.features import embed_command, similar_command
 from bertkit.config import FLATTEN
 from bertkit.datasets.examples import QuestionExample, TextExample, WordsExample
 from bertkit.datasets.glue import GLUE

@@ -9,6 +9,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Annotated
 
+from bertkit.cli.options import Device, Precision
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.serve.limits import Limits
@@ -21,8 +22,8 @@ def serve_command(
     *models: str,
     host: str = "127.0.0.1",
     port: int = 8000,
-    precision: str = "auto",
-    device: str = "auto",
+    precision: Precision = "auto",
+    device: Device = "auto",
     token_file: Path | None = None,
     allowed_hosts: tuple[str, ...] = (),
     log_requests: bool = True,
@@ -41,10 +42,6 @@ def serve_command(
         The address to listen at; 0.0.0.0 for all of this machine's.
     port
         The port; 0 for any that is free.
-    precision
-        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     token_file
         Holds the token that clients must send (Authorization: Bearer ...); the variable
         BERTKIT_TOKEN does the same.

@@ -120,6 +120,7 @@ def extract(
         BertkitError: layers that are unknown, that the model lacks or whose weights are missing,
             or windows that do not fit the model.
     """
+    device = torch.device(device)
     layers, positions = extraction.layers, encoder.config.max_position_embeddings
     check_layers(layers, encoder.config)
     if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":

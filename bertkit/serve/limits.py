@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.tasks.task import PREDICTION_TOKENS
 
 LOG = logging.getLogger("bertkit.serve")
 MAX_INPUTS = 2048
@@ -50,7 +49,7 @@ class Limits:
 
     max_queue_tokens: int = 65_536
     """Tokens that may wait for each model; a request beyond that is answered with 429."""
-    max_batch_tokens: int = PREDICTION_TOKENS
+    max_batch_tokens: int = 8192
     """Tokens that a thread computes at once, and each model has up to two; a larger request stands
     alone."""
     deadline: float = 30.0

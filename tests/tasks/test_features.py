@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.cli.app import main
-from bertkit.cli.features import read_lines
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.features import FeatureModel, save_feature_model
 from bertkit.predict.features import Extraction, extract
+from bertkit.predict.text_vectors import read_lines
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 

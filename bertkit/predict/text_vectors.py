@@ -1,0 +1,224 @@
+"""From a file of texts to a file of vectors: hidden states (paper section 5.3) or embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.datasets.tabular import read_rows, require_all
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder
+from bertkit.model.features import is_weighted, load_feature_model
+from bertkit.predict.embeddings import Embedder, load_embedder, text_chunks
+from bertkit.predict.feature_files import feature_format, write_features
+from bertkit.predict.features import WHOLE, Extraction, TextFeatures, extract
+from bertkit.tasks.data import describe_losses
+from bertkit.tasks.task import NOTHING_UNKNOWN, unknown_of_text
+from bertkit.text.documents import TextCounts, read_documents
+from bertkit.text.lines import describe_skipped, plain_lines
+from bertkit.text.sources import find_sources
+from bertkit.training.device import choose_device, choose_precision
+from bertkit.training.journal import Console
+
+ADVICE = "correct it, so that the vectors stay those of the rows"
+
+
+def extract_file(
+    model: Path,
+    file: str,
+    out: Path,
+    extraction: Extraction = WHOLE,
+    *,
+    format: str = "auto",  # noqa: A002
+    column: str = "text",
+    precision: str = "fp32",
+    device: str = "auto",
+) -> None:
+    """Write a model's hidden states for the texts of a file, in order.
+
+    Args:
+        model: a model directory, a run directory, or a Google checkpoint.
+        file: the texts; see `read_lines`.
+        out: the file to write.
+        extraction: which layers, and how they are pooled.
+        format: "safetensors", "parquet", "npy", or "auto" for the ending of `out`.
+        column: the column of the text, in formats that have columns.
+        precision: "fp32", "bf16" or "auto".
+        device: "auto", "cpu", "cuda", ...
+
+    Raises:
+        BertkitError: the model, the file or a setting cannot be used; the message says why.
+    """
+    feature_format(out, format)  # refused before the model is loaded
+    start, where = read_pretrained(model), choose_device(device)
+    encoder = start.build(Encoder, keep_head=False).model.to(where)
+    mix = learned_layer_mix(model, start, extraction.layers)
+    counts = TextCounts()
+    with Console() as console:
+        console.start(None, title="features", unit="texts")
+        found = extract(
+            encoder,
+            start.tokenizer,
+            read_lines(file, column, counts),
+            extraction,
+            mix=None if mix is None else mix.to(where),
+            device=where,
+            precision=choose_precision(precision, where),
+        )
+        details = {"model": str(model), "layers": extraction.layers, "pooling": extraction.pooling}
+        progress = VectorProgress(console)
+        write_features(out, progress.follow(found), format, details)
+        progress.report(counts)
+        console.say(
+            f"{out}: {progress.texts:,} texts, {progress.rows:,} vectors of {progress.width:,} "
+            f"numbers, {describe_losses(progress.windowed, {}, progress.unknown)}"
+        )
+
+
+def embed_file(
+    model: Path,
+    file: str,
+    out: Path,
+    *,
+    format: str = "auto",  # noqa: A002
+    column: str = "text",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    cut: bool = False,
+    precision: str = "auto",
+    device: str = "auto",
+) -> None:
+    """Write one vector for every text of a file, in order.
+
+    Args:
+        model: a model directory, also of sentence-transformers, or a run directory.
+        file: the texts; see `read_lines`.
+        out: the file to write.
+        format: "safetensors", "parquet", "npy", or "auto" for the ending of `out`.
+        column: the column of the text, in formats that have columns.
+        pooling: see `load_embedder`.
+        normalize: see `load_embedder`.
+        cut: whether text beyond the model's length is dropped, and counted, instead of being read
+            through windows.
+        precision: see `load_embedder`.
+        device: see `load_embedder`.
+
+    Raises:
+        BertkitError: the model, the file or a setting cannot be used; the message says why.
+    """
+    feature_format(out, format)  # refused before the model is loaded
+    embedder = load_embedder(
+        model, device=device, precision=precision, pooling=pooling, normalize=normalize
+    )
+    counts = TextCounts()
+    with Console() as console:
+        console.start(None, title="embedding", unit="texts")
+        progress = VectorProgress(console)
+        found = text_embeddings(embedder, read_lines(file, column, counts), progress, cut=cut)
+        details = {"model": str(model), "normalize": embedder.settings.normalize}
+        details |= {"pooling": embedder.settings.pooling, "precision": embedder.mode}
+        write_features(out, progress.follow(found), format, details)
+        progress.report(counts)
+        console.say(
+            f"{out}: {progress.texts:,} vectors of {progress.width:,} numbers, "
+            f"{describe_losses(progress.windowed, {'texts cut': progress.cut}, progress.unknown)}"
+        )
+
+
+def text_embeddings(
+    embedder: Embedder, texts: Iterable[str], progress: VectorProgress, *, cut: bool
+) -> Iterator[TextFeatures]:
+    """Yield the vector of each text; `progress.cut` counts the texts that lose their ends."""
+    for chunk in text_chunks(texts):
+        encoded = embedder.encode(chunk, windows=not cut)
+        progress.cut += sum(text.cut > 0 for text in encoded)
+        for text, vector in zip(encoded, embedder.vectors(encoded), strict=True):
+            unknown = unknown_of_text(text.parts, embedder.tokenizer.unk_id)
+            yield TextFeatures(vector[None], [], [], len(text.parts), unknown)
+
+
+class VectorProgress:
+    """Counts the texts that pass and shows how many there were."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.texts = self.rows = self.width = self.windowed = self.cut = 0
+        self.unknown = NOTHING_UNKNOWN
+
+    def follow(self, found: Iterable[TextFeatures]) -> Iterator[TextFeatures]:
+        """Pass on the same features."""
+        for text in found:
+            self.texts += 1
+            self.rows += len(text.vectors)
+            self.width = text.vectors.shape[1]
+            self.windowed += text.windows > 1
+            self.unknown = self.unknown.plus(text.unknown)
+            yield text
+            self.console.update({"done": self.texts, "vectors": self.rows})
+
+    def report(self, counts: TextCounts) -> None:
+        """End the progress bar and say what was noted about the texts."""
+        self.console.close()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            self.console.say(line)
+
+
+def learned_layer_mix(model: Path, start: PretrainedWeights, layers: str) -> Tensor | None:
+    """Return the weights of a weighted sum of layers, if the model was tuned with it."""
+    if not is_weighted(layers) or start.details.get("layers") != layers:
+        return None
+    mix = load_feature_model(model_folder(model)).mix
+    return None if mix is None else mix.detach()
+
+
+def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
+    """Yield every text of a file: lines of plain text, or one column of any tabular format.
+
+    An empty text is yielded, too, so that the vectors keep the numbers of the rows.
+
+    Args:
+        file: a file, folder, glob, URL or `hf:NAME`.
+        column: the column of the text, in formats that have columns.
+        counts: is told of empty texts and of files of unknown type.
+
+    Raises:
+        BertkitError: the file is absent or damaged, or a row has no text in that column.
+    """
+    for source in find_sources([file]):
+        if source.format == "wikiextractor":
+            yield from read_documents(source, counts)
+        elif source.format == "text":
+            for number, line in plain_lines(source, counts):
+                if not line.strip():
+                    counts.note("empty text, kept", f"{source.path}:{number}")
+                yield line
+        elif source.format == "unknown":
+            counts.note("file of unknown type", source.path)
+        else:
+            found = TextCounts()  # of rows alone: a file that is no text loses none
+            for place, row in read_rows(source.path, found, source.format, columns=[column]):
+                require_all(found, ADVICE)
+                text = row_text(row[column], column, place)
+                if not text.strip():
+                    found.note("empty text, kept", place)
+                yield text
+            require_all(found, ADVICE)
+            counts += found
+
+
+def row_text(value: object, column: str, place: str) -> str:
+    """Return a field as text, a number too; "" if it is null.
+
+    Raises:
+        BertkitError: the field holds something else.
+    """
+    if value is None or value != value:  # noqa: PLR0124 - NaN, where a data frame has no text
+        return ""
+    if not isinstance(value, str | int | float):
+        raise BertkitError(
+            f"{place}: '{column}' holds {str(value)[:40]!r}, which is not text; name another column"
+        )
+    return str(value)
