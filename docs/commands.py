@@ -1,4 +1,4 @@
-"""The page of the command line, `commands.md`, made from the verbs themselves.
+"""The page of the command line, `commands.md`, made from the commands themselves.
 
 python -m docs.commands    rewrite it; a test compares it with the code and with `--help`
 """
@@ -21,18 +21,18 @@ from bertkit.training.recipe import PretrainRecipe
 PAGE = Path(__file__).with_name("commands.md")
 HEAD = """# Commands
 
-Every verb with every flag, made from the code by `python -m docs.commands`. `bertkit VERB --help`
-shows the same, and the fields of a recipe where the verb has them: these are in
-[recipes](recipes.md). Verbs stand in the order of the story; what is bold must be given. Tab
-completes verbs and flags after `bertkit --install-completion`.
+Every command with every flag, made from the code by `python -m docs.commands`. `bertkit COMMAND
+--help` shows the same, and also the fields of a recipe if the command takes one;
+[recipes](recipes.md) describes those. Bold arguments are required. Tab completes commands and flags
+after `bertkit --install-completion`.
 """
 RECIPE = {field.name for field in dataclasses.fields(PretrainRecipe)}
 """Sections of a recipe: flags such as --training.seed are left to recipes.md."""
 KINDS = {"Path": "PATH", "str": "TEXT", "int": "NUMBER", "float": "NUMBER"}
 
 
-def verbs() -> Iterator[tuple[str, App]]:
-    """Every verb by its full name, and the verbs within verbs."""
+def every_command() -> Iterator[tuple[str, App]]:
+    """Yield every command with its full name, subcommands too."""
     app = application()
     for name in app:
         if not name.startswith("-"):
@@ -42,9 +42,9 @@ def verbs() -> Iterator[tuple[str, App]]:
                     yield f"{name} {inner}", app[name][inner]
 
 
-def description(verb: Any) -> str:
+def description(command: Any) -> str:
     """A function's docstring without its parameters."""
-    text = inspect.getdoc(verb) or ""
+    text = inspect.getdoc(command) or ""
     return re.split(r"\n+Parameters\n-+\n", text)[0].strip()
 
 
@@ -71,7 +71,7 @@ def default_of(argument: Argument) -> str:
 
 
 def rows(app: App) -> Iterator[tuple[str, str, str]]:
-    """(flag or place, meaning, default) of everything that a verb takes."""
+    """(flag or place, meaning, default) of everything that a command takes."""
     sections = set()
     for argument in app.assemble_argument_collection(parse_docstring=True):
         section, _, field = argument.name.removeprefix("--").partition(".")
@@ -100,9 +100,9 @@ def named(argument: Argument) -> str:
 
 
 def sections_of_page() -> Iterator[str]:
-    """The page, a verb at a time."""
+    """The page, one command at a time."""
     yield HEAD
-    for name, app in verbs():
+    for name, app in every_command():
         level = "###" if " " in name else "##"
         yield f"{level} {name}\n"
         if app.default_command is None:

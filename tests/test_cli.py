@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertkit.cli.app import COMMANDS, GROUPS, application, main
+from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application, main
 from bertkit.cli.evaluate import evaluate_command
 from bertkit.cli.export import export_command
 from bertkit.cli.launch import parse_words
@@ -59,7 +59,7 @@ def text(tmp_path: Path, corpus_text: str) -> str:
     return str(path)
 
 
-def test_the_whole_story_verb_by_verb(
+def test_the_whole_story_command_by_command(
     text: str, recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Raw text to a filled mask: learn, prepare, pretrain, report, predict."""
@@ -155,19 +155,19 @@ def test_mistakes_are_one_clear_line(
     assert not list(tmp_path.rglob("*.tmp*"))
 
 
-@pytest.mark.parametrize("verb", [*COMMANDS, "predict fill-mask", "vocab extend"])
-def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(*verb.split(), "--help")
+@pytest.mark.parametrize("command", [*COMMANDS, "predict fill-mask", "vocab extend"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*command.split(), "--help")
     shown = capsys.readouterr().out
     assert shown.startswith("Usage:")
-    assert "--" in shown or verb in GROUPS
+    assert "--" in shown or command in SUBCOMMANDS
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     run("--help")
     shown = capsys.readouterr().out
-    for verb in COMMANDS:
-        assert verb in shown
+    for command in COMMANDS:
+        assert command in shown
     run("--version")
     assert capsys.readouterr().out.strip() == "0.1.0"
 
@@ -262,7 +262,7 @@ def test_a_device_without_room_is_one_clear_line(
     monkeypatch.setattr("bertkit.cli.app.parse", full)
     run("pretrain", "tiny", status=2)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the device's memory is full; take less at a time")
+    assert line.startswith("error: the device is out of memory")
 
     def other(*_: object) -> None:
         raise RuntimeError("something else")
@@ -459,13 +459,19 @@ def test_counted_losses_are_told_by_learn(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["embed", "model", "texts.txt"], "no verb 'embed'; it is bertkit predict embed"),
-        (["pretrian"], "no verb 'pretrian'; did you mean 'pretrain'?"),
-        (["predict", "fil-mask", "m"], "no verb 'predict fil-mask'; did you mean 'predict fill-"),
-        (["vocab", "extent"], "no verb 'vocab extent'; did you mean 'vocab extend'?"),
+        (
+            ["embed", "model", "texts.txt"],
+            "there is no command 'embed'; it is bertkit predict embed",
+        ),
+        (["pretrian"], "no command 'pretrian'; did you mean 'pretrain'?"),
+        (
+            ["predict", "fil-mask", "m"],
+            "no command 'predict fil-mask'; did you mean 'predict fill-",
+        ),
+        (["vocab", "extent"], "no command 'vocab extent'; did you mean 'vocab extend'?"),
     ],
 )
-def test_a_misspelt_verb_is_answered_with_the_right_one(
+def test_a_misspelt_command_is_answered_with_the_right_one(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -474,9 +480,9 @@ def test_a_misspelt_verb_is_answered_with_the_right_one(
     assert message in capsys.readouterr().err
 
 
-def test_groups_name_all_their_verbs() -> None:
-    for verb, own in GROUPS.items():
-        group = getattr(importlib.import_module(f"bertkit.cli.{verb}"), f"{verb}_application")
+def test_groups_name_all_their_subcommands() -> None:
+    for command, own in SUBCOMMANDS.items():
+        group = getattr(importlib.import_module(f"bertkit.cli.{command}"), f"{command}_application")
         assert {name for name in group if not name.startswith("-")} == set(own)
 
 
@@ -491,7 +497,7 @@ def main():
     print("written, but in a buffer")
     sys.exit(3)
 cli.main = main
-cli.program()
+cli.run_program()
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -31,7 +31,7 @@ def work(app, words):
         time.sleep(60)
 
 cli.parse = work
-cli.program()
+cli.run_program()
 """
 LOST = """
         class Lost:
@@ -76,7 +76,7 @@ def test_a_signal_leaves_nothing_behind(act: str, name: str, tmp_path: Path) -> 
     """Not even one that comes twice, or at a moment from which Python passes no exception on."""
     done = python("-c", WORK.replace("{act}", act.strip()), str(tmp_path), name)
     assert done.returncode == 128 + getattr(signal, name)
-    assert done.stderr.splitlines() == ["stopped; run the same command to go on"]
+    assert done.stderr.splitlines() == ["stopped; run the same command again to resume"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -154,7 +154,7 @@ def test_any_character_can_be_printed_in_any_encoding(encoding: str) -> None:
 import json, sys
 from bertkit.cli import app as cli
 cli.parse = lambda *_: print(json.dumps(TEXT, ensure_ascii=False)) or print(TEXT, file=sys.stderr)
-cli.program()
+cli.run_program()
 """
     text = "Zoë מודל 王 👩 \udc80"
     done = python(

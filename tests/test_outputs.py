@@ -13,7 +13,7 @@ from bertkit.cli.app import application, main
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.outputs import OWN_FILES, Read, Written, mark_of, matches, types_in
-from docs.commands import verbs
+from docs.commands import every_command
 from tests.test_cli import TOY
 
 INPUTS = {"--model", "--tokenizer", "--ensemble", "--start", "--path", "--store"}
@@ -29,7 +29,7 @@ NO_PATHS = {
 """Parameters of text that name no file, in the commands that write."""
 COMMANDS = {
     name: [a for a in app.assemble_argument_collection() if a.parse]
-    for name, app in verbs()
+    for name, app in every_command()
     if app.default_command is not None
 }
 WRITING = {

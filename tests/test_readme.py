@@ -13,7 +13,7 @@ import pytest
 from benchmarks import charts, tables
 from bertkit import ModelConfig, Tokenizer
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.app import COMMANDS, GROUPS, application
+from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application
 from bertkit.config import shipped_recipes
 from bertkit.model.task_heads import ClassificationModel, SpanModel, TokenClassificationModel
 from tests.markdown import DOCUMENTS, ROOT, blocks, commands, section
@@ -87,7 +87,7 @@ def test_a_wrong_flag_would_be_noticed() -> None:
 
 def test_the_overview_shows_every_command() -> None:
     shown = {words[1] for words in commands(OVERVIEW) if words[0] == "bertkit"}
-    assert {*COMMANDS, *GROUPS} - {"demo"} <= shown
+    assert {*COMMANDS, *SUBCOMMANDS} - {"demo"} <= shown
     assert "bertkit demo" in README
 
 

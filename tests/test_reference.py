@@ -18,15 +18,15 @@ from tests.markdown import ROOT, section, table_rows
 
 REFERENCE = (ROOT / "docs/reference.md").read_text()
 COMMANDS = (ROOT / "docs/commands.md").read_text()
-VERBS = [name for name, _ in commands.verbs()]
+NAMES = [name for name, _ in commands.every_command()]
 WIDE = 1000
 """Columns in which nothing is broken over lines."""
 
 
-def help_of(verb: str, width: int) -> str:
+def help_of(command: str, width: int) -> str:
     """What --help prints."""
     file = io.StringIO()
-    application().help_print(verb.split(), console=Console(width=width, file=file))
+    application().help_print(command.split(), console=Console(width=width, file=file))
     return file.getvalue()
 
 
@@ -35,9 +35,9 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[`*\\]", "", text.replace("│", " ")).split())
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_fits_into_80_columns(verb: str) -> None:
-    assert max(map(len, help_of(verb, 80).splitlines())) <= 80
+@pytest.mark.parametrize("command", NAMES)
+def test_help_fits_into_80_columns(command: str) -> None:
+    assert max(map(len, help_of(command, 80).splitlines())) <= 80
 
 
 def test_the_page_of_commands_is_made_from_the_code() -> None:
@@ -45,27 +45,27 @@ def test_the_page_of_commands_is_made_from_the_code() -> None:
     assert commands.page() == COMMANDS
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_page_of_commands_says_what_help_says(verb: str) -> None:
-    level = "###" if " " in verb else "##"
-    part = re.split(r"\n##+ ", COMMANDS.split(f"\n{level} {verb}\n")[1])[0]
+@pytest.mark.parametrize("command", NAMES)
+def test_the_page_of_commands_says_what_help_says(command: str) -> None:
+    level = "###" if " " in command else "##"
+    part = re.split(r"\n##+ ", COMMANDS.split(f"\n{level} {command}\n")[1])[0]
     found = table_rows(part) if "\n| " in part else []
     rows = [row for row in found if "SECTION.FIELD" not in row[0]]
-    printed = plain(help_of(verb, WIDE))
+    printed = plain(help_of(command, WIDE))
     for what, meaning, *_ in rows:
         assert all(flag in printed for flag in re.findall(r"--[a-z][\w-]*", what)), what
         assert plain(meaning) in printed, (what, meaning)
     shown = set(re.findall(r"--[a-z][\w.-]*", " ".join(row[0] for row in rows)))
-    flags = re.findall(r"^│ [* ]*((?:--[a-z][\w.-]* ?)+)", help_of(verb, WIDE), re.MULTILINE)
+    flags = re.findall(r"^│ [* ]*((?:--[a-z][\w.-]* ?)+)", help_of(command, WIDE), re.MULTILINE)
     fields = {flag for text in flags for flag in text.split() if "." in flag}
     printed_flags = {flag for text in flags for flag in text.split()} - fields
-    assert printed_flags - {"--help", "--version"} <= shown | places(verb)
+    assert printed_flags - {"--help", "--version"} <= shown | places(command)
     assert bool(fields) == ("SECTION.FIELD" in part)
 
 
-def places(verb: str) -> set[str]:
+def places(command: str) -> set[str]:
     """Flags that are given by their place as a rule."""
-    app = dict(commands.verbs())[verb]
+    app = dict(commands.every_command())[command]
     if app.default_command is None:
         return set()
     return {

@@ -1,1 +1,1 @@
-"""One module a verb of the command line, loaded when the verb is used."""
+"""The commands, one module each, imported when the command is used."""

@@ -1,4 +1,4 @@
-"""The command line, `bertkit VERB`: each verb is one function in `bertkit.cli`."""
+"""The command line, `bertkit COMMAND`: each command is one function in `bertkit.cli`."""
 
 from __future__ import annotations
 
@@ -22,63 +22,63 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.outputs import check_output_files
 from bertkit.processes import is_alone, rank
 
-NO_ROOM = (
-    "the device's memory is full; take less at a time, with the same result: pretrain "
+NO_DEVICE_MEMORY = (
+    "the device is out of memory; use smaller batches, which give the same result: pretrain "
     "--training.accumulate 2 or more (in a new --out; `bertkit plan` says what fits), finetune "
-    "--max-tokens 4096 or fewer; or give --device cpu"
+    "--max-tokens 4096 or fewer; or use --device cpu"
 )
-NO_MEMORY = "the memory is full; take less at a time, or use a machine with more of it"
-NO_FILES = "too many files are open; allow more of them (ulimit -n) or use fewer processes"
+NO_MEMORY = "this machine is out of memory; use smaller batches or fewer processes"
+NO_FILES = "too many files are open; raise the limit (ulimit -n) or use fewer processes"
 ALLOCATION = re.compile(
     "(can't|cannot|unable to|failed to) (allocate|map|mmap|start new thread)|not enough memory"
 )
-"""What libraries say of memory that they do not get."""
-STORY = {
+"""What libraries say when an allocation fails."""
+COMMAND_GROUPS = {
     "Start": {
-        "demo": "Pre-train and tune a small BERT on text that every Python has.",
+        "demo": "Pre-train and fine-tune a small BERT on text that comes with Python.",
     },
     "Text": {
-        "clean": "Drop duplicates and poor documents from text.",
+        "clean": "Remove duplicates and low-quality documents from text.",
         "learn": "Learn a WordPiece vocabulary from text.",
         "vocab": "Extend or measure a vocabulary.",
         "prepare": "Turn text into a token store.",
     },
     "Pre-training": {
-        "plan": "Say what a pre-training run takes: memory, speed, time, cost.",
+        "plan": "Estimate what a pre-training run takes: memory, speed, time, cost.",
         "pretrain": "Pre-train a BERT from text or a token store.",
-        "launch": "Pre-train in many processes, on one machine or on many.",
+        "launch": "Pre-train with many processes, on one machine or several.",
         "report": "Write a run's report as one HTML page.",
-        "doctor": "Say what is wrong with a pre-training run or a corpus, and what to change.",
+        "doctor": "Find what is wrong with a pre-training run or a corpus, and say what to change.",
     },
     "Tasks": {
-        "finetune": "Tune a model on labelled data: one run, or a grid of settings and seeds.",
-        "evaluate": "Score tuned models on a data set, or write its official file.",
+        "finetune": "Fine-tune a model on labelled data: one run, or a grid of settings and seeds.",
+        "evaluate": "Score fine-tuned models on a data set, or write its official file.",
         "submit": "Collect GLUE predictions into the zip file of its server.",
         "features": "Write a model's hidden states for the texts of a file.",
     },
     "Use": {
         "predict": "Use a trained model.",
-        "serve": "Answer over HTTP with one model or several.",
+        "serve": "Serve one or several models over HTTP.",
         "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",
         "explain": "Follow one example through a model, from characters to losses.",
     },
     "The paper": {
-        "reproduce": "Run the paper's tables and figure at some scale, beside the paper's numbers.",
+        "reproduce": "Reproduce the paper's tables and figure at a chosen scale.",
     },
 }
-COMMANDS = {verb: text for verbs in STORY.values() for verb, text in verbs.items()}
-GROUPS = {
+COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
+SUBCOMMANDS = {
     "predict": ("embed", "fill-mask", "next-sentence", "similar"),
     "vocab": ("extend", "measure"),
 }
-"""Verbs with verbs of their own."""
+"""Commands with subcommands."""
 
 
 def application(asked: str | None = None) -> App:
-    """The cyclopts app with every verb registered by name.
+    """Build the cyclopts app with every command registered by name.
 
     Args:
-        asked: the verb of the command line: its own help is its whole docstring.
+        asked: the command that was given; its own help shows its whole docstring.
     """
     app = App(
         name="bertkit",
@@ -89,24 +89,24 @@ def application(asked: str | None = None) -> App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,
     )
-    for number, (title, verbs) in enumerate(STORY.items()):
+    for number, (title, commands) in enumerate(COMMAND_GROUPS.items()):
         group = Group(title, sort_key=number)
-        for place, (verb, text) in enumerate(verbs.items()):
-            target = f"{verb}_application" if verb in GROUPS else f"{verb}_command"
-            shown = None if verb == asked else text
+        for index, (name, text) in enumerate(commands.items()):
+            target = f"{name}_application" if name in SUBCOMMANDS else f"{name}_command"
+            shown = None if name == asked else text
             app.command(
-                f"bertkit.cli.{verb}:{target}", name=verb, sort_key=place, group=group, help=shown
+                f"bertkit.cli.{name}:{target}", name=name, sort_key=index, group=group, help=shown
             )
     app.register_install_completion_command(
-        help="Let the Tab key complete verbs and flags in this shell."
+        help="Let the Tab key complete commands and flags in this shell."
     )
     return app
 
 
 def check_values(arguments: ArgumentCollection) -> None:
-    """Refuse what the library would take for something else.
+    """Reject values that the library would misread.
 
-    These are lists with commas, NaN, and fractions for whole-number flags, which it rounds.
+    These are lists with commas, NaN, and fractions for whole-number flags, which it would round.
     """
     for argument in arguments:
         several = get_origin(argument.hint) in (tuple, list)
@@ -129,7 +129,7 @@ def check_values(arguments: ArgumentCollection) -> None:
 def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Fill in the fields of the recipe that the RECIPE argument names (a cyclopts config).
 
-    Flags given on the command line win over the file.
+    Flags on the command line override the file.
     """
     check_values(arguments)
     check_output_files(arguments)
@@ -139,33 +139,35 @@ def recipe_flags(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
 
 
 def check_command(words: Sequence[str]) -> None:
-    """Refuse a verb that is not there, and say which one may be meant.
+    """Reject an unknown command and suggest the one that may be meant.
 
     Raises:
-        BertkitError: the first word is a verb of a group, or no verb; or the second is like a verb
-            of the group, and no file.
+        BertkitError: the first word is a subcommand or not a command; or the second resembles a
+            subcommand and is not a file.
     """
-    verb, second, *_ = [*words, "", ""]
-    if not verb or verb.startswith("-"):
+    name, second, *_ = [*words, "", ""]
+    if not name or name.startswith("-"):
         return
-    for group, own in GROUPS.items():
-        if verb in own:
-            raise BertkitError(f"no verb '{verb}'; it is bertkit {group} {verb}")
-    if verb not in COMMANDS:
-        raise BertkitError(f"no verb '{verb}'{nearest(verb, COMMANDS)}")
-    own = GROUPS.get(verb, ())
+    for group, own in SUBCOMMANDS.items():
+        if name in own:
+            raise BertkitError(f"there is no command '{name}'; it is bertkit {group} {name}")
+    if name not in COMMANDS:
+        raise BertkitError(f"there is no command '{name}'{nearest(name, COMMANDS)}")
+    own = SUBCOMMANDS.get(name, ())
     close = difflib.get_close_matches(second, own, n=1, cutoff=0.8)
     if close and second not in own and not Path(second).exists():
-        raise BertkitError(f"no verb '{verb} {second}'; did you mean '{verb} {close[0]}'?")
+        raise BertkitError(
+            f"there is no command '{name} {second}'; did you mean '{name} {close[0]}'?"
+        )
 
 
 def reason_of(error: Exception) -> str | None:
-    """What to say of an error that is none of ours; None for one that is a fault of the program."""
+    """Explain an error that another library raised; None if it is a bug in bertkit."""
     text = str(error)
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return NO_MEMORY
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, which not every verb imports
-        return NO_ROOM
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which not every command imports
+        return NO_DEVICE_MEMORY
     if isinstance(error, RuntimeError | ImportError) and ALLOCATION.search(text):
         return NO_MEMORY
     if not isinstance(error, OSError):
@@ -182,7 +184,7 @@ def say(line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and exit: 0 if it did its work, 2 on a user's error, 128 + n after signal n."""
+    """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         check_command(words)
@@ -194,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt as end:
         stop_looking()
-        say("stopped; run the same command to go on")
+        say("stopped; run the same command again to resume")
         sys.exit(128 + getattr(end, "number", signal.SIGINT))
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         sys.exit(1)
@@ -208,11 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_program() -> None:
-    """What the command `bertkit` runs: `main`, but one of several ranks ends without Python's end.
+    """Run `main` as the program `bertkit`; one of several ranks skips Python's own shutdown.
 
-    A thread of gloo that lets go of a collective's tensor while the interpreter comes to its end
-    aborts the process, and groups that DDP or FSDP2 hold keep their threads after
-    `destroy_process_group`. By then everything is written and closed.
+    A gloo thread that releases a collective's tensor while the interpreter shuts down aborts the
+    process, and the groups of DDP and FSDP2 keep their threads after `destroy_process_group`. By
+    then everything has been written and closed.
     """
     take_streams()
     if sys.argv[1:2] != ["serve"]:

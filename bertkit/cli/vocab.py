@@ -218,5 +218,5 @@ def print_report(report: dict[str, Any], title: str) -> None:
 
 
 vocab_application = App(name="vocab", help="Extend or measure a vocabulary.")
-for name, verb in (("extend", extend_command), ("measure", measure_command)):
-    vocab_application.command(verb, name=name)
+vocab_application.command(extend_command, name="extend")
+vocab_application.command(measure_command, name="measure")

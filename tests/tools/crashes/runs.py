@@ -60,7 +60,7 @@ def warm() -> None:
              "torch.utils.tensorboard")  # fmt: skip
     for name in (*heavy, "bertkit.export.directories", "bertkit.predict.load"):
         import_module(name)
-    for verb in ("clean", "embed", "export", "features", "learn", "predict", "prepare", "vocab"):
+    for verb in ("clean", "export", "features", "learn", "predict", "prepare", "vocab"):
         import_module(f"bertkit.cli.{verb}")
     for verb in ("finetune", "pretrain"):
         vars(import_module(f"bertkit.cli.{verb}"))["write_report"] = lambda out: out
