@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 from bertkit.errors import BertkitError
@@ -163,21 +163,33 @@ def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Begin processes that no signal to the whole group kills before they can ignore it.
+    """Start processes that no signal to the whole group kills before they can ignore it.
 
-    They are born with Ctrl-C and SIGTERM blocked; this process gets those after the block.
+    They are born with Ctrl-C and SIGTERM blocked. This process handles those after the block, even
+    if the system delivers them to another of its threads: a worker whose parent stops between
+    starting it and sending it its work would print a traceback.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # by itself it would begin in the block, and unblock both
+    resource_tracker.ensure_running()  # by itself it would start in the block, and unblock both
+    received: list[int] = []
+    handlers: dict[signal.Signals, Any] = {}
+    if current_thread() is main_thread():  # the only one that runs Python's handlers
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not None:  # one that Python can put back
+                handlers[number] = signal.signal(number, lambda number, _: received.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(received):
+            signal.raise_signal(number)
 
 
 def start_worker(*, interrupted: bool = False) -> None:
