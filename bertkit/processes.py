@@ -176,9 +176,9 @@ def signals_held() -> Iterator[None]:
 
     resource_tracker.ensure_running()  # by itself it would start in the block, and unblock both
     received: list[int] = []
-    handlers: dict[signal.Signals, Any] = {}
+    handlers: dict[int, Any] = {}
     if current_thread() is main_thread():  # the only one that runs Python's handlers
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             if signal.getsignal(number) is not None:  # one that Python can put back
                 handlers[number] = signal.signal(number, lambda number, _: received.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.checkpoints.families import is_optional_weight
+from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
 from bertkit.checkpoints.tensorflow import google_tensors
 from bertkit.errors import BertkitError
@@ -46,6 +47,11 @@ class PretrainedWeights:
             tensor = self.tensors[name].detach().cpu().contiguous()
             digest.update(tensor.flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+    @property
+    def origin(self) -> str:
+        """Where the weights are from: `ORG/NAME@COMMIT` on the hub, else the path."""
+        return hub_commit(self.path) or str(self.path)
 
     @property
     def pairs(self) -> str:
@@ -82,12 +88,13 @@ class PretrainedWeights:
 
 
 def read_pretrained(path: Path) -> PretrainedWeights:
-    """Read a Hugging Face directory, a bertkit run or a Google checkpoint (folder or prefix).
+    """Read a Hugging Face directory, a model of the hub, a bertkit run or a Google checkpoint.
 
     Raises:
         BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
             not fit the weights.
     """
+    path = resolve_model(path)
     folder = model_folder(path)
     if (folder / "config.json").is_file():
         config, tensors = load_parts(folder)
@@ -101,21 +108,35 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 
 
 def model_folder(path: Path) -> Path:
-    """The model directory that a path means: itself, or `model/` inside a run directory.
+    """Return the model directory that a path or a hub name means.
+
+    It is the path itself, `model/` inside a run directory, or the folder of a model of the Hugging
+    Face hub (see `hub.py`), which is downloaded if the cache does not have it.
 
     Raises:
         BertkitError: there is no model.
     """
+    path = resolve_model(path)
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
-    # the prefix of a Google checkpoint
-    if path.name and path.with_name(f"{path.name}.index").is_file():
+    if not path.is_dir():  # the prefix of a Google checkpoint
         return path
-    if path.is_dir():
-        raise BertkitError(
-            f"{path} holds no model: neither config.json nor bert_config.json; check the path"
-        )
+    raise BertkitError(
+        f"{path} holds no model: neither config.json nor bert_config.json; check the path"
+    )
+
+
+def resolve_model(path: Path) -> Path:
+    """Return a path that exists: the one given, or the folder of the hub's model of that name.
+
+    Raises:
+        BertkitError: there is neither.
+    """
+    if path.is_dir() or (path.name and path.with_name(f"{path.name}.index").is_file()):
+        return path
+    if name := parse_hub_name(str(path)):
+        return download_model(name)
     raise BertkitError(f"no model directory {path}; check the path")
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
-from bertkit.checkpoints.pretrained import model_folder
+from bertkit.checkpoints.pretrained import model_folder, resolve_model
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.inference import prepare_encoder
@@ -235,6 +235,7 @@ def read_embedder(
     path: Path, *, pooling: str = "auto", normalize: bool | None = None
 ) -> tuple[LoadResult[Encoder], Tokenizer, TextPooling]:
     """Encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
+    path = resolve_model(path)
     folder = model_folder(path) if not (path / "modules.json").is_file() else path
     folder, settings = (
         read_pooling(folder) if pooling == "auto" else resolve_pooling(folder, pooling)

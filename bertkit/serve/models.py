@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertkit.checkpoints.hub import parse_hub_name
 from bertkit.checkpoints.pretrained import (
     PretrainedWeights,
     model_folder,
     model_name,
     read_pretrained,
+    resolve_model,
 )
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
@@ -161,7 +163,8 @@ def split_name(given: str) -> tuple[str, Path]:
         equals = ""
     folder = Path(path if equals else given)
     if not equals:
-        name = model_name(folder.absolute())
+        hub_name = None if folder.exists() else parse_hub_name(str(folder))
+        name = hub_name.repo.rpartition("/")[2] if hub_name else model_name(folder.absolute())
     if not NAME.fullmatch(name):
         raise BertkitError(
             f"'{name}' cannot be a model's name; take letters, digits and ._:- as in mine={folder}"
@@ -170,13 +173,14 @@ def split_name(given: str) -> tuple[str, Path]:
 
 
 def load_served_model(
-    name: str, path: Path, limits: Limits, metrics: Metrics, precision: str, device: str
+    name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
     """Load one model.
 
     Raises:
         BertkitError: there is none, or it is damaged.
     """
+    path = resolve_model(given)
     vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
     home = read_pooling(path)[0] if vectors else model_folder(path)
     start = read_pretrained(home)
@@ -202,7 +206,7 @@ def load_served_model(
     works["attention-maps"] = AttentionMapsOperation(one)
     lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, lanes)
-    again = partial(load_served_model, name, path, limits, metrics, precision, device)
+    again = partial(load_served_model, name, given, limits, metrics, precision, device)
     return ServedModel(
         name, kind, config, tokenizer, mode, max_length, tuple(labels), works, worker, again
     )
