@@ -227,7 +227,7 @@ def test_impossible_options_are_refused(
 def test_names_of_the_output_are_checked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One.\n")
     for name in ("out.txt", "out.parquet", "out.zst"):
-        with pytest.raises(BertkitError, match="no name for JSON lines"):
+        with pytest.raises(BertkitError, match="not a name for JSON lines"):
             clean([str(tmp_path / "a.txt")], tmp_path / name)
     with pytest.raises(BertkitError, match="is remote"):
         clean([str(tmp_path / "a.txt")], Path("s3://bucket/out.jsonl"))

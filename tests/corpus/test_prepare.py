@@ -150,7 +150,7 @@ def test_damaged_shards_are_named_and_only_they_are_remade(
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*remove manifest\.json"):
+    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*remove its manifest\.json"):
         TokenStore(folder).arrays(1)
     victim.write_bytes(content[:-10])
     with pytest.raises(BertkitError, match=f"{victim.name} is torn"):
@@ -195,7 +195,7 @@ def test_foreign_folder_is_left_alone(tokenizer: Tokenizer, tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("One.\n\nTwo.\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("important")
-    with pytest.raises(BertkitError, match="not empty and holds no token store"):
+    with pytest.raises(BertkitError, match="not empty and not a token store"):
         prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "mine")
 
 
