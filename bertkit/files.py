@@ -270,7 +270,7 @@ def read_object(path: Path, most: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])
         raise BertkitError(
-            f"{path} has a text with the character {half}, half of a surrogate pair; restore or "
+            f"{path} has the character {half}, half of a surrogate pair, in a text; restore or "
             "remake the file"
         ) from None
     except RecursionError:
