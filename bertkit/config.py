@@ -30,7 +30,7 @@ SIGNS = (
 )
 """Files that show what a folder holds: a model, a tokenizer, a store, a run, an export, ..."""
 FLATTEN = Parameter(name="*")
-"""Marks a dataclass parameter whose fields become flags of the command."""
+"""The mark for a dataclass parameter whose fields become flags of the command."""
 FLAGS = Parameter(consume_multiple=True, negative_iterable=())
 """The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
 

@@ -36,7 +36,7 @@ OWN_FILES = (
 
 @dataclass(frozen=True)
 class Read:
-    """Marks a parameter as the name of an input."""
+    """A mark for a parameter that names an input."""
 
     kind: Literal["text", "own", "data", "named"] = "text"
     """text: files, globs, and folders whose every file is read; own: a run, model, tokenizer or
@@ -47,7 +47,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Written:
-    """Marks a parameter as the name of an output."""
+    """A mark for a parameter that names an output."""
 
     kind: Literal["file", "folder", "results", "replaced"]
     """file: one file; folder: the files of a run, tokenizer or store are written into it; results:

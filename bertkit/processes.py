@@ -125,7 +125,7 @@ class Workers(Generic[Block, WorkResult]):
 
     @contextmanager
     def _watching(self, pipe: Connection) -> Iterator[None]:
-        """Communicate with a worker in the block; if its pipe closes, report its death."""
+        """Communicate with a worker in the block; a closed pipe raises an error about its death."""
         try:
             yield
         except (EOFError, OSError) as error:

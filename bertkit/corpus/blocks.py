@@ -119,7 +119,7 @@ def to_arrays(
 
 
 class BlockPool:
-    """Runs `tokenize_block` on worker processes (or in this one if `processes` is 1), in order."""
+    """Worker processes, or only this one if `processes` is 1, that run `tokenize_block` in order."""
 
     def __init__(
         self, tokenizer: Tokenizer, folder: Path, processes: int, language: str, held_out: float

@@ -154,7 +154,7 @@ def judge_blocks(
 
 
 class DocumentReader:
-    """Reads the documents of all sources and remembers the first document of each source."""
+    """An iterable of the documents of all sources that knows where each source starts."""
 
     def __init__(self, sources: Sequence[Source], column: str) -> None:
         self.sources = sources

@@ -36,7 +36,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """How and where preparation runs; the store does not depend on any of these settings."""
+    """The settings of where preparation runs; the store does not depend on any of them."""
 
     executor: Literal["local", "datatrove", "slurm", "ray"] = "local"
     """local: here, without datatrove; datatrove: tasks on this machine, or on several that share

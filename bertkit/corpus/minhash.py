@@ -116,7 +116,7 @@ class KeySet:
 
     @property
     def bytes(self) -> int:
-        """8 bytes per number; the Python set takes some megabytes more, whatever its content."""
+        """The size in bytes, 8 per number; the Python set takes a few megabytes more."""
         return 8 * (len(self._waiting) + sum(map(len, self._runs)))
 
     def has_any(self, keys: Sequence[int]) -> bool:

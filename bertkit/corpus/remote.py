@@ -156,7 +156,7 @@ class RemoteStore:
     def hold_all(
         self, shards: Sequence[ShardInfo], let_go: Callable[[], object], *, verify: bool
     ) -> list[ShardLease]:
-        """Do the same as `hold` for several shards at a time.
+        """Fetch and lock several shards at a time; see `hold`.
 
         Args:
             shards: the shards to fetch and lock.

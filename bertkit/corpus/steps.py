@@ -46,7 +46,7 @@ def plan_parts(sources: Sequence[Source], shard_bytes: int) -> list[CorpusPart]:
 
 
 class PartResult(NamedTuple):
-    """What a finished part adds to the manifest."""
+    """The result of a finished part, which the manifest includes."""
 
     shards: list[ShardInfo]
     tokenization: Counter[str]
@@ -56,7 +56,7 @@ class PartResult(NamedTuple):
 
 
 class PartWriter:
-    """Collects the blocks of one part and writes a shard per split when there is enough text."""
+    """A writer that collects the blocks of one part and writes shards when it has enough text."""
 
     def __init__(self, folder: Path, part: CorpusPart, shard_bytes: int) -> None:
         self.folder = folder

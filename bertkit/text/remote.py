@@ -15,7 +15,7 @@ from bertkit.text.sources import COMPRESSED_BYTES, SILENT_SECONDS, one_line
 
 
 def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
-    """Do the same as `local_files` for an fsspec URL."""
+    """Return for an fsspec URL what `local_files` returns for a path."""
     try:
         system, root = fsspec.url_to_fs(url, **time_limits(url))
         if time_limits(url):
@@ -88,7 +88,7 @@ class RemoteStream(io.RawIOBase):
         self.file = file
 
     def readable(self) -> bool:
-        """True: the stream can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def seekable(self) -> bool:

@@ -247,7 +247,7 @@ class ZstandardStream(io.RawIOBase):
         self.ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """True: the stream can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:

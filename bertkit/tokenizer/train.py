@@ -196,7 +196,7 @@ def repeat_words(counts: dict[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class VocabularyReport:
-    """How a vocabulary fits a text; see `measure_vocabulary`.
+    """The measured fit of a vocabulary to a text; see `measure_vocabulary`.
 
     Attributes:
         words, pieces: the numbers of words and of WordPiece tokens in the text.
