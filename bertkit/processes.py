@@ -50,8 +50,8 @@ class Workers(Generic[Block, WorkResult]):
     Args:
         work: the function; it is pickled once for each worker.
         processes: the number of workers; they are started with the first block.
-        command: the command they work for, and
-        flag: the flag that sets their number, both for the error message.
+        command: the command that uses them, for the error message.
+        flag: the flag that sets their number, for the error message.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ def to_arrays(
 
 
 class BlockPool:
-    """Worker processes, or only this one if `processes` is 1, that run `tokenize_block` in order."""
+    """Worker processes, or this one alone if `processes` is 1, to run `tokenize_block` in order."""
 
     def __init__(
         self, tokenizer: Tokenizer, folder: Path, processes: int, language: str, held_out: float

@@ -278,7 +278,7 @@ def nlogn_drop(n: np.ndarray | int, k: np.ndarray) -> np.ndarray:
 
 
 def pair_keys(word: Sequence[int]) -> list[int]:
-    """Return the keys of neighbouring pairs; overlapping equal pairs (a a a) count every other."""
+    """Return the key of each pair; of overlapping equal pairs (a a a) every second one."""
     keys = [left << RIGHT_BITS | right for left, right in pairwise(word)]
     if len(set(keys)) == len(keys):
         return keys
