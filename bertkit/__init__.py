@@ -1,8 +1,8 @@
 """bertkit: BERT from raw text to answers.
 
-The story, in the order of the packages: text → tokens → corpus → examples → model → training →
-tasks → predict. The names below are the public interface; they are imported when first used, so
-that `import bertkit` is instant.
+The packages follow the data: text → tokens → corpus → examples → model → training → tasks →
+predict. The names below are the public interface. Each is imported when it is first used, so that
+`import bertkit` is instant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # typing would take longer to import than all else
+TYPE_CHECKING = False  # importing typing would take longer than everything else here
 if TYPE_CHECKING:
     from typing import Any
 
@@ -81,12 +81,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
+    """Import a public name from the module that defines it."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'bertkit' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """Return the public names of the package."""
     return [*__all__, "__version__"]

@@ -1,7 +1,7 @@
 """Recipes: TOML files whose every field is also a flag.
 
-A recipe is read by the same library that reads the command line, into the same dataclasses. Keys
-and types of the file are checked first: the library would round 32.5 to 32.
+Recipes and command lines are read by the same library into the same dataclasses. The keys and types
+of a file are checked first, because the library would round 32.5 to 32.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
 LONGEST_DIFFERENCE = 120
-"""Characters of one difference in an error."""
+"""The most characters that an error message shows of one difference."""
 SIGNS = (
     *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
     *("finetune.json", "reproduce.json", "export.json"),
 )
-"""What lies in a model, a tokenizer, a store, a run, a fine-tuning, a reproduction or an export."""
+"""Files that show what a folder holds: a model, a tokenizer, a store, a run, an export, ..."""
 FLATTEN = Parameter(name="*")
-"""Marks a dataclass parameter whose fields become flags of the command."""
+"""The mark for a dataclass parameter whose fields become flags of the command."""
 FLAGS = Parameter(consume_multiple=True, negative_iterable=())
-"""How every flag behaves: `--phases.steps 7 8` gives both numbers."""
+"""The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Recipes inside the package, by name."""
+    """Return the recipes that are part of the package, by name."""
     folder = Path(str(resources.files("bertkit"))) / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """A recipe's file, from a path or the name of a shipped recipe.
+    """Return the path of a recipe, given a path or the name of a shipped recipe.
 
     Raises:
-        BertkitError: there is neither.
+        BertkitError: the file does not exist, or no shipped recipe has that name.
     """
     if name.endswith(".toml"):
         if Path(name).is_file():
@@ -58,10 +58,10 @@ def find_recipe(name: str) -> Path:
 
 
 def recipe_fields(path: Path) -> dict[str, Any]:
-    """The values of a recipe by dotted name.
+    """Return the values of a recipe by dotted name.
 
     Raises:
-        BertkitError: the file is not TOML.
+        BertkitError: the file is not valid TOML.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -75,9 +75,9 @@ def recipe_fields(path: Path) -> dict[str, Any]:
 
 
 def matches_type(value: Any, kind: Any) -> bool:
-    """Whether a TOML or JSON value is of a field's type.
+    """Return whether a TOML or JSON value has a field's type.
 
-    An integer will do for a float, NaN will not.
+    An integer is accepted for a float; NaN is not.
     """
     if get_origin(kind) is tuple:
         return isinstance(value, list) and all(
@@ -91,10 +91,10 @@ def matches_type(value: Any, kind: Any) -> bool:
 
 
 def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
-    """Refuse keys that no field has, and values of another type than the field's.
+    """Refuse unknown keys and values of the wrong type in a recipe file.
 
     Raises:
-        BertkitError: names file and key.
+        BertkitError: a key is unknown or a value has the wrong type; names the file and the key.
     """
     known = {
         argument.name.removeprefix("--").replace("-", "_"): argument.hint
@@ -112,7 +112,7 @@ def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
 def fill_from(
     path: Path, app: App, commands: tuple[str, ...], arguments: ArgumentCollection
 ) -> None:
-    """Take the fields of a recipe file for the arguments that were not given."""
+    """Fill the arguments that were not given on the command line from a recipe file."""
     check_recipe(path, arguments)
     Toml(path, use_commands_as_keys=False)(app, commands, arguments)
 
@@ -121,12 +121,12 @@ def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Rec
     """Read and validate a recipe.
 
     Args:
-        kind: the dataclass that describes it; every field has a default.
+        kind: the dataclass of the recipe; every field has a default.
         name: a path or the name of a shipped recipe.
-        flags: overrides as on the command line, for example ["--training.learning-rate", "1e-3"].
+        flags: overrides, as on the command line: ["--training.learning-rate", "1e-3"].
 
     Raises:
-        BertkitError: unknown key, wrong type or impossible value; names file and key.
+        BertkitError: a key is unknown, or a value impossible or of the wrong type; names file, key.
     """
 
     def take(*, settings: Annotated[Any, FLATTEN] = kind()) -> Any:  # noqa: B008
@@ -144,10 +144,10 @@ def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Rec
 
 
 def parse(app: App, tokens: Sequence[str] | None) -> Any:
-    """Run a cyclopts app; its complaints become one-line errors.
+    """Run a cyclopts app and turn its errors into one-line errors.
 
     Raises:
-        BertkitError: what the user wrote does not fit the command.
+        BertkitError: the arguments do not fit the command.
     """
     try:
         return app(tokens, exit_on_error=False, print_error=False)
@@ -156,7 +156,7 @@ def parse(app: App, tokens: Sequence[str] | None) -> Any:
 
 
 def as_json(settings: Any) -> dict[str, Any]:
-    """A dataclass as the JSON values that a file gives back: tuples are lists."""
+    """Return a dataclass as the values that reading its JSON file gives: tuples become lists."""
     return json.loads(json.dumps(dataclasses.asdict(settings), default=str))
 
 
@@ -167,13 +167,13 @@ def differences(
     *,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """Dotted names of the fields in which two recorded settings differ, with both values.
+    """Return the dotted names of the fields in which two settings differ, with both values.
 
     Args:
-        before: JSON values.
-        after: JSON values.
-        prefix: of the names.
-        ignored: dotted names of fields that may differ, or of what holds such fields.
+        before: the recorded settings, as JSON values.
+        after: the new settings, as JSON values.
+        prefix: the start of every dotted name, such as "training.".
+        ignored: dotted names of fields or groups of fields that may differ.
     """
     found: list[str] = []
     for key in sorted(key for key in {*before, *after} if f"{prefix}{key}" not in ignored):
@@ -186,7 +186,7 @@ def differences(
 
 
 def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Recorded settings, with defaults for the fields that did not exist at the time."""
+    """Return recorded settings, with defaults for fields that did not exist at the time."""
     inner = {
         key: filled(value, defaults[key])
         for key, value in values.items()
@@ -196,15 +196,15 @@ def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_foreign(path: Path, what: str, foreign: Collection[str] = SIGNS) -> None:
-    """Refuse a folder of something else, whose files would be mixed with new ones.
+    """Refuse a folder that holds something else, whose files would be mixed with new ones.
 
     Args:
-        path: the file in it that is there where the folder is what it should be.
-        what: it should hold, for the error.
-        foreign: names that are a sign of something else where the file is not there.
+        path: the file that exists in the folder if it is of the expected type.
+        what: what the folder should hold, for the error message.
+        foreign: file names that show that the folder holds something else if `path` is missing.
 
     Raises:
-        BertkitError: the file is not there, and one of the signs is.
+        BertkitError: `path` is missing, and one of the files in `foreign` exists.
     """
     for name in foreign if not path.is_file() else ():
         if (path.parent / name).exists():
@@ -224,21 +224,21 @@ def claim_settings(
     foreign: Collection[str] = SIGNS,
     defaults: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write settings where there are none yet, or make sure that they are the same.
+    """Write settings to a new file, or check that an existing file holds the same ones.
 
     Args:
         path: the JSON file.
-        settings: plain JSON values.
-        what: is named in the error, for example "a run".
-        ignored: settings that may differ; see `differences`.
-        foreign: see `refuse_foreign`.
-        defaults: of fields that the file may lack because an earlier version wrote it.
+        settings: the settings, as plain JSON values.
+        what: what the folder holds, for the error message, for example "a run".
+        ignored: dotted names of settings that may differ; see `differences`.
+        foreign: file names of other types of folders; see `refuse_foreign`.
+        defaults: values for fields that the file lacks because an earlier version wrote it.
 
     Returns:
-        The settings in the file.
+        The settings in the file, completed with `defaults`.
 
     Raises:
-        BertkitError: the file is damaged, or holds other settings; the folder is something else's.
+        BertkitError: the file is damaged or holds other settings, or the folder is of another type.
     """
     if not path.is_file():
         refuse_foreign(path, what, foreign)
@@ -253,6 +253,6 @@ def claim_settings(
         named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
         raise BertkitError(
             f"{path.parent} holds {what} with other settings ({named}); "
-            "choose another --out, or restore the settings to go on"
+            "choose another --out, or restore the settings to resume"
         )
     return begun

@@ -1,7 +1,7 @@
-"""The one error a user can cause.
+"""The errors that a user can cause: `BertkitError` and its subclasses.
 
-Every message is one line that says what was wrong, where, and what to do. The command line prints
-it after `error:` and exits with status 2; a library caller catches `BertkitError`.
+Every message is one line that says what is wrong, where, and what to do. The command line prints it
+after `error:` and exits with status 2; a library caller catches `BertkitError`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 from collections.abc import Iterable
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, the two others that end a line, and bytes of file names that are no text."""
+"""Control characters, Unicode line separators, and surrogates (undecodable bytes of file names)."""
 
 
 class BertkitError(Exception):
     """Bad input, a damaged file or an impossible request; the message is for the user.
 
-    Names in it may be those of a stranger's file: what would break the line or move the terminal's
-    cursor is shown as Python writes it.
+    The message may quote names from untrusted files, so characters that would break the line or
+    move the terminal's cursor are replaced by their Python escapes.
 
     Args:
-        message: one line.
-        code: a short, stable name of what is wrong, for programs; messages may change.
+        message: the error message, one line.
+        code: a short, stable identifier of the error for programs; messages may change.
     """
 
     code = "error"
@@ -33,28 +33,28 @@ class BertkitError(Exception):
 
 
 def escape_line_breaks(text: str) -> str:
-    """A text on one line, with what would break it or cannot be printed as Python writes it."""
+    """Return a text on one line: line breaks and unprintable characters become Python escapes."""
     return BREAKS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class HeldError(BertkitError):
-    """Another process works in a folder."""
+    """Another process is working in the same folder."""
 
     code = "held"
 
 
 class DivergedError(BertkitError):
-    """The loss or the gradient is no longer a number."""
+    """The loss or the gradient became NaN or infinite."""
 
     code = "diverged"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: `; did you mean 'x'?`, or the list of what is known.
+    """Return a hint for a misspelt name: `; did you mean 'x'?`, or the list of known names.
 
     Args:
-        name: what the user wrote.
-        known: the names that would have been accepted.
+        name: the name that the user wrote.
+        known: the names that are accepted.
     """
     candidates = sorted(known)
     close = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)

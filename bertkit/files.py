@@ -1,4 +1,4 @@
-"""Files that are either whole or absent (design law 8): atomic writes and checksums."""
+"""Files that are either complete or absent (design law 8): atomic writes and checksums."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES = 1 << 20
 MOST_OBJECT_BYTES = 1 << 24
-"""Of a description of a model, such as `config.json`."""
+"""The maximum size in bytes of a JSON file that describes a model, such as `config.json`."""
 LEFTOVER_SECONDS = 24 * 3600.0
-"""What nobody has written to for so long is of a killed process, on this machine or another."""
+"""The age at which a temporary file that may belong to another machine counts as abandoned."""
 WAIT_SECONDS = 60.0
-"""How long to wait for another process that holds a folder for a moment; see `exclusive_lock`."""
+"""How long to wait for another process that locks a folder briefly; see `exclusive_lock`."""
 
 
 def sha256_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, as hex; reads in blocks of 1 MiB."""
+    """Return the SHA-256 of a file's bytes as hex, reading blocks of 1 MiB."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
@@ -41,7 +41,7 @@ def sha256_file(path: Path) -> str:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or an impossible folder into one clear line that names `path`."""
+    """Turn an OSError of the block, such as a full disk, into a one-line error naming `path`."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EROFS: "the file system is read-only; choose another folder",
             errno.ELOOP: "it is a symbolic link, which is not followed here; remove it",
         }
-        # NumPy says "8 requested and 0 written", and gives no number of an error.
+        # NumPy raises "8 requested and 0 written" without an error number.
         number = errno.ENOSPC if "requested and" in str(error) else error.errno or 0
         reason = reasons.get(number, f"{error.strerror or error}; choose another folder")
         raise BertkitError(f"cannot write {path}: {reason}") from error
@@ -62,8 +62,8 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file under a temporary name, flush it to disk, then rename it to `path`.
 
     Args:
-        path: the final file; its folder is made where it is missing.
-        write: is given the temporary path and writes the whole content to it.
+        path: the file to write; its folder is created if it is missing.
+        write: a function that writes the whole content to the temporary path it is given.
 
     Raises:
         BertkitError: the disk is full or the folder cannot be written.
@@ -74,9 +74,9 @@ def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Give a block a temporary name; what it wrote there becomes `path` when it ends well.
+    """Yield a temporary path; what the block writes there becomes `path` if the block succeeds.
 
-    After an error the old `path` stands. Disk errors here, not in the block, are `BertkitError`s.
+    After an error the old `path` is unchanged. OSErrors of the block itself are not converted.
     """
     if path.exists() and not path.is_file():  # a device would be replaced by a file
         what = "a folder" if path.is_dir() else "a device or a pipe"
@@ -98,20 +98,20 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody else has: containers may share a folder and their pids.
+    """Return a unique name next to `path`; even containers that share a folder and pids differ.
 
     Raises:
-        BertkitError: the path is a folder that something is in, such as ".".
+        BertkitError: the path has no file name, such as ".".
     """
     if not path.name:
-        raise BertkitError(f"{path} has no name of its own to be written under; give another name")
+        raise BertkitError(f"{path} does not end in a name; give the path of a file or folder")
     own = f"{process_namespace()}-{os.getpid()}-{secrets.token_hex(4)}"
     return path.with_name(f".{path.name}.tmp-{own}")
 
 
 @cache
 def process_namespace() -> str:
-    """The same for all processes that can see each other's ids; random where that is unknown."""
+    """Return an id that processes share if they can see each other's pids; random if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = boot + str(Path("/proc/self/ns/pid").readlink())
@@ -121,26 +121,26 @@ def process_namespace() -> str:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Clean up what killed writers of `path` have left under temporary names.
+    """Remove the temporary files and folders that killed writers of `path` have left behind.
 
-    A leftover goes when its process is dead. Processes of another machine or container cannot be
-    asked; theirs go LEFTOVER_SECONDS after their last change. A folder that was put aside, with
-    none in its place since, is what a kill between the two renames of `new_folder` leaves: it comes
-    back.
+    A leftover is removed if its process is dead. Processes of another machine or container cannot
+    be checked; their leftovers are removed LEFTOVER_SECONDS after their last change. A kill between
+    the two renames of `new_folder` leaves the old folder set aside and no `path`: the old folder is
+    then restored.
     """
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
         if leftover.name.endswith("-old"):
             if path.exists():
                 remove_path(leftover)
             else:
-                with suppress(OSError):  # its own process may bring it back, or go on, just now
+                with suppress(OSError):  # its process may restore it, or finish, at this moment
                     leftover.replace(path)
         elif is_of_dead_process(leftover) or time.time() - last_change(leftover) > LEFTOVER_SECONDS:
             remove_path(leftover)
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link or a whole folder, as far as that is possible."""
+    """Remove a file, a link or a whole folder, ignoring errors."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -149,7 +149,7 @@ def remove_path(path: Path) -> None:
 
 
 def is_of_dead_process(leftover: Path) -> bool:
-    """Whether a temporary name is that of a process which is known to have ended."""
+    """Return whether a temporary name belongs to a process that is known to have ended."""
     namespace, _, rest = leftover.name.rpartition(".tmp-")[2].partition("-")
     pid = rest.partition("-")[0]
     if namespace != process_namespace() or not pid.isdecimal() or int(pid) == os.getpid():
@@ -158,22 +158,22 @@ def is_of_dead_process(leftover: Path) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # somebody else's process
+    except (OSError, OverflowError):  # another user's process
         return False
     return False
 
 
 def last_change(path: Path) -> float:
-    """When a file, or anything in a folder, was last written, in seconds since 1970."""
+    """Return when a file, or anything in a folder, was last written, in seconds since 1970."""
     times = [0.0]
     for entry in (path, *path.rglob("*")):
-        with suppress(OSError):  # gone meanwhile
+        with suppress(OSError):  # removed in the meantime
             times.append(entry.stat().st_mtime)
     return max(times)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries, so that a rename survives a power cut; Windows cannot."""
+    """Flush a folder's entries so that a rename survives a power cut; not possible on Windows."""
     if os.name == "nt":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -189,7 +189,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON atomically; bytes of names that are no UTF-8 come back the same."""
+    """Write indented JSON atomically; undecodable bytes of file names survive a round trip."""
     text = (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(
         errors="backslashreplace"
     )
@@ -197,7 +197,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Write a `.npy` file atomically (`path` keeps its name)."""
+    """Write a `.npy` file atomically, without adding an extension to `path`."""
     import numpy as np
 
     def save(temporary: Path) -> None:
@@ -208,10 +208,10 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Map a `.npy` file into memory; one of objects, which would be a pickle, is refused.
+    """Map a `.npy` file into memory, refusing an array of objects, which would be a pickle.
 
     Raises:
-        BertkitError: it is no such file, or shorter than it says.
+        BertkitError: the file is not such an array, or is shorter than its header says.
     """
     import numpy as np
 
@@ -219,26 +219,26 @@ def map_array(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError, OverflowError) as error:
         reason = (str(error).splitlines() or ["cut short"])[0]
-        raise BertkitError(f"{path} is no array of numbers ({reason}); remake it") from None
+        raise BertkitError(f"{path} is not an array of numbers ({reason}); remake it") from None
 
 
 def check_file_size(path: Path, most: int) -> None:
-    """Refuse a file that is larger than any of its kind, before it is read into memory.
+    """Refuse a file that is too large to be read into memory.
 
     Raises:
-        BertkitError: it is larger, or it is a folder, a pipe or a device.
+        BertkitError: the file has more than `most` bytes, or is a folder, a pipe or a device.
     """
     if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise BertkitError(f"{path} is no regular file; put a copy of the file there")
+        raise BertkitError(f"{path} is not a regular file; put a copy of the file there")
     if path.is_file() and (size := path.stat().st_size) > most:
-        raise BertkitError(f"{path} has {size:,} bytes; at most {most:,} are read; is it the file?")
+        raise BertkitError(f"{path} has {size:,} bytes; at most {most:,} are read; check the path")
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        BertkitError: the file is missing or is not JSON; the message names file and line.
+        BertkitError: the file is missing or is not JSON; the message gives file and line.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -251,15 +251,15 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path, most: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
-    """Read a JSON object from a folder that a stranger may have made.
+    """Read a JSON object from a folder that an untrusted person may have made.
 
     Args:
-        path: the file.
-        most: the bytes that any such file may have.
+        path: the JSON file.
+        most: the maximum size of the file in bytes.
 
     Raises:
-        BertkitError: the file is missing, is no regular file, is too large or holds no JSON object,
-            or some text in it is not Unicode: JSON can write half of a surrogate pair.
+        BertkitError: the file is missing, is not a regular file, is too large or does not hold a
+            JSON object, or a text in it has half of a surrogate pair, which JSON can write.
     """
     check_file_size(path, most)
     value = read_json(path)
@@ -280,11 +280,11 @@ def read_object(path: Path, most: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a temporary name and rename it to `path` when the block ends well.
+    """Yield a temporary folder and rename it to `path` if the block succeeds.
 
-    An existing `path` is replaced only after the new one is complete. After an error the temporary
-    folder is removed and the old one, if any, stands. Of several processes that fill the same
-    folder at once, each writes its own temporary one, and the last to end wins.
+    An existing `path` is replaced only after the new folder is complete. After an error the
+    temporary folder is removed and the old one, if any, is unchanged. If several processes fill the
+    same folder at once, each writes its own temporary folder, and the last one to finish wins.
     """
     temporary = temporary_name(path)
     aside = temporary.with_name(f"{temporary.name}-old")
@@ -311,15 +311,15 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold a folder against a second process for the length of a block; freed even by a kill.
+    """Lock a folder against other processes for the duration of a block; a kill releases it.
 
     Args:
-        folder: it is made where it is missing.
-        wait: seconds to wait for another process that holds it.
+        folder: the folder to lock; it is created if it is missing.
+        wait: the number of seconds to wait for another process that holds the lock.
 
     Raises:
-        HeldError: another process holds it, and did so for all of `wait`.
-        BertkitError: the folder cannot be written, or its file system has no locks.
+        HeldError: another process held the lock for all of `wait`.
+        BertkitError: the folder cannot be written, or its file system does not support locks.
     """
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -335,25 +335,25 @@ def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def not_through_links(path: str, flags: int) -> int:
-    """An `opener` for files of a folder that somebody else may have made: no link is followed."""
+    """Open a file in a folder that others may have made, without following links (`opener`)."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def open_lock(path: Path) -> IO[bytes]:
-    """Open a lock file, made where it is missing and never changed.
+    """Open a lock file, creating it if it is missing; its content never changes.
 
     Raises:
-        BertkitError: it is a link or a folder, or cannot be written.
+        BertkitError: the path is a link or a folder, or cannot be written.
     """
     with disk_errors(path):
         return open(path, "ab", opener=not_through_links)
 
 
 def try_lock(file: IO[bytes], folder: Path) -> bool:
-    """Lock an open file of a folder unless another process has; True on Windows, without a lock.
+    """Return whether an open file of a folder could be locked; always True on Windows (no lock).
 
     Raises:
-        BertkitError: the file system has no locks.
+        BertkitError: the file system does not support locks.
     """
     try:
         import fcntl

@@ -1,7 +1,7 @@
 """What a command reads and what it writes, and the one rule about both: no output is an input.
 
-The parameters of a command say by `Annotated` which files they name; the command line checks them
-all before the command begins.
+The parameters of a command state with `Annotated` which files they name; the command line checks
+all of them before it runs the command.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ OWN_FILES = (
     *("finetune.json", "grid.json", "settings.json", "results.json", "run.json", "demo.json"),
     *("progress.json", "optimizer*.safetensors", "report.html", "reproduce.json", "export.json"),
 )
-"""Names of files that runs, models, tokenizers and stores are made of."""
+"""Patterns for the names of the files that make up runs, models, tokenizers and stores."""
 
 
 @dataclass(frozen=True)
 class Read:
-    """Marks a parameter that names what is read."""
+    """A mark for a parameter that names an input."""
 
     kind: Literal["text", "own", "data", "named"] = "text"
-    """text: files, folders whose every file is read, and globs; own: a run, a model, a tokenizer or
-    a store, of which the files that bertkit knows are read; data: a folder of which `files` are
-    read; named: a file, or some other name."""
+    """text: files, globs, and folders whose every file is read; own: a run, model, tokenizer or
+    store, in which only the files that bertkit knows are read; data: a folder in which only `files`
+    are read; named: a single file, or a name that is not a path."""
     files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Written:
-    """Marks a parameter that names what is written."""
+    """A mark for a parameter that names an output."""
 
     kind: Literal["file", "folder", "results", "replaced"]
-    """file; folder: the files of a run, a tokenizer or a store are written into it; results: files
-    with any names are; replaced: it is new as a whole."""
+    """file: one file; folder: the files of a run, tokenizer or store are written into it; results:
+    files of any name are written into it; replaced: the whole folder is replaced."""
     beside: str = ""
-    """The ending of a second file that is written beside the file."""
+    """A suffix; the file of this name plus the suffix is written, too."""
 
 
 TEXT, OWN, NAMED = Read("text"), Read("own", OWN_FILES), Read("named")
@@ -63,24 +63,24 @@ REPLACED = Written("replaced")
 
 
 class Named(NamedTuple):
-    """A path on a command line."""
+    """A path that was given on the command line, with the flag that it was given for."""
 
     flag: str
     path: Path
     mark: Read | Written
 
     def __str__(self) -> str:
-        """As in a message."""
+        """Return the flag and the path, as error messages show them."""
         return f"{self.flag} {self.path}"
 
 
 def check_output_files(arguments: ArgumentCollection) -> None:
     """Refuse a command line whose outputs would replace its inputs, or each other.
 
-    A link that is named as an output is followed: what it points to is written.
+    An output that is a symbolic link is followed: the file that it points to is written.
 
     Raises:
-        BertkitError: an output is an input or has no name.
+        BertkitError: an output is also an input, would be written by two flags, or is empty.
     """
     read: list[Named] = []
     written: list[Named] = []
@@ -99,13 +99,13 @@ def check_output_files(arguments: ArgumentCollection) -> None:
         for inner, outer in ((one, other), (other, one)):
             if inner.mark == FILE and within(inner.path, outer.path) is not None:
                 raise BertkitError(
-                    f"{inner} would be among what {outer} writes; choose another path",
+                    f"{inner} collides with the output {outer}; choose another path",
                     code="overwrites-output",
                 )
 
 
 def mark_of(argument: Argument) -> Read | Written | None:
-    """What a parameter names; one of type `Path` without a mark is read."""
+    """Return the mark of a parameter; a parameter of type `Path` without one is an input."""
     for mark in getattr(argument.field_info.annotation, "__metadata__", ()):
         if isinstance(mark, Read | Written):
             return mark
@@ -113,14 +113,14 @@ def mark_of(argument: Argument) -> Read | Written | None:
 
 
 def types_in(hint: Any) -> Iterator[Any]:
-    """A type and those that it is made of."""
+    """Yield a type and the types that it is made of."""
     yield hint
     for part in get_args(hint):
         yield from types_in(part)
 
 
 def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
-    """The paths that were given for a parameter, or its default."""
+    """Yield the paths that were given for a parameter, or else its default."""
     for token in argument.tokens:
         needed = argument.required or not argument.name.startswith("--")
         if not token.value and (needed or Path in types_in(argument.hint)):
@@ -132,7 +132,7 @@ def named(argument: Argument, mark: Read | Written) -> Iterator[Named]:
 
 
 def follow_links(argument: Argument) -> None:
-    """Let an output that is a symbolic link be what the link points to."""
+    """Replace an output that is a symbolic link by the target of the link."""
     for number, token in enumerate(argument.tokens):
         if token.value and Path(token.value).is_symlink():
             target = os.path.realpath(token.value)
@@ -146,7 +146,7 @@ def follow_links(argument: Argument) -> None:
 
 
 def overwrites(out: Named, given: Named) -> str:
-    """Why an output must not be written where something is read; "" where it may be."""
+    """Return why writing an output would damage an input, or "" if it would not."""
     assert isinstance(out.mark, Written)
     assert isinstance(given.mark, Read)
     places = [out.path]
@@ -167,7 +167,7 @@ def overwrites(out: Named, given: Named) -> str:
 
 
 def expanded(given: Named) -> list[Path]:
-    """What an input stands for; the folder, where it is the prefix of a TensorFlow checkpoint."""
+    """Return the paths that an input names; for a TensorFlow checkpoint prefix, its folder."""
     path = given.path.expanduser()
     if given.mark.kind == "named":
         return [path] if path.is_file() else []
@@ -178,7 +178,7 @@ def expanded(given: Named) -> list[Path]:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two names are those of the same file or folder, which may not be there yet."""
+    """Return whether two paths name the same file or folder, which need not exist yet."""
     try:
         return one.samefile(other)
     except OSError:
@@ -186,30 +186,30 @@ def same(one: Path, other: Path) -> bool:
 
 
 def within(path: Path, folder: Path) -> Path | None:
-    """A path relative to a folder that it is in or is; None for one that is elsewhere."""
+    """Return a path relative to a folder that contains or equals it, or None if it is elsewhere."""
     real, outer = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return real.relative_to(outer) if real.is_relative_to(outer) else None
 
 
 def holds(out: Named, path: Path, mark: Read) -> bool:
-    """Whether a folder to be written holds an input that writing may replace."""
+    """Return whether an output folder contains an input that writing to it may replace."""
     inside = within(path, out.path)
     if inside is None:
         return False
     if out.mark.kind == "replaced":
         return True
-    if mark.kind in {"own", "data"} or path.is_dir():  # nothing of its name is written there
+    if mark.kind in {"own", "data"} or path.is_dir():  # no output file can have its name
         return False
     return out.mark.kind == "results" or matches(path, OWN_FILES)
 
 
 def matches(path: Path, patterns: tuple[str, ...]) -> bool:
-    """Whether a file's name fits one of some patterns."""
+    """Return whether a file's name matches one of the patterns."""
     return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def is_file_of(out: Path, folder: Path, mark: Read) -> bool:
-    """Whether a file is one of those that are read in a folder, by its name or as a second name."""
+    """Return whether an output is one of the files read in a folder, by name or by hard link."""
     patterns = mark.files or ("*",)
     if within(out, folder) is not None and matches(out, patterns):
         return True
@@ -224,11 +224,11 @@ def is_file_of(out: Path, folder: Path, mark: Read) -> bool:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Every file below a folder, also through links to other folders."""
+    """Yield every file below a folder, following links to other folders."""
     visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
-        if real in visited:  # a link may lead back
+        if real in visited:  # a link may lead back to a parent
             folders.clear()
             continue
         visited.add(real)

@@ -1,7 +1,7 @@
-"""The processes of a run: which one this is, and worker processes that share its work.
+"""The processes of a run: the rank of this one, and worker processes that share its work.
 
-A worker applies one function to many blocks, and the results come in the order of the blocks. Text
-is read once, by the process that collects the results (appendix A.2 trains on one corpus for
+A worker applies one function to many blocks; the results are yielded in the order of the blocks.
+Text is read once, by the process that collects the results (appendix A.2 trains on one corpus for
 everyone); workers turn blocks of it into counts, token ids, verdicts or batches.
 """
 
@@ -23,12 +23,12 @@ from bertkit.errors import BertkitError
 
 
 def rank() -> int:
-    """The number of this process among those of its run; alone it is 0."""
+    """Return the rank of this process in its run; 0 if it is the only one."""
     return int(os.environ.get("RANK", "0"))
 
 
 def is_alone() -> bool:
-    """Whether this process is the only one of its run."""
+    """Return whether this process is the only one of its run."""
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
@@ -36,21 +36,22 @@ Block = TypeVar("Block")
 WorkResult = TypeVar("WorkResult")
 
 AHEAD = 2
-"""Blocks for each worker that are in flight or done before their results are asked for."""
+"""The number of blocks per worker that may be in progress or finished before they are needed."""
 
 
 class Workers(Generic[Block, WorkResult]):
-    """Processes that each apply one function. If one of them is killed, nothing waits for it.
+    """Worker processes that each apply one function. A killed worker cannot make the caller hang.
 
-    Every worker has a pipe of its own, which ends with the worker, even in the middle of a result.
-    A queue that several processes share, as in `concurrent.futures` and torch's DataLoader, may
-    stay locked or half read forever then. Leaving the block kills the workers, which hold nothing.
+    Every worker has its own pipe, which closes when the worker dies, even in the middle of a
+    result. A queue that several processes share, as in `concurrent.futures` and torch's DataLoader,
+    may then stay locked or half read forever. Leaving the `with` block kills the workers, which
+    hold no state.
 
     Args:
-        work: is pickled once for each worker.
-        processes: how many; they start with the first block.
-        command: what they work for, and
-        flag: how its user chooses their number; both for the error.
+        work: the function; it is pickled once for each worker.
+        processes: the number of workers; they are started with the first block.
+        command: the command that uses them, for the error message.
+        flag: the flag that sets their number, for the error message.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Workers(Generic[Block, WorkResult]):
     ) -> None:
         self.work, self.processes, self.command, self.flag = work, processes, command, flag
         self.started: dict[Connection, Any] = {}
-        """Our end of each worker's pipe, and its process."""
+        """The parent's end of each worker's pipe → the worker process."""
 
     def __enter__(self) -> Workers[Block, WorkResult]:
         return self
@@ -72,11 +73,11 @@ class Workers(Generic[Block, WorkResult]):
         self.started.clear()
 
     def run(self, blocks: Iterable[Block]) -> Iterator[tuple[Block, WorkResult]]:
-        """Yield (block, result) in the order of `blocks`, which are read only a little ahead.
+        """Yield (block, result) in the order of `blocks`, which are read only slightly ahead.
 
         Raises:
             BertkitError: a worker process died.
-            Exception: of `work`, as it was raised in the worker.
+            Exception: `work` raised it in the worker.
         """
         self._start()
         numbered, idle = enumerate(blocks), deque(self.started)
@@ -124,11 +125,11 @@ class Workers(Generic[Block, WorkResult]):
 
     @contextmanager
     def _watching(self, pipe: Connection) -> Iterator[None]:
-        """Talk with a worker; the end of its pipe is its own end."""
+        """Communicate with a worker in the block; a closed pipe raises an error about its death."""
         try:
             yield
         except (EOFError, OSError) as error:
-            how = f"as it began: {error}"
+            how = f"at startup: {error}"
             if (process := self.started.pop(pipe, None)) is not None:
                 process.join()
                 code = process.exitcode
@@ -140,9 +141,9 @@ class Workers(Generic[Block, WorkResult]):
 
 
 def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    """What a worker process does until it is killed, or the other end of the pipe is closed."""
+    """Run a worker process until it is killed or the other end of the pipe is closed."""
     start_worker()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which may be sent to every process of a run
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may be sent to every process of a run
     answer: tuple[bool, Any]
     while True:
         try:
@@ -163,9 +164,9 @@ def serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Start processes that no signal to the whole group kills before they can ignore it.
+    """Start processes so that no signal to the whole group kills them before they can ignore it.
 
-    They are born with Ctrl-C and SIGTERM blocked. This process handles those after the block, even
+    They start with Ctrl-C and SIGTERM blocked. This process handles those after the block, even
     if the system delivers them to another of its threads: a worker whose parent stops between
     starting it and sending it its work would print a traceback.
     """
@@ -174,7 +175,7 @@ def signals_held() -> Iterator[None]:
         return
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # by itself it would start in the block, and unblock both
+    resource_tracker.ensure_running()  # else it would start inside the block and unblock both
     received: list[int] = []
     handlers: dict[int, Any] = {}
     if current_thread() is main_thread():  # the only one that runs Python's handlers
@@ -193,11 +194,11 @@ def signals_held() -> Iterator[None]:
 
 
 def start_worker(*, interrupted: bool = False) -> None:
-    """Tie this worker process to the one that started it: it ends when that one was killed.
+    """Make this worker process exit when the process that started it is killed.
 
     Args:
-        interrupted: Ctrl-C, which reaches every process of a terminal, ends the worker, too;
-            otherwise it is for the process that collects.
+        interrupted: whether Ctrl-C, which reaches every process of a terminal, also ends the
+            worker; otherwise only the process that collects the results handles it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL if interrupted else signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -211,9 +212,9 @@ def start_worker(*, interrupted: bool = False) -> None:
 
 
 def interruptible(work: Callable[[], WorkResult]) -> WorkResult:
-    """Do a library's long work in a thread, so that Ctrl-C ends the wait for it at once.
+    """Run a library's long call in a thread, so that Ctrl-C ends the wait for it at once.
 
-    The thread is left behind then, and ends with the process.
+    The thread is then abandoned and ends with the process.
     """
     future: Future[WorkResult] = Future()
 

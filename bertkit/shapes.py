@@ -1,7 +1,7 @@
 """Names for tensor shapes, used in signatures and checked by beartype under pytest only.
 
 Legend: tokens = all tokens of a packed batch; sequences = its sequences; width = hidden size;
-targets = masked positions that carry a loss; vocabulary = number of pieces.
+targets = masked positions that have a loss; vocabulary = vocabulary size.
 Outside the tests jaxtyping is not imported, and each name is plain `torch.Tensor`.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING or os.environ.get("BERTKIT_CHECK_SHAPES") != "1":
     Hidden: TypeAlias = Tensor
     """(tokens, width)."""
     Rows: TypeAlias = Tensor
-    """(rows, width): hidden states of all tokens, or of chosen ones."""
+    """(rows, width): hidden states of all tokens or of selected ones."""
     Heads: TypeAlias = Tensor
     """(tokens, heads, head width)."""
     Pooled: TypeAlias = Tensor

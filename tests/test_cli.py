@@ -124,7 +124,7 @@ def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, stor
         (["pretrian"], "pretrian"),
         (["pretrain", "toy", "--out", "x", "--store", "nowhere"], "no recipe 'toy'"),
         (["pretrain", "mini", "--out", "x"], "either --store STORE or --text"),
-        (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is no token store"),
+        (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is not a token store"),
         (["pretrain", "mini", "--store", "x"], "--out"),
         (
             ["pretrain", "mini", "--out", "y", "--store", "x", "--training.lerning-rate", "1"],

@@ -1,1 +1,1 @@
-"""The token store: a corpus as memory-mapped shards of ids."""
+"""The token store: a corpus as memory-mapped shards of token ids."""

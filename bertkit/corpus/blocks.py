@@ -1,7 +1,7 @@
-"""Blocks of documents → token ids: the pure step of preparation, and the processes that run it.
+"""Tokenize blocks of documents: the pure step of preparation, and the processes that run it.
 
 `tokenize_block` depends on nothing but its arguments, so any executor may run it anywhere, in any
-order, again after a failure.
+order, and again after a failure.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOKENIZE_CHARACTERS = 250_000
 LONGEST_SENTENCE = 512
-"""Tokens; a longer sentence is cut in pieces, counted, and no token is lost."""
+"""The longest sentence in tokens; a longer one is split and counted, and no token is lost."""
 LONGEST_STRING = 50_000
-"""Characters given to the tokenizer at once, which bounds its memory."""
+"""The most characters given to the tokenizer at once, which bounds its memory."""
 
 
 class TokenizedBlock(NamedTuple):
-    """Tokenised documents of both splits."""
+    """The tokenised documents of both splits, with the size of their text and what was counted."""
 
     splits: dict[str, DocumentArrays]
     text_bytes: int
@@ -37,13 +37,13 @@ class TokenizedBlock(NamedTuple):
 
 
 def is_held_out(document: str, share: float) -> bool:
-    """Whether a document is held out: decided by a hash of its text, so copies go together."""
+    """Return whether a document is held out, by a hash of its text, so that copies agree."""
     digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
-    """Sentences; those of more than LONGEST_STRING characters are cut, if possible at a space."""
+    """Yield sentences, splitting those above LONGEST_STRING characters, if possible at a space."""
     for sentence in sentences:
         start = 0
         while len(sentence) - start > LONGEST_STRING:
@@ -60,13 +60,13 @@ def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
 def tokenize_block(
     documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
 ) -> TokenizedBlock:
-    """Sentences and ids of some documents: the pure step that every executor runs.
+    """Split documents into sentences and token ids: the pure step that every executor runs.
 
     Args:
-        documents: texts; a newline always ends a sentence.
-        tokenizer: text → ids.
-        language: see `split_sentences`.
-        held_out: share of documents for evaluation.
+        documents: the texts; a newline always ends a sentence.
+        tokenizer: the tokenizer that converts sentences to ids.
+        language: the language for the sentence splitter; see `split_sentences`.
+        held_out: the share of documents for evaluation, at least 0 and below 1.
     """
     counts: Counter[str] = Counter()
     sentences: list[str] = []
@@ -108,7 +108,7 @@ def tokenize_block(
 def to_arrays(
     ids: Sequence[Sequence[int]], document_lengths: Sequence[int], vocabulary_size: int
 ) -> DocumentArrays:
-    """Lists of ids by sentence → flat arrays."""
+    """Convert the ids of each sentence to flat arrays."""
     lengths = np.fromiter((len(sentence) for sentence in ids), dtype=np.int64, count=len(ids))
     tokens = np.fromiter(
         (token for sentence in ids for token in sentence),
@@ -119,7 +119,7 @@ def to_arrays(
 
 
 class BlockPool:
-    """Runs `tokenize_block` on worker processes (or here, for one), results in order."""
+    """Worker processes, or this one alone if `processes` is 1, to run `tokenize_block` in order."""
 
     def __init__(
         self, tokenizer: Tokenizer, folder: Path, processes: int, language: str, held_out: float
@@ -139,7 +139,7 @@ class BlockPool:
             self.workers.__exit__()
 
     def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], TokenizedBlock]]:
-        """Yield (documents, block) in the order of `blocks`; few are in flight at a time.
+        """Yield (documents, block) in the order of `blocks`, with only a few in progress at a time.
 
         Raises:
             BertkitError: a worker process died.

@@ -1,9 +1,9 @@
-"""Text → token store, as a stream: memory does not grow with the corpus.
+"""Prepare a token store from text, as a stream: memory does not grow with the corpus.
 
-The work is cut into parts, a part into shards (`parts.py`), the text of a shard into blocks of
-documents. Blocks go to worker processes and come back in order; the bytes written do not depend on
-the number of processes. `cluster.py` makes the same store with many machines: it begins, makes the
-parts and finishes by the functions that are used here.
+The corpus is divided into parts, a part into shards (`steps.py`), the text of a shard into blocks
+of documents. Blocks go to worker processes and come back in order; the bytes written do not depend
+on the number of processes. `cluster.py` makes the same store on many machines: it claims the
+folder, makes the parts and writes the manifest with the functions that are used here.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 class TooFewDocumentsError(BertkitError):
-    """Next-sentence pairs need a second document to draw from."""
+    """There are fewer than two training documents, which next-sentence pairs need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """What decides the content of a store, besides the text and the tokenizer."""
+    """The settings that, with the text and the tokenizer, determine the content of a store."""
 
     format: str = "auto"
-    """text, wikiextractor, jsonl, csv, tsv, parquet; auto looks at names and first lines."""
+    """text, wikiextractor, jsonl, csv, tsv or parquet; auto uses extensions and first lines."""
     column: str = "text"
     """The column that holds the text, in formats that have columns."""
     language: str = "en"
-    """Language code for the sentence splitter; `lines` takes each line as one sentence."""
+    """Language code for the sentence splitter; `lines` makes each line one sentence."""
     held_out: float = 0.01
     """Share of documents kept for evaluation, chosen by a hash of their text."""
     shard_megabytes: int = 64
@@ -48,7 +48,7 @@ class PrepareOptions:
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of text after which a shard ends."""
+        """The bytes of text after which a shard ends."""
         return self.shard_megabytes * 1_000_000
 
 
@@ -61,19 +61,19 @@ def prepare(
     processes: int = 1,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> TokenStore:
-    """Make (or finish) a token store.
+    """Make a token store, or finish one that was interrupted.
 
     Args:
         paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
-        tokenizer: text → ids; a copy is kept in the store.
-        folder: the store; a run that was stopped goes on where its last whole shard ends.
-        options: see `PrepareOptions`.
-        processes: worker processes; the result is the same for any number.
+        tokenizer: the tokenizer that converts text to ids; a copy is saved in the store.
+        folder: the store's folder; an interrupted run resumes after its last complete shard.
+        options: the settings of the store; see `PrepareOptions`.
+        processes: the number of worker processes; the result is the same for any number.
         progress: called with the running counts after each block.
 
     Raises:
-        BertkitError: no text, unknown language, fewer than two documents (next-sentence pairs need
-            a second one to draw from), a store begun with other settings, a full disk.
+        BertkitError: there is no text, the language is unknown, there are fewer than two training
+            documents, the store has other settings, or the disk is full.
     """
     options = options or PrepareOptions()
     if processes < 1:
@@ -113,8 +113,8 @@ def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) ->
     """Check the options and find the sources.
 
     Raises:
-        BertkitError: impossible options, nothing to read, or a folder that is remote or is itself
-            in a folder of text.
+        BertkitError: an option is impossible, there is nothing to read, or the folder is remote or
+            inside a folder of text.
     """
     check_language(options.language)
     if not 0 <= options.held_out < 1:
@@ -174,18 +174,19 @@ def claim_store_folder(
     *,
     alone: bool = False,
 ) -> None:
-    """Note in a folder what its store is made of.
+    """Record in a folder the settings, tokenizer and sources of its store.
 
     Args:
-        folder: of the store.
-        tokenizer: that of the store.
-        options: of the store.
-        sources: what it is made of.
-        alone: nobody else works in the folder, so that settings of which nothing was made, as they
-            did not work, may be replaced.
+        folder: the store's folder.
+        tokenizer: the tokenizer of the store.
+        options: the settings of the store.
+        sources: the sources of its text.
+        alone: whether no other process works in the folder, so that settings with which no shard
+            was made, because they failed, may be replaced.
 
     Raises:
-        BertkitError: it holds a store of other settings, text or tokenizer, or something else.
+        BertkitError: the folder holds a store of other settings, text or tokenizer, or another
+            type of content.
     """
     settings: dict[str, Any] = {
         **asdict(options),
@@ -204,24 +205,24 @@ def claim_store_folder(
         made = (folder / "manifest.json").is_file() or any(folder.glob("parts/*.json"))
         if changed and (made or not alone):
             raise BertkitError(
-                f"store {folder} was begun with other {', '.join(changed)}; choose another folder, "
+                f"store {folder} was made with other {', '.join(changed)}; choose another folder, "
                 "or remove this one"
             )
     write_json(path, settings)
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else than a store.
+    """Refuse a folder that is not empty and does not hold a store.
 
     Raises:
-        BertkitError: it does.
+        BertkitError: the folder holds something else.
     """
     used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
-    if used and not (folder / "settings.json").is_file():  # last: a host may write it just now
-        raise BertkitError(f"{folder} is not empty and holds no token store; choose another folder")
+    if used and not (folder / "settings.json").is_file():  # last, as a host may just be writing it
+        raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")
 
 
 def modification_time(source: Source) -> int | None:
-    """When a local source was last changed, in nanoseconds; an edited file is another text."""
+    """Return when a local source was last changed, in nanoseconds: an edited file is a new text."""
     path = Path(source.path)
     return path.stat().st_mtime_ns if path.is_file() else None

@@ -1,8 +1,8 @@
 """A bounded folder of shards that several processes of a host share.
 
-A shard in use is held by a shared lock on its tokens file (`flock`, freed even by a kill), a shard
-on its way by an exclusive one on its unfinished file. Files are renamed and removed under the lock
-of the whole cache. A shard whose tokens file is there is whole.
+A process that uses a shard has a shared lock on its tokens file (`flock`, released even by a kill);
+one that fetches a shard has an exclusive lock on its unfinished file. Files are renamed and removed
+under the lock of the whole cache. A shard whose tokens file exists is complete.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from bertkit.files import disk_errors, not_through_links, open_lock
 
 try:
     import fcntl
-except ImportError:  # Windows: no locks, one process at a time
+except ImportError:  # Windows has no such locks: only one process at a time is safe
     fcntl = None  # type: ignore[assignment]
 
 
 class CacheFullError(BertkitError):
-    """Everything in a cache is in use."""
+    """The cache has no room because every shard in it is in use."""
 
 
 class ShardLease:
-    """Keeps a shard in the cache while it lives."""
+    """A lock that keeps a shard in the cache as long as this object lives."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def close(self) -> None:
-        """Let the shard go."""
+        """Release the shard."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -43,16 +43,16 @@ class ShardLease:
 
 
 def make_room(root: Path, gigabytes: float, needed: int, mine: Path) -> None:
-    """Remove the shards used longest ago until a new one fits; the caller has the cache's lock.
+    """Remove the least recently used shards until a new one fits; needs the cache's lock.
 
     Args:
-        root: of the caches of all stores.
-        gigabytes: the most that they take together.
-        needed: bytes of the new shard.
-        mine: its unfinished tokens file.
+        root: the folder with the caches of all stores.
+        gigabytes: the maximum size of all caches together.
+        needed: the size of the new shard in bytes.
+        mine: the unfinished tokens file of the new shard.
 
     Raises:
-        CacheFullError: what is left is in use.
+        CacheFullError: the remaining shards are in use.
     """
     limit = int(gigabytes * 1e9)
     used, shards = contents(root, mine)
@@ -69,9 +69,9 @@ def make_room(root: Path, gigabytes: float, needed: int, mine: Path) -> None:
 
 
 def contents(root: Path, but: Path) -> tuple[int, list[tuple[float, Path, int]]]:
-    """Bytes in a cache, and of each whole shard (last use, tokens file, bytes).
+    """Return the bytes in all caches, and (last use, tokens file, bytes) of each complete shard.
 
-    Unfinished files that nobody is at work on, of a killed process, are removed; `but` is ours.
+    Unfinished files that killed processes left are removed, except `but`, the caller's.
     """
     used, shards = 0, []
     for folder in root.iterdir():
@@ -91,29 +91,29 @@ def contents(root: Path, but: Path) -> tuple[int, list[tuple[float, Path, int]]]
 
 
 def siblings(tokens: Path) -> list[Path]:
-    """The files of the shard whose tokens file this is, finished or not; that one first."""
+    """Return the files, complete or not, of the shard with this tokens file, which comes first."""
     return [tokens.with_name(tokens.name.replace(".tokens.", f".{kind}.")) for kind in ARRAYS]
 
 
 def remove_shard(tokens: Path) -> None:
-    """Remove a shard's files; the caller has the lock of the cache."""
+    """Remove a shard's files; the caller must hold the lock of the cache."""
     for path in siblings(tokens):
         path.unlink(missing_ok=True)
 
 
 def remove_unused(tokens: Path) -> bool:
-    """Remove a shard's files if no process holds it; whether it was so."""
+    """Remove a shard's files if no process holds it, and return whether they are gone."""
     claim = claim_file(tokens, create=False)
     if claim is None:
         return False
-    with suppress(PermissionError):  # Windows: mapped by somebody
+    with suppress(PermissionError):  # Windows: a process has mapped the file
         remove_shard(tokens)
     claim.close()
     return not tokens.exists()
 
 
 def claim_file(path: Path, *, create: bool = True) -> ShardLease | None:
-    """Take a file for this process alone; None where another one has it or removed it."""
+    """Lock a file for this process alone; None if another process has locked or removed it."""
     try:
         with disk_errors(path):
             hold = ShardLease(
@@ -130,10 +130,10 @@ def claim_file(path: Path, *, create: bool = True) -> ShardLease | None:
 
 
 def lock(hold: ShardLease, how: str) -> None:
-    """Lock an open file, "shared" or "alone".
+    """Lock an open file, "shared" or "alone"; the former waits for an exclusive lock to end.
 
     Raises:
-        BlockingIOError: another one has it, who wanted it alone or is in the way of that.
+        BlockingIOError: the lock is for this process alone, and another process holds one.
     """
     if fcntl is not None:
         ways = {"shared": fcntl.LOCK_SH, "alone": fcntl.LOCK_EX | fcntl.LOCK_NB}
@@ -142,7 +142,7 @@ def lock(hold: ShardLease, how: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for a lock file, and have it for the length of a block."""
+    """Wait for a lock file and hold it for the duration of the block."""
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(path) as file:

@@ -1,10 +1,10 @@
-"""Text → cleaner text: drop what is too short, of poor quality, or came before; count all of it.
+"""Clean text: drop documents that are too short, of poor quality or duplicates, and count them.
 
-Duplicated text costs training steps, is learned by heart (Lee et al., 2022, Deduplicating Training
-Data Makes Language Models Better), and leaks into held-out text. The rules of quality are those of
-MassiveText (Rae et al., 2021, appendix A.1) that hold for any language with letters. One pass in
-the order of the input: of several copies the first stays. What is kept does not depend on the
-number of processes. Memory holds the keys of the kept documents (`duplicates.py`), not their text.
+Duplicated text costs training steps, is memorized (Lee et al., 2022, Deduplicating Training Data
+Makes Language Models Better), and leaks into held-out text. The quality rules are those of
+MassiveText (Rae et al., 2021, appendix A.1) that apply to any language with letters. One pass reads
+the input in order: of several copies the first is kept. The result does not depend on the number of
+processes. Memory holds the keys of the kept documents (`minhash.py`), not their text.
 """
 
 from __future__ import annotations
@@ -27,60 +27,60 @@ from bertkit.text.sources import Source, find_sources
 
 JUDGE_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50
-"""Of a dropped document, beside its place."""
+"""The most characters of a dropped document that are shown next to its location."""
 EXACT, NEAR = "equal to an earlier document", "nearly equal to an earlier document"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CleanOptions:
-    """What is dropped."""
+    """The settings that determine which documents are dropped."""
 
     format: str = "auto"
-    """text, wikiextractor, jsonl, csv, tsv, parquet; auto looks at names and first lines."""
+    """text, wikiextractor, jsonl, csv, tsv or parquet; auto uses extensions and first lines."""
     column: str = "text"
     """The column that holds the text, in formats that have columns."""
     exact: bool = True
-    """Drop what is equal to an earlier document but for case and white space."""
+    """Drop documents equal to an earlier one, ignoring case and white space."""
     near: bool = False
-    """Drop what shares most runs of five words with an earlier document (MinHash)."""
+    """Drop documents that share most runs of five words with an earlier one (MinHash)."""
     min_words: int = 0
-    """Fewest words of a document."""
+    """Minimum number of words in a document."""
     max_words: int = 0
-    """Most words of a document; 0 for any number."""
+    """Maximum number of words in a document; 0 for no limit."""
     quality: bool = False
-    """Drop what breaks one of the four rules below."""
+    """Drop documents that violate one of the four rules below."""
     min_alphabetic: float = 0.8
-    """Smallest share of words with a letter."""
+    """Minimum share of words that contain a letter."""
     max_repeated: float = 0.2
-    """Largest share of the text, in characters, in lines that the document had before."""
+    """Maximum share of a document's characters in lines that repeat an earlier line."""
     min_word_length: float = 3.0
-    """Shortest mean length of words, in characters; ideographs are left out."""
+    """Minimum mean length of words, in characters; ideographs are left out."""
     max_word_length: float = 10.0
-    """Longest mean length of words."""
+    """Maximum mean length of words."""
 
 
 class Verdict(NamedTuple):
-    """What a document's text says about it, without the others."""
+    """The result of judging a document's text without the other documents."""
 
     reason: str
-    """Why it is dropped; empty if it is not."""
+    """Why the document is dropped; empty if it is not."""
     key: int
     bands: list[int]
-    """Of MinHash; empty unless wanted."""
+    """The MinHash band keys; empty unless near-duplicates are dropped."""
 
 
 class Cleaned(NamedTuple):
-    """What `clean` did."""
+    """The counts that `clean` returns."""
 
     read: TextCounts
     kept: TextCounts
-    """`skipped` says why how many documents were dropped, `examples` names the first of each."""
+    """`skipped` counts the dropped documents by reason; `examples` gives the first of each."""
     key_bytes: int
-    """Memory that the keys of the kept documents took."""
+    """The memory in bytes that the keys of the kept documents took."""
 
 
 def poor_quality(document: str, options: CleanOptions) -> str:
-    """The first rule of quality that a document breaks; empty if none."""
+    """Return the first quality rule that a document violates; empty if there is none."""
     tokens = document.split()
     alphabetic = sum(any(map(str.isalpha, token)) for token in tokens) / max(1, len(tokens))
     if alphabetic < options.min_alphabetic:
@@ -98,13 +98,13 @@ def poor_quality(document: str, options: CleanOptions) -> str:
 
 
 def is_ideograph(character: str) -> bool:
-    """Whether a character is a word by itself."""
+    """Return whether a character is a word by itself."""
     ranges = (UNSPACED_SCRIPTS[i : i + 3] for i in range(0, len(UNSPACED_SCRIPTS), 3))
     return any(bounds[0] <= character <= bounds[2] for bounds in ranges)
 
 
 def repeated_share(document: str) -> float:
-    """Share of a document's characters, without line ends, in lines that it had before."""
+    """Return the share of a document's characters, without line ends, in repeated lines."""
     seen: set[str] = set()
     repeated = total = 0
     for line in document.splitlines():
@@ -117,7 +117,7 @@ def repeated_share(document: str) -> float:
 
 
 def judge_document(document: str, options: CleanOptions) -> Verdict:
-    """What can be said of a document by itself: the work of the processes."""
+    """Judge a document by itself; this is the work of the worker processes."""
     words = len(WORD.findall(document)) if options.min_words or options.max_words else 0
     if words < options.min_words:
         reason = f"fewer than {options.min_words:,} words"
@@ -132,7 +132,7 @@ def judge_document(document: str, options: CleanOptions) -> Verdict:
 
 
 def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict]:
-    """`judge_document` for some documents."""
+    """Return `judge_document` of each document."""
     return [judge_document(document, options) for document in documents]
 
 
@@ -154,7 +154,7 @@ def judge_blocks(
 
 
 class DocumentReader:
-    """Reads the documents of all sources and remembers where each source began."""
+    """An iterable of the documents of all sources that knows where each source starts."""
 
     def __init__(self, sources: Sequence[Source], column: str) -> None:
         self.sources = sources
@@ -168,22 +168,22 @@ class DocumentReader:
             yield from read_documents(source, self.counts, column=self.column)
 
     def place(self, index: int) -> str:
-        """The source of document `index` of all, and its number there, from 1."""
+        """Return the source of document `index` and the document's number in it, from 1."""
         source = bisect_right(self._first, index) - 1
         return f"{self.sources[source].path}, document {index - self._first[source] + 1:,}"
 
 
 def check_clean_options(options: CleanOptions, processes: int) -> None:
-    """Refuse what cannot be meant.
+    """Refuse impossible options and options that would have no effect.
 
     Raises:
-        BertkitError: a number is out of its range.
+        BertkitError: a number is out of range, or a quality rule is set without `quality`.
     """
     if processes < 1:
         raise BertkitError(f"processes must be at least 1, got {processes}")
     for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):
         if not options.quality and getattr(options, name) != getattr(CleanOptions(), name):
-            raise BertkitError(f"{name} does nothing without --quality; give both or neither")
+            raise BertkitError(f"{name} has no effect without --quality; give both or neither")
     for name in ("min_alphabetic", "max_repeated"):
         if not 0 <= (value := getattr(options, name)) <= 1:
             raise BertkitError(f"{name} is a share from 0 to 1, got {value}")
@@ -207,18 +207,19 @@ def clean(
     processes: int = 1,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> Cleaned:
-    """Write the documents that are to be kept, in their order.
+    """Write the documents that are kept, in their order.
 
     Args:
         paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
-        out: a file of JSON lines, or a folder for several; see `open_writer`. It is there only
-            when it is whole.
-        options: see `CleanOptions`.
-        processes: worker processes; the result is the same for any number.
+        out: a file of JSON lines, or a folder for several; see `open_writer`. It appears only when
+            it is complete.
+        options: the cleaning settings; see `CleanOptions`.
+        processes: the number of worker processes; the result is the same for any number.
         progress: called with the running counts after each block.
 
     Raises:
-        BertkitError: nothing to read, impossible options, nothing is left, a full disk.
+        BertkitError: there is nothing to read, an option is impossible, no document is kept, or the
+            disk is full.
     """
     options = options or CleanOptions()
     check_clean_options(options, processes)
@@ -244,13 +245,13 @@ def clean(
         if not kept.documents:
             raise BertkitError(
                 f"none of {reader.counts.documents:,} documents is left "
-                f"({', '.join(sorted(kept.skipped)) or 'there was none'}); loosen the options"
+                f"({', '.join(sorted(kept.skipped)) or 'there was none'}); relax the options"
             )
     return Cleaned(reader.counts, kept, keys.bytes + bands.bytes)
 
 
 def is_duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: KeySet) -> str:
-    """Whether an earlier document was the same, or nearly; if not, this one is remembered."""
+    """Return why a document is a duplicate; if it is not, store its keys and return ""."""
     if options.exact and keys.has_any([verdict.key]):
         return EXACT
     if bands.has_any(verdict.bands):

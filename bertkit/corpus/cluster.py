@@ -1,14 +1,14 @@
-"""Text → token store on many processes and many machines, by datatrove's executors.
+"""Prepare a token store with many processes on many machines, by datatrove's executors.
 
-The store is the one that `prepare` writes, byte for byte, whatever the number of tasks, processes
-and machines. What survives a failure:
+The store has the same bytes as one that `prepare` writes, whatever the number of tasks, processes
+and machines. After a failure, the same command continues:
 
-- datatrove marks each finished task with a file; the same command skips it;
-- a finished part and a finished shard have a record of their own, so an unfinished task goes on
-  where its last whole shard ends;
-- a mark whose part is missing or damaged is taken away, and its task runs again.
+- datatrove marks each finished task with a file, and the task is skipped;
+- every finished shard and part has a record, so an unfinished task resumes after its last complete
+  shard;
+- if a part of a finished task is missing or damaged, the task's mark is removed and it runs again.
 
-Everything that knows datatrove (its interface is not yet stable) is in this module.
+All code that uses datatrove (its interface is not yet stable) is in this module.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Where preparation runs; the store does not depend on any of it."""
+    """The settings of where preparation runs; the store does not depend on any of them."""
 
     executor: Literal["local", "datatrove", "slurm", "ray"] = "local"
     """local: here, without datatrove; datatrove: tasks on this machine, or on several that share
     the folder; slurm: submit an array of jobs; ray: tasks on a Ray cluster."""
     tasks: int = 0
-    """In how many tasks the parts are dealt; 0 makes a task of each part."""
+    """The number of tasks that share the parts; 0 makes one task of each part."""
     first_task: int = 0
-    """With datatrove: the first task of this machine."""
+    """With datatrove: the index of this machine's first task, from 0."""
     local_tasks: int = 0
-    """With datatrove: how many tasks this machine takes; 0 takes all that follow."""
+    """With datatrove: the number of tasks of this machine; 0 takes all that follow."""
     memory_gigabytes: int = 4
-    """With Slurm and Ray: memory of a task."""
+    """With Slurm and Ray: the memory of a task in gigabytes."""
     partition: str = ""
     """With Slurm: the partition."""
     time: str = "24:00:00"
-    """With Slurm: the longest time of a task."""
+    """With Slurm: the time limit of a task."""
     sbatch: tuple[str, ...] = ()
-    """With Slurm: more options of sbatch, such as account=NAME."""
+    """With Slurm: further sbatch options as KEY=VALUE, such as account=NAME."""
 
 
 def prepare_on_cluster(
@@ -67,27 +67,27 @@ def prepare_on_cluster(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, tasks: None,
 ) -> TokenStore | str:
-    """Make this machine's share of a store, and the manifest if that was the last share.
+    """Run this machine's tasks, and write the manifest if they complete the store.
 
     Args:
         paths: as for `prepare`; every machine must see the same files under the same names.
-        tokenizer: text → ids; kept in the store.
-        folder: the store, on a file system that all machines share.
-        options: what decides the content.
-        cluster: where it runs.
-        processes: tasks at a time; on Slurm and Ray in the whole cluster, 0 for no limit.
-        progress: called with finished and all tasks of this machine.
+        tokenizer: the tokenizer that converts text to ids; a copy is saved in the store.
+        folder: the store's folder, on a file system that all machines share.
+        options: the settings that determine the content of the store.
+        cluster: the settings that determine where the tasks run.
+        processes: the tasks run at a time; with Slurm and Ray in the whole cluster, 0 for no limit.
+        progress: called with the number of finished tasks and of all tasks of this machine.
 
     Returns:
-        The store, or, while parts are missing, a sentence that says what is.
+        The store, or, while parts are missing, a sentence that says what is still to be done.
 
     Raises:
-        BertkitError: as `prepare` does; datatrove or Ray are absent; a task failed.
+        BertkitError: as for `prepare`, or datatrove or Ray is not installed, or a task failed.
     """
     check_cluster(cluster)
     quiet_logger()
     sources = check_inputs(paths, folder, options)
-    with exclusive_lock(folder, WAIT_SECONDS):  # machines may begin at the same moment
+    with exclusive_lock(folder, WAIT_SECONDS):  # machines may start at the same moment
         claim_store_folder(folder, tokenizer, options, sources)
         tokenizer.save(folder / "tokenizer")
     parts = len(plan_parts(sources, options.shard_bytes))
@@ -95,7 +95,7 @@ def prepare_on_cluster(
     unmark_damaged(job)
     if cluster.executor == "slurm":
         submit_to_slurm(job, cluster, processes)
-        return f"{job.tasks} tasks and a last one that writes the manifest wait in Slurm's queue"
+        return f"{job.tasks} tasks and a final one, which writes the manifest, are queued in Slurm"
     if cluster.executor == "ray":
         run_on_ray(job, cluster, processes)
     else:
@@ -103,20 +103,20 @@ def prepare_on_cluster(
     missing = sum(finished_part(part, job.folder, checksums=False) is None for part in job.parts)
     if missing:
         return (
-            f"{parts - missing} of {parts} parts are whole; the command that finishes the last "
+            f"{parts - missing} of {parts} parts are complete; the command that finishes the last "
             "one writes the manifest; if none is running, run this one again"
         )
     try:
         return merge_parts(job)
     except HeldError:
-        return "every part is whole; another process writes the manifest"
+        return "every part is complete; another process is writing the manifest"
 
 
 def check_cluster(cluster: ClusterOptions) -> None:
-    """Refuse what no executor can do, before anything is written.
+    """Refuse impossible cluster settings before anything is written.
 
     Raises:
-        BertkitError: no partition for Slurm, or a number below its least.
+        BertkitError: Slurm has no partition, or a number is too small.
     """
     if cluster.executor == "slurm" and not cluster.partition:
         raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
@@ -149,8 +149,8 @@ def _run_here(
             left = executor.get_incomplete_ranks(mine)
             if len(left) == len(todo):
                 raise BertkitError(
-                    "worker processes of `prepare` die (killed, or out of memory) before any task "
-                    "ends; run the same command again with fewer --processes"
+                    "worker processes of `prepare` died (killed, or out of memory) before any task "
+                    "ended; run the same command again with fewer --processes"
                 ) from None
         todo = executor.get_incomplete_ranks(mine)
     progress(len(mine), len(mine))
@@ -159,7 +159,7 @@ def _run_here(
 def _run_tasks(
     job: Job, todo: Sequence[int], processes: int, progress: Callable[[int], None], mine: int
 ) -> None:
-    """One round over unfinished tasks; the first error ends it."""
+    """Run the unfinished tasks once; the first error stops the round."""
     if processes == 1:
         for count, task in enumerate(todo, start=1):
             run_task(job, task)
@@ -168,7 +168,7 @@ def _run_tasks(
     with ProcessPoolExecutor(
         min(processes, len(todo)),
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=partial(start_worker, interrupted=True),  # whole shards are kept
+        initializer=partial(start_worker, interrupted=True),  # complete shards are kept
     ) as pool:
         futures = [pool.submit(run_task, job, task) for task in todo]
         try:
@@ -187,7 +187,7 @@ def run_task(job: Job, task: int) -> None:
 
 
 def local_executor(job: Job, tasks: range) -> Any:
-    """The executor of datatrove, for some tasks of this machine."""
+    """Return datatrove's local executor for some tasks of this machine."""
     from datatrove.executor.local import LocalPipelineExecutor
 
     return LocalPipelineExecutor(
@@ -200,10 +200,10 @@ def local_executor(job: Job, tasks: range) -> Any:
 
 
 def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
-    """Submit an array of tasks, and a job after it that writes the manifest.
+    """Submit an array job of all tasks, and a job that then writes the manifest.
 
     Raises:
-        BertkitError: there is no sbatch here, or it refuses.
+        BertkitError: sbatch is not installed here, or it refuses the job.
     """
     from subprocess import CalledProcessError
 
@@ -217,7 +217,7 @@ def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
         "partition": cluster.partition,
         "mem_per_cpu_gb": cluster.memory_gigabytes,
         "sbatch_args": extra,
-        "qos": "",  # where the account has one, sbatch takes it by itself
+        "qos": "",  # sbatch uses the account's default, if there is one
         "env_command": f'export PATH="{Path(sys.executable).parent}:$PATH"',
     }
     making = SlurmPipelineExecutor(
@@ -240,16 +240,16 @@ def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
     try:
         last.run()
     except FileNotFoundError as error:
-        raise BertkitError(f"no program {error.filename} here; submit from a login node") from None
+        raise BertkitError(f"{error.filename} is not installed; submit from a login node") from None
     except CalledProcessError as error:
         raise BertkitError(f"sbatch refused the job (status {error.returncode})") from None
 
 
 def run_on_ray(job: Job, cluster: ClusterOptions, processes: int) -> None:
-    """Run all tasks on the Ray cluster that RAY_ADDRESS names, or on a new one here.
+    """Run all tasks on the Ray cluster that RAY_ADDRESS names, or on a new local one.
 
     Raises:
-        BertkitError: Ray is absent.
+        BertkitError: Ray is not installed.
     """
     try:
         import ray
@@ -268,10 +268,10 @@ def run_on_ray(job: Job, cluster: ClusterOptions, processes: int) -> None:
 
 
 def quiet_logger() -> None:
-    """Load datatrove and keep its many messages from the terminal.
+    """Load datatrove and keep its many log messages off the terminal.
 
     Raises:
-        BertkitError: datatrove is absent.
+        BertkitError: datatrove is not installed.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:

@@ -1,8 +1,8 @@
-"""Preparation as one job of many tasks: what each task does, and the last step.
+"""Preparation as one job of many tasks: what each task does, and the final step.
 
-A task makes some parts of the corpus (`parts.py`), each by itself in one process; the merge writes
-the manifest once every part is whole. Tasks are pure in the sense that whoever runs one, wherever
-and how often, leaves the same files, so any engine may run them (`cluster.py` has some).
+A task makes some parts of the corpus (`steps.py`), independently and in one process; the merge
+writes the manifest when every part is complete. A task leaves the same files no matter who runs it,
+where and how often, so any engine may run the tasks (`cluster.py` has some).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a task needs; pickled and carried to other machines."""
+    """Everything that a task needs; it is pickled and sent to other machines."""
 
     folder: Path
     options: PrepareOptions
@@ -36,26 +36,26 @@ class Job:
         return plan_parts(self.sources, self.options.shard_bytes)
 
     def parts_of(self, task: int) -> list[CorpusPart]:
-        """Neighbouring parts go to different tasks, as sources of a kind are often neighbours."""
+        """Return a task's parts; adjacent ones, often similar, go to different tasks."""
         return self.parts[task :: self.tasks]
 
     @property
     def marks(self) -> Path:
-        """Where datatrove keeps marks and logs; another number of tasks deals the parts anew."""
+        """The folder of datatrove's marks and logs, one for each number of tasks."""
         return self.folder / "tasks" / f"of-{self.tasks:05d}"
 
     def __repr__(self) -> str:
-        return f"Job({self.folder}, {self.tasks} tasks)"  # without thousands of sources
+        return f"Job({self.folder}, {self.tasks} tasks)"  # omits what may be thousands of sources
 
 
 @dataclass(frozen=True, repr=False)
 class MakeParts:
-    """A pipeline step of datatrove's kind: make the parts of one task."""
+    """A datatrove pipeline step that makes the parts of one task."""
 
     job: Job
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
-        """Called for task `rank`; what was finished before is kept."""
+        """Make the parts of task `rank`, keeping what was finished before."""
         job, options = self.job, self.job.options
         tokenizer = Tokenizer.load(job.folder / "tokenizer")
         with BlockPool(tokenizer, job.folder, 1, options.language, options.held_out) as pool:
@@ -74,12 +74,12 @@ class MakeParts:
 
 @dataclass(frozen=True, repr=False)
 class Merge:
-    """The last step as a job of its own, where no process waits for the tasks."""
+    """The final step as a separate job, for executors with no process that waits for the tasks."""
 
     job: Job
 
     def __call__(self, data: object, rank: int, world_size: int) -> None:
-        """Called once."""
+        """Merge the parts; datatrove calls this once."""
         merge_parts(self.job)
 
     def __repr__(self) -> str:
@@ -87,14 +87,14 @@ class Merge:
 
 
 def merge_parts(job: Job) -> TokenStore:
-    """Write the manifest, once every part is whole; checksums are compared.
+    """Write the manifest if every part is complete and its checksums are right.
 
     Raises:
-        HeldError: another process holds the store.
+        HeldError: another process holds the lock of the store.
         BertkitError: parts are missing or damaged; the same command makes them again.
     """
     results, missing = [], []
-    with exclusive_lock(job.folder, WAIT_SECONDS):  # machines may end at the same moment
+    with exclusive_lock(job.folder, WAIT_SECONDS):  # machines may finish at the same moment
         for part in job.parts:
             result = finished_part(part, job.folder)
             if result is None:
@@ -112,7 +112,7 @@ def merge_parts(job: Job) -> TokenStore:
 
 
 def unmark_damaged(job: Job) -> None:
-    """Take away the marks of tasks of which a part is not whole."""
+    """Remove the marks of tasks with a part that is missing or damaged."""
     for mark in sorted((job.marks / "completions").glob("[0-9]*")):
         if any(
             finished_part(part, job.folder, checksums=False) is None

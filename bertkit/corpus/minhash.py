@@ -1,18 +1,18 @@
-"""Documents that came before, exactly or nearly, in bounded memory.
+"""Find documents that equal or nearly equal an earlier one, in bounded memory.
 
-Two documents are equal if their text is, without regard to case and white space. They are nearly
-equal if they share most runs of SHINGLE words. MinHash (Broder, 1997) estimates that share: of a
-document's set of shingles, each of BANDS x ROWS hash functions keeps its smallest value, and for
-each function the chance that two documents have the same smallest value is their Jaccard
-similarity s, the size of the intersection over that of the union. The values go in bands (Leskovec,
-Rajaraman and Ullman, Mining of Massive Datasets, section 3.4): two documents that agree on a whole
-band are near-duplicates, which has the chance
+Two documents are equal if their texts are, ignoring case and white space. They are nearly equal if
+they share most runs of SHINGLE words. MinHash (Broder, 1997) estimates that share: each of BANDS x
+ROWS hash functions keeps its smallest value over a document's set of shingles, and for each
+function the probability that two documents have the same smallest value is their Jaccard
+similarity s, the size of the intersection over that of the union. The values are grouped in bands
+(Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4): two documents that agree
+on a whole band count as near-duplicates, which has the probability
 
     1 - (1 - s ** ROWS) ** BANDS
 
-14 bands of 8 rows over runs of 5 words are datatrove's defaults; its own code for it wants a word
-splitter of a language library, three passes and files in between. Here one pass keeps 8 bytes for
-each band of each document that is passed on, and 8 for the document itself.
+14 bands of 8 rows over runs of 5 words are datatrove's defaults; its code needs a word splitter
+from a language library, three passes and intermediate files. Here one pass keeps 8 bytes for
+each band of each document that is kept, and 8 for the document itself.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from collections.abc import Sequence
 import numpy as np
 
 SHINGLE = 5
-"""Words in a run; shorter documents are one run."""
+"""The number of words in a run; a shorter document is one run."""
 BANDS, ROWS = 14, 8
 SHINGLES_AT_ONCE = 2048
-"""Bounds the table of (shingles, functions) hashes to 2 MB."""
+"""The most runs hashed at once; limits the table of (shingles, functions) hashes to 2 MB."""
 UNSPACED_SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
-"""Kana, Han and Hangul: written without spaces, so each is a word."""
+"""Kana, Han and Hangul, treated as written without spaces: each character is a word."""
 WORD = re.compile(rf"[{UNSPACED_SCRIPTS}]|[^\W{UNSPACED_SCRIPTS}]+")
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_parameters(count: int, stream: int) -> np.ndarray:
-    """(count,) uint64, always the same."""
+    """Return (count,) uint64 random numbers, always the same for a stream."""
     rng = np.random.Generator(np.random.Philox(key=[7, stream]))
     return rng.integers(0, 1 << 64, count, dtype=np.uint64)
 
@@ -43,21 +43,21 @@ def hash_parameters(count: int, stream: int) -> np.ndarray:
 FACTORS = hash_parameters(BANDS * ROWS, 0) | np.uint64(1)
 SUMMANDS = hash_parameters(BANDS * ROWS, 1)
 PLACES = hash_parameters(SHINGLE, 2) | np.uint64(1)
-"""A factor for each word of a run."""
+"""The factor for each word of a run."""
 BAND_KEYS = hash_parameters(BANDS * ROWS, 3).reshape(BANDS, ROWS) | np.uint64(1)
 
 
 def mix_bits(values: np.ndarray) -> np.ndarray:
-    """Spread each number over all 64 bits (the last step of SplitMix64)."""
+    """Mix the bits of each number over all 64 bits (the final step of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def exact_key(document: str) -> int:
-    """64 bits of a hash of the text without regard to case and white space.
+    """Return a 64-bit hash of the text, ignoring case and white space.
 
-    Among n different documents, n^2 / 2^65 are expected to be taken for another one: three in a
+    Among n different documents, the expected number of collisions is n^2 / 2^65: three in a
     million runs over ten million documents.
     """
     text = " ".join(document.casefold().split())
@@ -66,9 +66,9 @@ def exact_key(document: str) -> int:
 
 
 def shingles(document: str) -> np.ndarray:
-    """(runs,) uint64: a hash of each run of SHINGLE words; none for a document without words.
+    """Return (runs,) uint64 hashes of the runs of SHINGLE words; (0,) for a text without words.
 
-    Words are letters and digits, without regard to case; punctuation is left out.
+    Words consist of letters and digits; case and punctuation are ignored.
     """
     words = WORD.findall(document.casefold())
     if not words:
@@ -87,9 +87,9 @@ def shingles(document: str) -> np.ndarray:
 
 
 def band_keys(document: str) -> np.ndarray:
-    """(BANDS,) uint64: one number for each band of smallest hashes.
+    """Return (BANDS,) uint64: one key for each band of smallest hashes.
 
-    A document without words has none, that is, the shape (0,).
+    The shape is (0,) for a document without words.
     """
     runs = shingles(document)
     if not len(runs):
@@ -103,10 +103,10 @@ def band_keys(document: str) -> np.ndarray:
 
 
 class KeySet:
-    """A set of 64-bit numbers at 8 bytes each (16 for a moment, while sorted runs are joined).
+    """A set of 64-bit numbers at 8 bytes each (16 briefly, while sorted runs are merged).
 
-    Numbers wait in a small Python set and go, sorted, into arrays; an array is joined with the one
-    before it as soon as it is half as long, so there are few, and each number moves few times.
+    New numbers are collected in a small Python set, then sorted into an array. An array is merged
+    with the one before it once it is half as long, so there are few, and each number moves rarely.
     """
 
     def __init__(self, waiting: int = 1 << 16) -> None:
@@ -116,11 +116,11 @@ class KeySet:
 
     @property
     def bytes(self) -> int:
-        """8 for each number; the waiting ones take some megabytes more, however many there are."""
+        """The size in bytes, 8 per number; the Python set takes a few megabytes more."""
         return 8 * (len(self._waiting) + sum(map(len, self._runs)))
 
     def has_any(self, keys: Sequence[int]) -> bool:
-        """Whether one of some numbers is there."""
+        """Return whether at least one of the keys is in the set."""
         if not self._waiting.isdisjoint(keys):
             return True
         wanted = np.array(keys, dtype=np.uint64)
@@ -131,7 +131,7 @@ class KeySet:
         return False
 
     def add(self, keys: Sequence[int]) -> None:
-        """Put numbers in. One given again may take its bytes twice until its arrays are joined."""
+        """Add keys. A repeated key may take its 8 bytes twice until its arrays are merged."""
         self._waiting.update(keys)
         if len(self._waiting) >= self.most_waiting:
             run = np.fromiter(self._waiting, dtype=np.uint64, count=len(self._waiting))
@@ -139,5 +139,5 @@ class KeySet:
             run.sort()
             while self._runs and len(self._runs[-1]) <= 2 * len(run):
                 run = np.concatenate([self._runs.pop(), run])
-                run.sort(kind="stable")  # finds the two sorted halves and merges them
+                run.sort(kind="stable")  # detects the two sorted halves and merges them
             self._runs.append(run)

@@ -1,8 +1,8 @@
 """A token store at a remote address, whose shards are fetched into a bounded cache on demand.
 
 The cache folder looks like the store itself with most shards missing, and `remote.json` records the
-address. `bertkit.corpus.cache` describes how several processes share the folder. Every failure of a
-remote file is a one-line error, and a failure of the network is retried.
+address. `bertkit.corpus.cache` describes how several processes share the folder. Every failure to
+read a remote file is a one-line error, and network failures are retried.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from bertkit.text.remote import missing_package, time_limits
 from bertkit.text.sources import is_remote, one_line
 
 GIGABYTES = 100.0
-"""How large a cache grows where nothing is said."""
+"""The default maximum size of the cache in gigabytes."""
 PARALLEL = 4
-"""Shards that are fetched at a time."""
+"""The number of shards that are fetched at a time."""
 CACHE_POLL_SECONDS = 0.05
 ROOM_SECONDS = 30.0
-"""How long to wait for room in a cache that other processes use."""
+"""How long to wait for room in a cache that other processes also use."""
 SMALL_FILES = (
     "tokenizer/vocab.txt",
     "tokenizer/tokenizer.json",
@@ -54,16 +54,16 @@ SMALL_FILES = (
 def open_remote(
     folder: Path | str, cache: Path | str | None, gigabytes: float | None
 ) -> RemoteStore | None:
-    """What fetches the shards of a store at an address or in a cache folder; None for other ones.
+    """Return the remote store at an address or behind a cache folder, or None if it is local.
 
     Args:
-        folder: an address (`https://...`, `s3://...`, `memory://...`), or the cache folder of one,
-            which is opened without asking the address.
-        cache: where caches are; the user's cache folder where absent.
-        gigabytes: the most that all stores of the cache take together.
+        folder: an address (`https://...`, `s3://...`, `memory://...`), or its cache folder, which
+            is opened without a request to the address.
+        cache: the folder of all caches; by default in the user's cache folder.
+        gigabytes: the maximum size of all caches together.
 
     Raises:
-        BertkitError: no store there, the address cannot be reached, or the cache not be written.
+        BertkitError: there is no store, the address cannot be reached, or the cache not be written.
     """
     note = Path(folder) / "remote.json"
     if is_remote(Path(folder)):
@@ -88,12 +88,12 @@ def open_remote(
 
 
 def default_cache() -> Path:
-    """`bertkit/stores` in the user's cache folder."""
+    """Return the folder `bertkit/stores` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "bertkit" / "stores"
 
 
 def address(path: str) -> str:
-    """A URL as it was before `Path` took one of its slashes, without one at its end."""
+    """Restore a URL from which `Path` removed a slash, and remove the one at its end."""
     scheme, _, rest = path.partition(":/")
     slashes = "///" if scheme == "file" else "//"
     return f"{scheme}:{slashes}{rest.strip('/')}"
@@ -104,9 +104,9 @@ class RemoteStore:
     """A store's address and its cache.
 
     Args:
-        url: of the store's folder.
-        root: of the caches of all stores.
-        gigabytes: the most that they take together.
+        url: the address of the store's folder.
+        root: the folder of the caches of all stores.
+        gigabytes: the maximum size of all caches together.
     """
 
     url: str
@@ -115,21 +115,21 @@ class RemoteStore:
 
     @property
     def folder(self) -> Path:
-        """The cache of this store."""
+        """The cache folder of this store."""
         name = re.sub(r"[^\w.-]+", "-", self.url.rpartition("/")[2])[:40]
         return self.root / f"{name}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
     def refresh(self) -> None:
-        """Bring the manifest and what else every user needs up to date.
+        """Bring the manifest and the small files that every user needs up to date.
 
         Raises:
-            BertkitError: no store there, the address cannot be reached, or the cache not written.
+            BertkitError: there is no store, or it cannot be reached, or the cache not be written.
         """
         try:
             content = fetch_bytes(f"{self.url}/manifest.json")
         except FileNotFoundError:
             raise BertkitError(
-                f"{self.url} is no token store (no manifest.json there); check the address"
+                f"{self.url} is not a token store (no manifest.json there); check the address"
             ) from None
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -156,22 +156,22 @@ class RemoteStore:
     def hold_all(
         self, shards: Sequence[ShardInfo], let_go: Callable[[], object], *, verify: bool
     ) -> list[ShardLease]:
-        """`hold` for several shards at a time.
+        """Fetch and lock several shards at a time; see `hold`.
 
         Args:
-            shards: which.
-            let_go: gives up what the caller holds besides, where the cache has no room.
-            verify: compare those that are in the cache with the manifest, and mend them.
+            shards: the shards to fetch and lock.
+            let_go: a function that releases the caller's other shards if the cache has no room.
+            verify: whether to check the cached files' checksums, and to fetch damaged shards again.
 
         Raises:
-            BertkitError: see `hold`.
+            BertkitError: as for `hold`.
         """
 
         def held(shard: ShardInfo) -> ShardLease:
             hold = self.hold(shard)
             try:
                 check_shard(self.folder, shard, checksums=verify)
-            except BertkitError:  # damaged since it was fetched
+            except BertkitError:  # the files were damaged after they were fetched
                 hold.close()
                 self.drop(shard)
                 hold = self.hold(shard)
@@ -191,14 +191,14 @@ class RemoteStore:
                 let_go()
                 if time.monotonic() > deadline:
                     raise
-                time.sleep(CACHE_POLL_SECONDS)  # other processes let go as they go on
+                time.sleep(CACHE_POLL_SECONDS)  # other processes release shards as they proceed
 
     def hold(self, shard: ShardInfo) -> ShardLease:
-        """Fetch a shard if it is not in the cache, and keep it there while the answer lives.
+        """Fetch a shard if it is not in the cache, and keep it there while the lease lives.
 
         Raises:
             BertkitError: the shard is missing or damaged there, the address cannot be reached, the
-                disk is full, or all of the cache is in use (`CacheFullError`).
+                disk is full, or every cached shard is in use (`CacheFullError`).
         """
         while True:
             if hold := self._held(shard):
@@ -207,7 +207,7 @@ class RemoteStore:
             if (claim := claim_file(part)) is None:
                 time.sleep(CACHE_POLL_SECONDS)  # another process is fetching it
                 continue
-            if self._path(shard, "tokens").exists():  # it has just finished
+            if self._path(shard, "tokens").exists():  # another process has just finished it
                 part.unlink(missing_ok=True)
                 claim.close()
                 continue
@@ -231,25 +231,25 @@ class RemoteStore:
         return self.folder / name
 
     def _held(self, shard: ShardInfo) -> ShardLease | None:
-        """Hold a shard that is in the cache."""
+        """Lock a shard that is in the cache; None if it is not, or is incomplete."""
         path = self._path(shard, "tokens")
         try:
             hold = ShardLease(os.open(path, os.O_RDONLY))
         except FileNotFoundError:
             return None
         lock(hold, "shared")
-        if os.fstat(hold.descriptor).st_nlink == 0:  # removed in between
+        if os.fstat(hold.descriptor).st_nlink == 0:  # removed in the meantime
             return None
         for kind in ARRAYS:
             file = self._path(shard, kind)
             if not file.is_file() or file.stat().st_size != shard.bytes[kind]:
                 self.drop(shard)
                 return None
-        os.utime(path)  # the time of its last use
+        os.utime(path)  # records the time of its last use
         return hold
 
     def _fetch(self, shard: ShardInfo) -> None:
-        """Download a shard's files, room for which is made and taken first."""
+        """Reserve room in the cache for a shard's files, then download them."""
         with locked(self.root / ".lock"):
             part = self._path(shard, "tokens", unfinished=True)
             make_room(self.root, self.gigabytes, sum(shard.bytes.values()), part)
@@ -261,7 +261,7 @@ class RemoteStore:
             self._download(shard, kind)
 
     def _download(self, shard: ShardInfo, kind: str) -> None:
-        """One file, in some attempts, compared with the manifest."""
+        """Download one file, in several attempts, and compare it with the manifest."""
         url = f"{self.url}/{shard.name}.{kind}.npy"
         part = self._path(shard, kind, unfinished=True)
 
@@ -287,42 +287,42 @@ class RemoteStore:
             )
 
     def _put(self, shard: ShardInfo, claim: ShardLease) -> None:
-        """Make a downloaded shard one of the cache, held from the beginning."""
+        """Move a downloaded shard into the cache, where it is locked from the start."""
         with locked(self.root / ".lock"), disk_errors(self.folder):
-            for kind in reversed(ARRAYS):  # the tokens last: a shard with tokens is whole
+            for kind in reversed(ARRAYS):  # tokens last: a shard with a tokens file is complete
                 self._path(shard, kind, unfinished=True).replace(self._path(shard, kind))
             lock(claim, "shared")
 
 
 def has_index(manifest: bytes) -> bool:
-    """Whether the list of shards is a file of its own."""
+    """Return whether the shards are listed in a separate file, according to the manifest."""
     try:
         values = json.loads(manifest)
     except (ValueError, RecursionError):
-        return False  # opening the store will say so
+        return False  # opening the store will report the damage
     return isinstance(values, dict) and values.get("format") == INDEXED_FORMAT
 
 
 FETCH_BYTES = 1 << 20
 PAUSES = (1.0, 5.0)
-"""Seconds before a second and a third attempt."""
+"""Seconds before the second and the third attempt."""
 
 
 class UnreachableError(BertkitError):
-    """A remote place does not answer, or stopped to."""
+    """A remote address does not answer, or stopped answering."""
 
 
 @contextmanager
 def open_remote_file(url: str) -> Iterator[Callable[[int], bytes]]:
-    """Give a block what reads the next bytes of a remote file.
+    """Yield a function that reads the next bytes of a remote file.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: there is no such file.
         BertkitError: the address cannot be reached; the message is one line.
     """
     try:
         system, path = fsspec.url_to_fs(url, **time_limits(url))
-        # A web server is asked once, for all of it: not for the size first, nor block by block.
+        # One request to a web server for the whole file, not for its size first nor for each block.
         web = {"block_size": 0, "size": 1} if url.startswith("http") else {}
         with system.open(path, "rb", **web) as stream:
             yield stream.read
@@ -330,20 +330,20 @@ def open_remote_file(url: str) -> Iterator[Callable[[int], bytes]]:
         raise
     except ImportError as error:
         raise missing_package(url, error) from error
-    except Exception as error:  # every file system raises errors of its own
+    except Exception as error:  # every file system has its own exceptions
         raise UnreachableError(
             f"cannot read {url}: {one_line(error)}; check the address and the network"
         ) from error
 
 
 def fetch_bytes(url: str) -> bytes:
-    """The content of a small remote file; see `open_remote_file`."""
+    """Return the content of a small remote file; see `open_remote_file`."""
     with open_remote_file(url) as stream:
         return b"".join(iter(lambda: stream(FETCH_BYTES), b""))
 
 
 def retrying(attempt: Callable[[], tuple[int, str]]) -> tuple[int, str]:
-    """Some attempts at what the network may prevent."""
+    """Call `attempt`, and repeat it after each pause if the address is unreachable."""
     for pause in PAUSES:
         with suppress(UnreachableError):
             return attempt()

@@ -1,4 +1,4 @@
-"""The shards of a token store: their entries in the manifest, and their arrays, if they are intact.
+"""The shards of a token store: their manifest entries, and their arrays after integrity checks.
 
 `bertkit.corpus.store` describes the arrays. A manifest lists up to a few hundred shards as JSON. A
 larger store has format 2: the list is the file `shards.npy`, which is mapped into memory so that
@@ -32,18 +32,18 @@ class ShardInfo:
     sentences: int
     tokens: int
     bytes: dict[str, int]
-    """Size of each array's file."""
+    """The size in bytes of each array's file."""
     sha256: dict[str, str]
-    """Checksum of each array's file."""
+    """The SHA-256 of each array's file, as hex."""
 
     def __post_init__(self) -> None:
-        """Check every field: a manifest is a file like any other, and its names become paths.
+        """Check every field, as a manifest may be damaged or untrusted and names become paths.
 
         Raises:
-            ValueError: names the field.
+            ValueError: a field is invalid; names the field.
         """
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
-            raise ValueError(f"{self.name!r:.40} is no name of a shard")
+            raise ValueError(f"{self.name!r:.40} is not a valid shard name")
         if self.split not in SPLITS:
             raise ValueError(f"shard {self.name} has the split {self.split!r:.40}")
         for counts in (vars(self), self.bytes):
@@ -52,11 +52,11 @@ class ShardInfo:
                 if type(count) is not int or not 0 <= count < 1 << 48:
                     raise ValueError(f"shard {self.name}: {field} is {count!r:.40}")
         if not all(re.fullmatch("[0-9a-f]{64}", str(self.sha256[kind])) for kind in ARRAYS):
-            raise ValueError(f"shard {self.name}: its checksums are none")
+            raise ValueError(f"shard {self.name}: its checksums are not SHA-256")
 
 
 class ShardArrays(NamedTuple):
-    """A shard's memory-mapped arrays (shapes in the module's docstring)."""
+    """A shard's memory-mapped arrays (`bertkit.corpus.store` gives their shapes)."""
 
     tokens: np.ndarray
     sentences: np.ndarray
@@ -64,7 +64,7 @@ class ShardArrays(NamedTuple):
 
 
 def token_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
-    """The smallest of uint16 and uint32 that holds every id."""
+    """Return the smaller of uint16 and uint32 that can hold every id."""
     return np.uint16 if vocabulary_size <= 1 << 16 else np.uint32
 
 
@@ -72,9 +72,9 @@ def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> No
     """Compare a shard's files with the manifest.
 
     Raises:
-        BertkitError: a file is missing, of another size (torn), or of another checksum (corrupt).
+        BertkitError: a file is missing, has another size (torn) or checksum (corrupt).
     """
-    repair = "remove manifest.json beside it and run what made the store again; the rest is kept"
+    repair = "remove its manifest.json and run what made the store again; the rest is kept"
     for kind in ARRAYS:
         path = folder / f"{shard.name}.{kind}.npy"
         if not path.is_file():
@@ -91,17 +91,17 @@ def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> No
 def open_shard(
     folder: Path, shard: ShardInfo, vocabulary_size: int, *, contents: bool = True
 ) -> ShardArrays:
-    """Map a shard's arrays into memory, and check that they are what the manifest says.
+    """Map a shard's arrays into memory and check them against the manifest.
 
     Args:
         folder: the store's folder.
-        shard: its entry in the manifest.
-        vocabulary_size: one more than the largest id.
-        contents: read all of it; without, the types and sizes are looked at.
+        shard: the shard's entry in the manifest.
+        vocabulary_size: the vocabulary size; every id must be smaller.
+        contents: whether to read all values; otherwise only types and sizes are checked.
 
     Raises:
-        BertkitError: an array has another type or size, an id is in no vocabulary, or offsets do
-            not lead through the whole shard.
+        BertkitError: an array has another type or size, an id is outside of the vocabulary, or
+            offsets do not increase from the start to the end of the shard.
     """
     paths = [folder / f"{shard.name}.{kind}.npy" for kind in ARRAYS]
     arrays = ShardArrays(*(map_array(path) for path in paths))
@@ -125,20 +125,20 @@ def open_shard(
     if largest >= vocabulary_size:
         raise BertkitError(
             f"shard {folder / shard.name} has id {largest:,}, outside of the {vocabulary_size:,} "
-            "pieces of the manifest; prepare it again"
+            "tokens of the manifest; prepare it again"
         )
     return arrays
 
 
 LONGEST_NAME = 200
-"""Bytes of the longest name of a shard."""
+"""The maximum length of a shard's name in bytes."""
 
 
 def row_type(name_bytes: int) -> np.dtype:
-    """The type of a table's rows."""
+    """Return the dtype of the table's rows."""
     columns: list[Any] = [
         ("name", f"S{name_bytes}"),
-        ("split", np.uint8),  # place in SPLITS
+        ("split", np.uint8),  # index in SPLITS
         ("documents", np.int64),
         ("sentences", np.int64),
         ("tokens", np.int64),
@@ -149,7 +149,7 @@ def row_type(name_bytes: int) -> np.dtype:
 
 
 def shard_rows(shards: Sequence[ShardInfo]) -> np.ndarray:
-    """(shards,) the table of a store's shards."""
+    """Return (shards,) rows of `row_type`: the table of a store's shards."""
     names = [shard.name.encode() for shard in shards]
     rows = np.zeros(len(shards), dtype=row_type(max(map(len, names), default=1)))
     rows["name"] = names
@@ -164,11 +164,11 @@ def shard_rows(shards: Sequence[ShardInfo]) -> np.ndarray:
 
 
 class ShardIndex(Sequence[ShardInfo]):
-    """The shards of one split; each is made of its row when it is asked for.
+    """The shards of one split; each entry is made from its row when it is accessed.
 
     Args:
-        rows: (shards,) of `row_type`.
-        path: of the table, for messages.
+        rows: (shards,) rows of `row_type`.
+        path: the file of the table, for messages.
     """
 
     def __init__(self, rows: np.ndarray, path: Path) -> None:
@@ -185,10 +185,10 @@ class ShardIndex(Sequence[ShardInfo]):
     def __getitem__(self, place: slice) -> ShardIndex: ...
 
     def __getitem__(self, place: int | slice) -> ShardInfo | ShardIndex:
-        """One shard, or some of them.
+        """Return one shard, or a `ShardIndex` of several.
 
         Raises:
-            BertkitError: the row is no shard's.
+            BertkitError: the row is damaged.
         """
         if isinstance(place, slice):
             return ShardIndex(self.rows[place], self.path)
@@ -209,19 +209,19 @@ class ShardIndex(Sequence[ShardInfo]):
             ) from None
 
     def total(self, field: str) -> int:
-        """Documents, sentences or tokens of all shards."""
+        """Return the number of documents, sentences or tokens in all shards."""
         return int(self.rows[field].sum())
 
     def checksums(self) -> str:
-        """The checksums of all files, in order, as hex."""
+        """Return the checksums of all files, in order, as hex."""
         return self.rows["sha256"].tobytes().hex()
 
 
 def read_shard_index(path: Path, sha256: str, split: str) -> ShardIndex:
-    """The shards of a split.
+    """Read the shards of a split from the table and check its checksum, given as hex.
 
     Raises:
-        BertkitError: the table is missing, corrupt or none.
+        BertkitError: the table is missing or corrupt, or the file is not such a table.
     """
     again = "run the same `bertkit prepare` again"
     if not path.is_file():
@@ -231,7 +231,7 @@ def read_shard_index(path: Path, sha256: str, split: str) -> ShardIndex:
     rows = map_array(path)
     width = rows.dtype["name"].itemsize if "name" in (rows.dtype.names or ()) else 0
     if not 1 <= width <= LONGEST_NAME or rows.dtype != row_type(width) or rows.ndim != 1:
-        raise BertkitError(f"{path} is no table of shards; {again}")
+        raise BertkitError(f"{path} is not a table of shards; {again}")
     if len(rows) and rows["split"].max() >= len(SPLITS):
         raise BertkitError(f"{path} has a shard of an unknown split; {again}")
     return ShardIndex(rows[rows["split"] == SPLITS.index(split)], path)

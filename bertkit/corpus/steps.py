@@ -1,10 +1,10 @@
-"""One part of a corpus → its shards: the step that every executor of preparation runs.
+"""Prepare one part of a corpus: the step that every executor of preparation runs.
 
-The work is cut into parts (one large file, or several small ones), a part into shards. Every
-finished shard has a small JSON file beside it, and so has every finished part: a run that was
-stopped, here or on another machine, takes over what is whole and makes the rest. What is written
-depends on the part, the tokenizer and the settings alone, so two machines that happen to work on
-the same part write the same bytes.
+The corpus is divided into parts (one large file, or several small ones), a part into shards. Every
+finished shard and every finished part has a small JSON record: an interrupted run, on this machine
+or another, keeps what is complete and makes the rest. The bytes written depend only on the part,
+the tokenizer and the settings, so two machines that happen to work on the same part write the same
+bytes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bertkit.text.sources import Source
 
 
 class CorpusPart(NamedTuple):
-    """Sources that are read one after another into shards of their own."""
+    """Sources that are read one after another into shards that hold nothing else."""
 
     number: int
     sources: tuple[Source, ...]
 
 
 def plan_parts(sources: Sequence[Source], shard_bytes: int) -> list[CorpusPart]:
-    """Group neighbouring sources until a group holds about one shard of bytes."""
+    """Group adjacent sources into parts of at least `shard_bytes` stored bytes, except the last."""
     groups: list[list[Source]] = []
     filled = shard_bytes
     for source in sources:
@@ -46,17 +46,17 @@ def plan_parts(sources: Sequence[Source], shard_bytes: int) -> list[CorpusPart]:
 
 
 class PartResult(NamedTuple):
-    """What a finished part adds to the manifest."""
+    """The result of a finished part, which the manifest includes."""
 
     shards: list[ShardInfo]
     tokenization: Counter[str]
-    """Things counted while tokenising."""
+    """What was counted while tokenising."""
     text: TextCounts
-    """Things counted while reading."""
+    """What was counted while reading."""
 
 
 class PartWriter:
-    """Collects the blocks of one part and writes a shard of each split whenever enough came."""
+    """A writer that collects the blocks of one part and writes shards when it has enough text."""
 
     def __init__(self, folder: Path, part: CorpusPart, shard_bytes: int) -> None:
         self.folder = folder
@@ -71,16 +71,16 @@ class PartWriter:
         self._bytes = 0
 
     def record_path(self, index: int) -> Path:
-        """The file that says that shard `index` of this part is whole."""
+        """Return the record that marks shard `index` of this part as complete."""
         return self.folder / "parts" / f"{self.part.number:05d}-{index:03d}.json"
 
     @property
     def end_path(self) -> Path:
-        """The file that says that this part is whole."""
+        """The record that marks this part as complete."""
         return self.folder / "parts" / f"{self.part.number:05d}.json"
 
     def resume(self, *, checksums: bool = True) -> None:
-        """Take over the whole shards of an earlier run; a damaged one is remade from there on."""
+        """Keep the complete shards of an earlier run up to the first damaged or missing one."""
         while (path := self.record_path(self.written)).is_file():
             try:
                 record = read_json(path)
@@ -96,7 +96,7 @@ class PartWriter:
             self.written += 1
 
     def append(self, documents: int, block: TokenizedBlock) -> None:
-        """Add one block made of `documents` documents; may write a shard."""
+        """Add one block made from `documents` documents, and write a shard if there is enough."""
         self._blocks.append(block)
         self._documents += documents
         self._bytes += block.text_bytes
@@ -104,7 +104,7 @@ class PartWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was collected as the next shard."""
+        """Write the collected blocks as the next shard of each split, and its record."""
         if not self._blocks:
             return
         shards = []
@@ -127,13 +127,13 @@ class PartWriter:
         self._blocks, self._documents, self._bytes = [], 0, 0
 
     def finish(self, text: TextCounts) -> PartResult:
-        """Write the last shard, then say that the part is whole."""
+        """Write the last shard and the record that marks the part as complete."""
         self.flush()
         write_json(self.end_path, {"shards_written": self.written, "text": text.as_dict()})
         return PartResult(self.shards, self.counts, text)
 
     def finished(self) -> PartResult | None:
-        """The result of an earlier run if, after `resume`, nothing of it is missing."""
+        """Return an earlier run's result if, after `resume`, all of its shards are complete."""
         if not self.end_path.is_file():
             return None
         try:
@@ -146,12 +146,12 @@ class PartWriter:
 
 
 def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> PartResult | None:
-    """The result of a part that is whole on disk, else None.
+    """Return the result of a part that is complete on disk, else None.
 
     Args:
-        part: from `plan_parts`.
-        folder: the store.
-        checksums: compare the shards' checksums, too, not their sizes alone.
+        part: a part from `plan_parts`.
+        folder: the store's folder.
+        checksums: whether to compare the shards' checksums, not only their sizes.
     """
     writer = PartWriter(folder, part, 0)
     writer.resume(checksums=checksums)
@@ -159,7 +159,7 @@ def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> 
 
 
 def forget_part(part: CorpusPart, folder: Path) -> None:
-    """Let a part count as unfinished; its whole shards stay."""
+    """Mark a part as unfinished; its complete shards are kept."""
     PartWriter(folder, part, 0).end_path.unlink(missing_ok=True)
 
 
@@ -172,19 +172,19 @@ def prepare_part(
     shard_bytes: int,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> PartResult:
-    """Write the shards of one part; whole shards of an earlier run are kept.
+    """Write the shards of one part, keeping the complete shards of an earlier run.
 
     Args:
-        part: from `plan_parts`.
-        folder: the store.
-        pool: tokenises.
+        part: a part from `plan_parts`.
+        folder: the store's folder.
+        pool: the processes that tokenise blocks.
         column: the column that holds the text, in formats that have columns.
-        shard_bytes: of text in a shard.
+        shard_bytes: the bytes of text after which a shard ends.
         progress: called with the part's running counts after each block.
 
     Raises:
-        BertkitError: the text cannot be read or the store cannot be written, or the text has become
-            shorter since the part was begun.
+        BertkitError: the text cannot be read, the store cannot be written, or the text has become
+            shorter since an earlier run read it.
     """
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()
@@ -196,7 +196,7 @@ def prepare_part(
     for _ in range(writer.documents_done):
         if next(documents, None) is None:
             raise BertkitError(
-                f"{part.sources[0].path} has fewer documents than when {folder} was begun; "
+                f"{part.sources[0].path} has fewer documents than when {folder} was started; "
                 "remove the store and prepare it again"
             )
     for texts, block in pool.run(cut_blocks(documents, TOKENIZE_CHARACTERS)):

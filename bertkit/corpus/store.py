@@ -3,14 +3,14 @@
 A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
-    shards.npy                       those entries, where they are many (`bertkit.corpus.shards`)
-    tokenizer/                       the tokenizer whose ids these are
+    shards.npy                       those entries, if there are many (`bertkit.corpus.shards`)
+    tokenizer/                       the tokenizer that made the ids
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
     train-00000-000.sentences.npy    (sentences + 1,) uint32: the first token of each sentence
     train-00000-000.documents.npy    (documents + 1,) uint32: the first sentence of each document
 
-Documents of the `held_out` split lie in shards of their own. The arrays are plain `.npy` files, so
+Documents of the `held_out` split are in separate shards. The arrays are plain `.npy` files, so
 any tool can read them. Checksums are verified when a shard is first opened.
 """
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from bertkit.corpus.shards import ShardIndex
 
 FORMAT, INDEXED_FORMAT = 1, 2
-"""The manifest lists the shards itself; a table beside it does (`bertkit.corpus.shards`)."""
+"""Format 1 lists the shards in the manifest, 2 in a table next to it (`bertkit.corpus.shards`)."""
 KEPT_MAPS = 256
-"""Shards that a store keeps mapped; a process may have about 65,000 maps, three of them a shard."""
+"""Shards that a store keeps mapped: three maps each; a process can have about 65,000 maps."""
 KEPT_REMOTE = 32
-"""Shards of a remote store that it keeps in the cache: two windows of the stream of examples."""
+"""Shards that a remote store keeps in the cache: two windows of the stream of examples."""
 
 
 class TokenStore:
     """One split of a prepared corpus.
 
     Args:
-        folder: the store's folder; or its address (`https://...`, `s3://...`), and its shards come
-            to a cache when they are needed.
+        folder: the store's folder, or its address (`https://...`, `s3://...`), from which shards
+            are fetched into a cache when they are needed.
         split: "train" or "held_out".
-        cache: folder of caches, for a store at an address; the user's cache folder where absent.
-        cache_gigabytes: the most that all stores of the cache take together; 100 where absent.
+        cache: the folder of all caches, for an address; by default in the user's cache folder.
+        cache_gigabytes: the maximum size of all caches together; 100 by default.
 
     Raises:
-        BertkitError: no store there, an unfinished one, an unknown split or a newer format; or the
-            address cannot be reached.
+        BertkitError: there is no store, it is unfinished or of a newer format, the split is
+            unknown, or the address cannot be reached.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class TokenStore:
             raise BertkitError(f"no split '{split}'; known: {', '.join(SPLITS)}")
         self.remote = find_remote_store(folder, cache, cache_gigabytes)
         self.folder = self.remote.folder if self.remote else Path(folder)
-        """Where its files are; of a store at an address, the cache."""
+        """The folder of the store's files; for a store at an address, its cache folder."""
         self.split = split
         self.manifest = read_manifest(self.folder)
         try:
             self.vocabulary_size: int = self.manifest["vocabulary_size"]
-            """Number of pieces of the tokenizer that made the store."""
+            """The size of the vocabulary of the tokenizer that made the store."""
             self.tokenizer_hash = str(self.manifest["tokenizer_hash"])
-            """`Tokenizer.content_hash` of the tokenizer that made the store."""
+            """The `Tokenizer.content_hash` of the tokenizer that made the store."""
             if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
                 raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
             self.shards: Sequence[ShardInfo] = self._read_shards()
@@ -88,7 +88,7 @@ class TokenStore:
         self._nothing_open(trusting=False)
 
     def _read_shards(self) -> Sequence[ShardInfo]:
-        """The shards of this split, in reading order."""
+        """Return the shards of this split, in reading order."""
         self._index: ShardIndex | None = None
         if self.manifest["format"] == INDEXED_FORMAT:
             from bertkit.corpus.shards import read_shard_index
@@ -97,28 +97,28 @@ class TokenStore:
             self._index = read_shard_index(self.folder / "shards.npy", checksum, self.split)
             return self._index
         if not isinstance(self.manifest["shards"], list):
-            raise TypeError("its shards are no list")
+            raise TypeError("its shards are not a list")
         everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
         return [shard for shard in everything if shard.split == self.split]
 
     @property
     def place(self) -> str:
-        """The store's address or folder, as its user knows it."""
+        """The store's address or folder, as the user knows it."""
         return self.remote.url if self.remote else str(self.folder)
 
     @property
     def documents(self) -> int:
-        """Documents of this split."""
+        """The number of documents of this split."""
         return self._total("documents")
 
     @property
     def sentences(self) -> int:
-        """Sentences of this split."""
+        """The number of sentences of this split."""
         return self._total("sentences")
 
     @property
     def tokens(self) -> int:
-        """Tokens of this split."""
+        """The number of tokens of this split."""
         return self._total("tokens")
 
     def _total(self, field: str) -> int:
@@ -127,14 +127,14 @@ class TokenStore:
         return sum(getattr(shard, field) for shard in self.shards)
 
     def checksums(self) -> str:
-        """The checksums of all files of the split, in order, as hex."""
+        """Return the checksums of all files of the split, in order, as hex."""
         if self._index is not None:
             return self._index.checksums()
         return "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
 
     @property
     def content_hash(self) -> str:
-        """Names the content of the split by its shards' checksums."""
+        """The SHA-256, as hex, of all checksums of the split, which identifies its content."""
         return hashlib.sha256(self.checksums().encode()).hexdigest()
 
     @cached_property
@@ -151,7 +151,7 @@ class TokenStore:
 
     @cached_property
     def unigrams(self) -> np.ndarray:
-        """(vocabulary,) int64 count of each id in the training text."""
+        """(vocabulary,) int64: the count of each id in the training text."""
         path = self.folder / "unigrams.npy"
         if not path.is_file() or sha256_file(path) != self.manifest.get("unigrams_sha256"):
             raise BertkitError(
@@ -159,20 +159,20 @@ class TokenStore:
             )
         counts = map_array(path)
         if counts.shape != (self.vocabulary_size,) or counts.dtype != np.int64:
-            raise BertkitError(f"{path} has not one count for each piece; prepare the store again")
+            raise BertkitError(f"{path} must have one count per token; prepare the store again")
         return np.array(counts)
 
     def check_tokenizer(self, tokenizer: Tokenizer, whose: str) -> None:
-        """Refuse a tokenizer other than the one whose ids the store holds.
+        """Refuse a tokenizer other than the one that made the store's ids.
 
         Raises:
-            BertkitError: the hashes differ; the message says in what.
+            BertkitError: the hashes differ; the message says how the tokenizers differ.
         """
         if tokenizer.content_hash == self.tokenizer_hash:
             return
         mine, theirs = self.tokenizer, tokenizer
         if mine.vocabulary != theirs.vocabulary:
-            difference = f"vocabularies of {mine.size:,} and {theirs.size:,} pieces"
+            difference = f"vocabularies of {mine.size:,} and {theirs.size:,} tokens"
         else:
             difference = "same vocabulary, other settings (lower-casing or compatibility)"
         raise BertkitError(
@@ -181,22 +181,22 @@ class TokenStore:
         )
 
     def fetch(self, indices: Sequence[int]) -> None:
-        """Bring shards of a store at an address here, several at a time; see `arrays`."""
+        """Fetch shards of a store at an address, several at a time, and open them; see `arrays`."""
         if self.remote and (missing := [i for i in indices if i not in self._arrays]):
             holds = self._hold(missing, verify=False)
             for index in missing:
                 self.arrays(index)
-            del holds  # each has one of its own now
+            del holds  # each open shard has its own lock now
 
     def arrays(self, index: int) -> ShardArrays:
-        """The memory-mapped arrays of one shard; its checksums are verified at the first call.
+        """Return the memory-mapped arrays of one shard; the first call verifies its checksums.
 
         Raises:
             BertkitError: the shard is missing, torn or corrupt, or cannot be fetched.
         """
         if found := self._arrays.get(index):
             return found[0]
-        with self._opening:  # the next window is planned by another thread
+        with self._opening:  # another thread plans the next window at the same time
             if index not in self._arrays:
                 opened = self._open(index)
                 while len(self._arrays) >= (KEPT_REMOTE if self.remote else KEPT_MAPS):
@@ -205,7 +205,7 @@ class TokenStore:
             return self._arrays[index][0]
 
     def _open(self, index: int) -> tuple[ShardArrays, Any]:
-        """The arrays of a shard, and what keeps it in the cache."""
+        """Return a shard's arrays, and the lock that keeps the shard in the cache."""
         shard, new = self.shards[index], not self._trusting and index not in self._checked
         hold = self._hold([index], verify=new)
         check_shard(self.folder, shard, checksums=new and not self.remote)
@@ -224,9 +224,9 @@ class TokenStore:
         self._opening = Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled for loader processes, which open the maps themselves.
+        """Return the state to pickle for loader processes, which open the maps themselves.
 
-        They trust the checksums: rows come from a plan, for which their shards were verified.
+        They trust the shards: rows come from a plan, for which the checksums were verified.
         """
         left = {"tokenizer", "_arrays", "_checked", "_trusting", "_opening"}
         return {key: value for key, value in self.__dict__.items() if key not in left}
@@ -239,7 +239,7 @@ class TokenStore:
 def find_remote_store(
     folder: Path | str, cache: Path | str | None, gigabytes: float | None
 ) -> RemoteStore | None:
-    """What fetches the shards of a store at an address or in a cache; None for a local one."""
+    """Return the remote store at an address or behind a cache folder, or None if it is local."""
     if ":/" not in str(folder) and not (Path(folder) / "remote.json").is_file():
         return None
     from bertkit.corpus.remote import open_remote
@@ -248,10 +248,10 @@ def find_remote_store(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a store, of a known format.
+    """Read the manifest of a store and check its format.
 
     Raises:
-        BertkitError: no store there, an unfinished or damaged one, or a newer format.
+        BertkitError: there is no store, or it is unfinished, damaged or of a newer format.
     """
     path = folder / "manifest.json"
     if not path.is_file():
@@ -259,14 +259,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BertkitError(
             f"{folder} holds an unfinished token store; run `bertkit prepare` again"
             if unfinished
-            else f"{folder} is no token store (no manifest.json); see `bertkit prepare`"
+            else f"{folder} is not a token store (no manifest.json); see `bertkit prepare`"
         )
     manifest = read_json(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise BertkitError(f"{path} is damaged; run the same `bertkit prepare` again")
     if manifest["format"] not in (FORMAT, INDEXED_FORMAT):
         raise BertkitError(
-            f"{path} has format {manifest['format']}, this version reads {FORMAT} and "
+            f"{path} has format {manifest['format']}, but this version reads {FORMAT} and "
             f"{INDEXED_FORMAT}; prepare the store again"
         )
     return manifest

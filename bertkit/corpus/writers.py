@@ -1,7 +1,7 @@
-"""What the corpus commands write: token stores, and files of documents.
+"""Writers for the corpus commands: token stores, and files of documents.
 
 The shards of a store are written first, then the manifest, which makes the store valid. Documents
-go into files of JSON lines, compressed according to their names, which appear only when complete.
+are written to JSON lines, compressed according to the file's name, which appear once complete.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from bertkit.text.sources import is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 INLINE_SHARDS = 256
-"""The most shards that a manifest lists itself, for people to read; more are in `shards.npy`."""
+"""The most shards that a manifest lists itself, for people to read; else see `shards.npy`."""
 
 
 class DocumentArrays(NamedTuple):
-    """Documents in memory on their way into a shard."""
+    """Documents in memory that will be written to a shard."""
 
     tokens: np.ndarray
-    """(tokens,) ids."""
+    """(tokens,) token ids."""
     sentence_lengths: np.ndarray
-    """(sentences,) tokens in each sentence, at least 1."""
+    """(sentences,) the number of tokens in each sentence, at least 1."""
     document_lengths: np.ndarray
-    """(documents,) sentences in each document, at least 1."""
+    """(documents,) the number of sentences in each document, at least 1."""
 
 
 def offsets(lengths: np.ndarray) -> np.ndarray:
-    """(n,) lengths → (n + 1,) uint32 offsets that begin with 0; the sum must be below 2^32."""
+    """Convert (n,) lengths to (n + 1,) uint32 offsets from 0; the sum must be below 2^32."""
     if int(lengths.sum()) >= 1 << 32:
         raise BertkitError("a shard would hold 2^32 tokens or more; lower shard_megabytes")
     result = np.zeros(len(lengths) + 1, dtype=np.uint32)
@@ -87,10 +87,10 @@ def write_manifest(
     """Finish a store: count the training unigrams, then write the manifest, which makes it valid.
 
     Args:
-        folder: the store's folder, all shards in place.
-        tokenizer: made the ids; already saved under `tokenizer/`.
+        folder: the store's folder, which must contain all shards.
+        tokenizer: the tokenizer that made the ids; it is already saved under `tokenizer/`.
         shards: every shard in reading order.
-        details: settings, sources and counts to keep beside them.
+        details: the settings, sources and counts to record in the manifest.
     """
     unigrams = np.zeros(tokenizer.size, dtype=np.int64)
     for shard in shards:
@@ -114,7 +114,7 @@ def write_manifest(
 
 
 def write_index(folder: Path, shards: Sequence[ShardInfo]) -> dict[str, str]:
-    """Write the table of many shards, and return what the manifest says about it."""
+    """Write the table of many shards, and return the manifest's entry for it."""
     from bertkit.corpus.shards import shard_rows
 
     write_array(folder / "shards.npy", shard_rows(shards))
@@ -122,7 +122,7 @@ def write_index(folder: Path, shards: Sequence[ShardInfo]) -> dict[str, str]:
 
 
 PART_BYTES = 64_000_000
-"""Text in a file of a folder: about a shard, so that preparation can deal the files to tasks."""
+"""Text per file of a folder: about a shard, so that preparation can assign the files to tasks."""
 COMPRESSORS: dict[str, Callable[[Any], Any]] = {
     ".gz": lambda file: gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0),
     ".bz2": lambda file: bz2.BZ2File(file, "wb"),
@@ -133,33 +133,33 @@ COMPRESSORS: dict[str, Callable[[Any], Any]] = {
 
 @contextmanager
 def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
-    """Give a block what writes one document and returns its bytes; all appear when it ends well.
+    """Yield a function that writes a document and returns its bytes; files appear on success.
 
     Args:
-        out: a file NAME.jsonl, with .gz, .bz2, .xz or .zst after it or not; or a name without a
+        out: a file NAME.jsonl, optionally followed by .gz, .bz2, .xz or .zst; or a name without a
             dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
 
     Raises:
-        BertkitError: another name, a remote one, a file or a folder with something in it that is
-            there already, a full disk.
+        BertkitError: the name is another or remote, the file exists, the folder is not empty, or
+            the disk is full.
     """
     if is_remote(out):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
     if not out.name:
-        raise BertkitError(f"--out {out} has no name of its own; give the name of a new folder")
+        raise BertkitError(f"--out {out} does not end in a name; give the name of a new folder")
     names = out.suffixes[-2:] if out.suffix in COMPRESSORS else [out.suffix]
     with disk_errors(out):
         is_free = not (out.is_symlink() or out.exists())
     if names[0] == ".jsonl":
-        if not is_free:  # it may be the very text that is read
+        if not is_free:  # it may be one of the inputs
             raise BertkitError(f"{out} is there already; choose another --out, or remove it")
         remove_leftovers(out)
         with new_file(out) as temporary, JsonLinesWriter(temporary, out) as lines:
             yield lines.write
     elif "." in out.name:
         raise BertkitError(
-            f"{out} is no name for JSON lines; use NAME.jsonl, NAME.jsonl.zst or, for a folder of "
-            "files, a name without a dot"
+            f"{out} is not a name for JSON lines; use NAME.jsonl, NAME.jsonl.zst or, for a folder "
+            "of files, a name without a dot"
         )
     else:
         if not is_free and (not out.is_dir() or any(out.iterdir())):
@@ -169,11 +169,11 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
 
 
 class JsonLinesWriter:
-    """A file of objects {"text": document}, compressed as a name says.
+    """A writer of one file of objects {"text": document}, compressed according to a name.
 
     Args:
-        path: where it is written.
-        name: what it will be called; named in errors, too.
+        path: the temporary file to write.
+        name: the final file, whose suffix sets the compression; errors name it, too.
     """
 
     def __init__(self, path: Path, name: Path) -> None:
@@ -188,7 +188,7 @@ class JsonLinesWriter:
         return self
 
     def write(self, document: str) -> int:
-        """Write one document; returns its bytes."""
+        """Write one document and return its size in bytes of UTF-8."""
         line = json.dumps({"text": document}, ensure_ascii=False) + "\n"
         with disk_errors(self.name):
             self._file.write(line.encode())
@@ -204,7 +204,7 @@ class JsonLinesWriter:
 
 
 class PartFilesWriter:
-    """Files of JSON lines in a folder, each of about PART_BYTES of text."""
+    """A writer of files of JSON lines in a folder, each with about PART_BYTES of text."""
 
     def __init__(self, folder: Path, name: Path) -> None:
         self.folder = folder
@@ -216,7 +216,7 @@ class PartFilesWriter:
         return self
 
     def write(self, document: str) -> int:
-        """Write one document; returns its bytes."""
+        """Write one document and return its size in bytes of UTF-8."""
         if self.filled >= PART_BYTES or not self.number:
             self._open.close()
             name = f"part-{self.number:05d}.jsonl.zst"

@@ -1,9 +1,9 @@
-"""Raw text to documents (BERT section 3.1: the corpus must keep documents whole).
+"""Convert raw text to documents (BERT section 3.1: the corpus must keep documents whole).
 
 BERT's sentence pairs come from running text, so every reader here yields whole documents: blocks
 between blank lines (the input format of the BERT release), WikiExtractor's `<doc>` elements, or one
-row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are streamed; memory follows
-the longest document, not the file. Whatever is not passed on unchanged is counted.
+row of JSON lines, CSV, TSV, Parquet or a Hugging Face data set. Files are streamed: memory grows
+with the longest document, not with the file. Every change and omission is counted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def read_documents(source: Source, counts: TextCounts, *, column: str = "text") -> Iterator[str]:
-    """Yield the documents of one source, stripped, none empty, all encodable as UTF-8.
+    """Yield the documents of one source, stripped, not empty, and encodable as UTF-8.
 
     Args:
-        source: from `find_sources`.
-        counts: is brought up to date while reading.
-        column: which field of a row holds the text (JSON lines, CSV, TSV, Parquet, Hugging Face).
+        source: a source from `find_sources`.
+        counts: the counts to update while reading.
+        column: the field that holds the text (JSON lines, CSV, TSV, Parquet, Hugging Face).
 
     Raises:
         BertkitError: the file is missing, damaged or not UTF-8, no row has the column, or an
@@ -51,7 +51,7 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
                 continue
             try:
                 size = len(document) if document.isascii() else len(document.encode())
-            except UnicodeEncodeError:  # JSON can spell half a surrogate pair: "\ud800"
+            except UnicodeEncodeError:  # JSON can encode half a surrogate pair: "\ud800"
                 counts.note("lone surrogate replaced, kept", place)
                 document = LONE_SURROGATE.sub("\ufffd", document)
                 size = len(document.encode())
@@ -68,7 +68,7 @@ def read_documents(source: Source, counts: TextCounts, *, column: str = "text") 
 
 
 def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """Blocks of lines between blank lines."""
+    """Yield the blocks of lines between blank lines."""
     lines: list[str] = []
     start = size = 0
     for number, line in text_lines(source, counts):
@@ -89,7 +89,7 @@ def text_documents(source: Source, counts: TextCounts, column: str) -> Iterator[
 def wikiextractor_documents(
     source: Source, counts: TextCounts, column: str
 ) -> Iterator[NumberedRow]:
-    """The bodies of `<doc id=... url=... title=...>` ... `</doc>`, their title line first."""
+    """Yield the bodies of `<doc id=... url=... title=...>` ... `</doc>`, each title line first."""
     lines: list[str] | None = None  # None outside a document
     start = size = 0
     for number, line in text_lines(source, counts):
@@ -114,14 +114,14 @@ def wikiextractor_documents(
 
 
 def jsonl_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """One field of one JSON object a line."""
+    """Yield one field of the JSON object on each line."""
     return text_column(jsonl_documents_rows(source, counts), source, counts, column)
 
 
 def jsonl_documents_rows(
     source: Source, counts: TextCounts
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The JSON objects of a file; other JSON values count as objects without fields."""
+    """Yield the JSON objects of a file; other JSON values count as objects without fields."""
     first_bad = parsed = 0
     for number, line in text_lines(source, counts):
         if not line or line.isspace():
@@ -136,12 +136,12 @@ def jsonl_documents_rows(
         yield number, row if isinstance(row, dict) else {}
     if first_bad and not parsed:
         raise BertkitError(
-            f"{source.path}:{first_bad}: no line of this file is JSON; write one object a line"
+            f"{source.path}:{first_bad}: no line of this file is JSON; write one object per line"
         )
 
 
 def separated_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """One field of each row of CSV (quoted as spreadsheets do) or TSV (no quotes); header first."""
+    """Yield one column of a CSV (quoted as in spreadsheets) or TSV (no quotes) with a header."""
     lines = split_rows(source, counts, [column])
     _, header = next(lines, (0, []))
 
@@ -155,7 +155,7 @@ def separated_documents(source: Source, counts: TextCounts, column: str) -> Iter
 
 
 def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """One column of a Parquet file; only that column is read, some rows at a time."""
+    """Yield one column of a Parquet file; only that column is read, in batches of rows."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
     with open_binary(source.path, decompress=False) as stream:
@@ -172,29 +172,29 @@ def parquet_documents(source: Source, counts: TextCounts, column: str) -> Iterat
 
 
 def huggingface_documents(source: Source, counts: TextCounts, column: str) -> Iterator[NumberedRow]:
-    """One column of a streamed Hugging Face data set."""
+    """Yield one column of a streamed Hugging Face data set."""
     return text_column(open_huggingface_rows(source, column), source, counts, column)
 
 
 def open_huggingface_rows(
     source: Source, column: str
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """The rows of a data set as they arrive."""
+    """Yield the numbered rows of a data set as they arrive."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
     try:
         rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         if column in (rows.column_names or ()):
-            rows = rows.select_columns([column])  # leaves images and the like undecoded
+            rows = rows.select_columns([column])  # avoids decoding images and the like
         yield from enumerate(rows, 1)
-    except Exception as error:  # the library passes on errors of a dozen others
+    except Exception as error:  # the library passes on the errors of a dozen other libraries
         raise BertkitError(
             f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
         ) from error
 
 
 def optional_library(name: str, purpose: str) -> Any:
-    """Import a library of the `data` extra, or say how to install it."""
+    """Import a library of the `data` extra, or raise an error that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -209,7 +209,7 @@ def text_column(
     counts: TextCounts,
     column: str,
 ) -> Iterator[NumberedRow]:
-    """The text of one column; rows without it are counted, and it is an error if all are."""
+    """Yield the text of one column and count the rows without it; it is an error if all lack it."""
     found = False
     number = 0
     names: dict[str, None] = {}
@@ -230,7 +230,7 @@ def text_column(
 
 
 def missing_column(source: Source, column: str, names: Iterable[str]) -> BertkitError:
-    """The error for a column that no row has, or has as text."""
+    """Return the error for a column that no row has, or that holds text in no row."""
     others = [name for name in names if name != column]
     hint = nearest(column, others)
     listed = f" (columns: {', '.join(sorted(others))})" if "did you mean" in hint else ""

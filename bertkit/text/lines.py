@@ -1,6 +1,6 @@
-"""Files to numbered lines of text, CSV and TSV rows to fields, and the account of what was lost.
+"""Read files as numbered lines of text, or as CSV or TSV rows, and count what could not be read.
 
-CSV is quoted as spreadsheets quote it; TSV has no quotes.
+CSV fields may be quoted as spreadsheets do; TSV has no quotes.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, on
 
 READ_BYTES = 1 << 20
 LONGEST = 1 << 28
-"""Bytes of a line, or characters of a document or a row of CSV: they are held in memory whole, and
-a small compressed file can hold any number of them."""
+"""The maximum bytes of a line, or characters of a document or CSV row. Each is held in memory
+whole, and a small compressed file can hold an arbitrarily long one."""
 ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 NUL_SHARE = 0.01
 UNDECODABLE_SHARE = 0.10
 UNDECODABLE = 20
-"""So many of the first characters, and more than there are valid ones beyond ASCII, are letters of
-another encoding and no damage."""
+"""If this many of the first characters are undecodable, and more than there are valid ones beyond
+ASCII, the file has another encoding and is not merely damaged."""
 
 NumberedRow = tuple[int, str]
-"""The number of a line, or of the line or row where a document begins, from 1; and its text."""
+"""The number, from 1, of a line, or of the line or row where a document starts; and its text."""
 
 
 @dataclass
 class TextCounts:
-    """What was read and what was not; counts of several readers add up with `+=`."""
+    """Counts of what was read and what was not; counts of several readers are added with `+=`."""
 
     files: int = 0
     documents: int = 0
     bytes: int = 0
-    """Bytes of the text passed on, as UTF-8."""
+    """The size of the text that was yielded, in bytes of UTF-8."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason -> how often; a reason ending in "kept" lost no text."""
+    """Reason -> number of occurrences; a reason ending in "kept" lost no text."""
     examples: dict[str, str] = field(default_factory=dict)
-    """Reason -> the first place, `file:line`."""
+    """Reason -> the location of the first occurrence, `file:line`."""
 
     def note(self, reason: str, place: str) -> None:
-        """Count one thing that was left out or changed."""
+        """Count one thing that was left out or changed; `place` is its location."""
         self.skipped[reason] += 1
         self.examples.setdefault(reason, place)
 
@@ -58,7 +58,7 @@ class TextCounts:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, for the manifest."""
+        """Return the counts as plain JSON values, for the manifest."""
         return {
             "files": self.files,
             "documents": self.documents,
@@ -69,14 +69,14 @@ class TextCounts:
 
 
 def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Iterator[NumberedRow]:
-    r"""Number and text of every line; "\r\n" and "\r" end a line as "\n" does.
+    r"""Yield the number and text of every line; "\r\n" and "\r" end a line as "\n" does.
 
-    Decoding goes by blocks of whole lines; only a block with invalid bytes is decoded by lines.
+    Blocks of whole lines are decoded at once; a block with invalid bytes is decoded line by line.
 
     Args:
-        source: the file.
-        counts: is told of invalid bytes.
-        ends: whether lines keep their ends, as they are in the file; one without gets "\n".
+        source: the file to read.
+        counts: the counts to which invalid bytes are added.
+        ends: whether lines keep their line ends as in the file; a line without one gets "\n".
     """
     number = 1
     with open_binary(source.path) as stream:
@@ -94,10 +94,10 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
 
 
 def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
-    """The same, of a file that has nothing but lines, so that its damage is found here.
+    """Yield the lines of a file as `text_lines` does, with read errors as `BertkitError`s.
 
     Raises:
-        BertkitError: it is missing, truncated or corrupt; says after which line.
+        BertkitError: the file is missing, truncated or corrupt; gives the last line that was read.
     """
     number = 0
     try:
@@ -110,9 +110,9 @@ def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
 
 
 def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[bytes]:
-    """Blocks of whole lines without the last line end; a block is as long as its longest line.
+    """Yield blocks of whole lines without the last line end; a long line makes a long block.
 
-    Line ends become Unix ones but with `ends`.
+    Line ends become Unix line ends unless `ends` is true.
     """
     unix = bytes if ends else unix_lines
     pending: list[bytes] = []  # joined once, so that a line of any length costs linear time
@@ -135,12 +135,12 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
 
 
 def check_line_length(place: str, size: int, missing: str) -> None:
-    """Refuse what never ends, before it takes all memory.
+    """Refuse a line, document or row that is too long, before it fills the memory.
 
     Args:
-        place: where it began.
-        size: what was read of it so far.
-        missing: what would have ended it.
+        place: the location where it starts.
+        size: the number of bytes or characters read of it so far.
+        missing: what would have ended it, for the error message.
 
     Raises:
         BertkitError: it is longer than LONGEST.
@@ -148,19 +148,19 @@ def check_line_length(place: str, size: int, missing: str) -> None:
     if size > LONGEST:
         raise BertkitError(
             f"{place}: {missing} in {LONGEST:,} characters, the most that are read at once; "
-            "mend the file or leave it out"
+            "fix the file or leave it out"
         )
 
 
 def unix_lines(block: bytes) -> bytes:
-    """Windows and old Macintosh line ends as Unix ones."""
+    """Return a block with Windows and old Macintosh line ends replaced by Unix ones."""
     if b"\r" not in block:
         return block
     return block.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
 def decode_line(line: bytes, place: str, counts: TextCounts) -> str:
-    """A line with U+FFFD for every invalid byte."""
+    """Decode a line, with U+FFFD in place of every invalid byte."""
     try:
         return line.decode()
     except UnicodeDecodeError:
@@ -169,14 +169,14 @@ def decode_line(line: bytes, place: str, counts: TextCounts) -> str:
 
 
 def check_encoding(head: bytes, path: str) -> None:
-    """Refuse a file whose first bytes are another encoding or no text at all.
+    """Refuse a file whose first bytes are in another encoding or not text at all.
 
-    A stray NUL or invalid byte is no reason: it is passed on or replaced.
+    A few stray NUL or invalid bytes are accepted: they are passed on or replaced.
     """
     text = head.decode(errors="replace")
     undecodable = text.count("\ufffd") - head.count("\ufffd".encode())
     valid = len(text) - len(text.encode("ascii", errors="ignore")) - undecodable
-    encoding = "CP1252"  # Latin-1 and what Windows adds to it
+    encoding = "CP1252"  # Latin-1 with the additions of Windows
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         problem, encoding = "it begins with a UTF-16 byte order mark", "UTF-16"
     elif head.count(0) > NUL_SHARE * len(head):
@@ -195,7 +195,7 @@ def check_encoding(head: bytes, path: str) -> None:
 
 
 def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
-    """What was left out or changed, how often, and where first."""
+    """Return one line per reason: what was left out or changed, how often, and where first."""
     return [
         escape_line_breaks(
             f"counted: {reason}: {count:,}"
@@ -206,7 +206,7 @@ def describe_skipped(skipped: Mapping[str, int], examples: Mapping[str, str]) ->
 
 
 def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Texts in lists of about so many characters, to be worked on at once."""
+    """Yield the texts in lists, each of which ends once it has at least `characters` characters."""
     block: list[str] = []
     there = 0
     for text in texts:
@@ -222,25 +222,25 @@ def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 LONGEST_FIELD = (1 << 31) - 1
 DIVIDERS = {";": "semicolons", "\t": "tabs"}
 SEPARATOR = re.compile("sep=(.)")
-"""The first line of some CSV: it tells Excel what divides the fields."""
+"""The first line of some CSV files, which tells Excel the delimiter."""
 QUOTED_TSV = "field of TSV quoted as in CSV (the format csv reads its quotes), kept"
 
 
 def split_rows(
     source: Source, counts: TextCounts, columns: Sequence[str] | None, *, ends: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """First line and fields of every row that is not blank.
+    """Yield the first line number and the fields of every row that is not blank.
 
     Args:
-        source: a CSV or TSV.
-        counts: is told of invalid UTF-8, of TSV written with the quotes of CSV, as pandas does, and
-            where commas do not divide a CSV.
-        columns: what the header must name; None where the first line is no header.
-        ends: whether lines within a quoted field end as in the file, so that offsets are those of
-            the user's text; else all end as on Unix.
+        source: a CSV or TSV file.
+        counts: the counts to which are added invalid UTF-8, TSV fields quoted as in CSV (as pandas
+            writes them), and a CSV delimiter other than the comma.
+        columns: the names that the header must contain; None if the first line is not a header.
+        ends: whether line ends inside a quoted field stay as in the file, so that offsets match the
+            user's text; otherwise they become Unix line ends.
 
     Raises:
-        BertkitError: a quote is never closed, or closed in the middle of a field.
+        BertkitError: a quote is never closed, or is closed in the middle of a field.
     """
     if source.format == "tsv":
         lines = text_lines(source, counts)
@@ -278,7 +278,7 @@ def split_rows(
 
 
 def is_quoted(field: str) -> bool:
-    """Whether a field stands in quotes and has quotes inside, all doubled: no prose looks so."""
+    """Return whether a field is quoted and has doubled quotes inside, as no prose does."""
     inside = field[1:-1]
     return field[:1] == field[-1:] == '"' and '""' in inside and '"' not in inside.replace('""', "")
 
@@ -289,13 +289,13 @@ def detect_divider(
     counts: TextCounts,
     columns: Sequence[str] | None,
 ) -> tuple[str, int, Iterator[tuple[int, str]]]:
-    """What divides the fields of a CSV, how many lines come before its header, and the others.
+    """Return the delimiter of a CSV, the number of lines before its header, and the other lines.
 
     Args:
-        source: the file.
-        lines: its lines.
-        counts: is told where commas do not divide it.
-        columns: what the header must name; None where there is none.
+        source: the CSV file.
+        lines: its numbered lines.
+        counts: the counts to which a delimiter other than the comma is added.
+        columns: the names that the header must contain; None if there is no header.
     """
     if columns is None:
         return ",", 0, lines
@@ -313,7 +313,7 @@ def detect_divider(
 
 
 def field_divider(header: str, columns: Sequence[str]) -> str:
-    """A comma, unless the header is then one name that none asked for, and else divided."""
+    """Return "," unless it leaves the header one unknown name and another delimiter splits it."""
     names = {divider: header_names(header, divider) for divider in (",", *DIVIDERS)}
     if len(names[","]) != 1 or names[","] == [*columns]:
         return ","
@@ -323,5 +323,5 @@ def field_divider(header: str, columns: Sequence[str]) -> str:
 
 
 def header_names(header: str, divider: str) -> list[str]:
-    """The names in a header."""
+    """Return the names in a header that is split at a delimiter."""
     return [name.strip() for name in next(csv.reader([header], delimiter=divider), [])]

@@ -1,4 +1,4 @@
-"""Text behind URLs: what fsspec finds and reads there, with limits on how long it waits."""
+"""Text behind URLs: fsspec lists and reads the files, with limits on how long it waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bertkit.text.sources import COMPRESSED_BYTES, SILENT_SECONDS, one_line
 
 
 def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
-    """`local_files` for an fsspec URL."""
+    """Return for an fsspec URL what `local_files` returns for a path."""
     try:
         system, root = fsspec.url_to_fs(url, **time_limits(url))
         if time_limits(url):
@@ -28,7 +28,7 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
         files = [(str(system.unstrip_protocol(name)), system.size(name) or 0) for name in names]
     except ImportError as error:
         raise missing_package(url, error) from error
-    except Exception as error:  # every file system raises errors of its own
+    except Exception as error:  # every file system has its own exceptions
         raise BertkitError(f"cannot reach {url}: {one_line(error)}", code="unreachable") from error
     if not files:
         raise BertkitError(f"{url} does not exist or holds no file; check the address")
@@ -36,13 +36,13 @@ def remote_files(url: str) -> tuple[list[tuple[str, int]], bool]:
 
 
 def time_limits(url: str) -> dict[str, Any]:
-    """Options of fsspec by which a web server that falls silent is an error; none for others.
+    """Return fsspec options that make a silent web server an error; {} for other URLs.
 
-    Its library gives up after five minutes in all, which is too long for silence and too short for
-    a large file.
+    Without them, aiohttp gives up after five minutes in total, which is too long for silence and
+    too short for a large file.
 
     Raises:
-        ImportError: the library is absent.
+        ImportError: aiohttp is not installed.
     """
     protocols = [protocol for protocol in ("http", "https") if f"{protocol}://" in url]
     if not protocols:
@@ -54,19 +54,19 @@ def time_limits(url: str) -> dict[str, Any]:
 
 
 def answers(system: Any, root: str) -> None:
-    """Ask a web server once, since fsspec takes one that is silent for one that has no such file.
+    """Query a web server once, since fsspec treats a silent one as one without such a file.
 
     Raises:
-        Exception: it cannot be reached, or does not answer.
+        Exception: the server cannot be reached or does not answer.
     """
     from aiohttp import ClientResponseError
 
-    with suppress(ClientResponseError):  # it is there; reading will say what it does not like
+    with suppress(ClientResponseError):  # it answers; reading will report what is wrong
         system.exists(root, strict=True)
 
 
 def missing_package(url: str, error: ImportError) -> BertkitError:
-    """What to say where fsspec lacks what it needs for the protocol of an address."""
+    """Return the error for a URL whose protocol needs a package that is not installed."""
     protocol = url.partition("://")[0].split("::")[-1]
     return BertkitError(
         f"{url} needs a package that is not installed ({one_line(error)}); "
@@ -82,29 +82,29 @@ def open_url(url: str) -> Iterator[BinaryIO]:
 
 
 class RemoteStream(io.RawIOBase):
-    """A file of fsspec whose failures are OSErrors, whatever its library raises."""
+    """An fsspec file that raises OSError for every failure of the library behind it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
 
     def readable(self) -> bool:
-        """True: the stream can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Whether parts can be skipped, as Parquet needs."""
+        """Return whether the stream can seek, as reading Parquet requires."""
         return self.file.seekable()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place."""
+        """Move to an offset and return the new position."""
         return self.file.seek(offset, whence)
 
     def tell(self) -> int:
-        """The place."""
+        """Return the current position."""
         return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes; 0 at the end.
+        """Fill `buffer` with the next bytes and return their number, 0 at the end.
 
         Raises:
             OSError: the connection failed.
@@ -113,7 +113,7 @@ class RemoteStream(io.RawIOBase):
             block = self.file.read(len(buffer))
         except (OSError, EOFError):
             raise
-        except Exception as error:  # every file system raises errors of its own
+        except Exception as error:  # every file system has its own exceptions
             raise OSError(one_line(error)) from error
         buffer[: len(block)] = block
         return len(block)

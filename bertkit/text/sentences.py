@@ -1,10 +1,10 @@
-"""Documents to sentences, the unit of BERT's sentence pairs (section 3.1, task 2).
+"""Split documents into sentences, the unit of BERT's sentence pairs (section 3.1, task 2).
 
 A line end always ends a sentence, as in the input format of the BERT release. Within a line,
-Wikimedia's sentencex finds the boundaries by rules for some 300 languages. Two of its traits are
-dealt with here: it fails on wide spaces next to an initial ("Vitamin B<no-break space>. C"), and
-its time grows with the square of a line's length where the line is not ASCII (400,000 Chinese
-characters: 22 s), so long lines go through it in windows.
+Wikimedia's sentencex finds the boundaries by rules for some 300 languages. This module works around
+two of its faults: it fails on wide spaces next to an initial ("Vitamin B<no-break space>. C"), and
+its time grows with the square of the length of a line that is not ASCII (400,000 Chinese
+characters: 22 s), so long lines are split in windows.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ import sentencex
 from bertkit.errors import BertkitError
 
 WINDOW = 4000
-"""Characters; 5 of 337,000 lines of English Wikipedia are longer."""
+"""The length in characters; 5 of 337,000 lines of English Wikipedia are longer."""
 WINDOW_STEPS = 8
-"""The most windows that read a character: of "A.A.A." the library ends a sentence at the first dot
-alone, and a window that moved on by two characters would read nearly the same again."""
+"""The most windows that read a character. In "A.A.A." the library ends a sentence at the first dot
+only, and a window that moved by two characters would read nearly the same text again."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 REGION = re.compile(r"(?<=^[a-z]{2})-([a-z]{2}|[0-9]{3})$")
 WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-"""What Unicode holds for white space beyond ASCII and is no line end."""
+"""Unicode's white space beyond ASCII, except line ends."""
 
 
 def check_language(language: str) -> None:
-    """Refuse what cannot be a language.
+    """Refuse a value that cannot be a language.
 
     Args:
         language: "lines", or a language code: two or three letters, more parts after hyphens.
 
     Raises:
-        BertkitError: it is neither.
+        BertkitError: the value is neither.
     """
     if language != "lines":
         language_code(language)
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:
-    """The sentences of a document in order, stripped, none empty.
+    """Return the sentences of a document in order, stripped and not empty.
 
-    Nothing but white space is lost: the sentences joined are the document without it. Unicode's
+    Only white space is lost: the joined sentences are the document without it. Unicode's
     wide spaces become plain ones.
 
     Args:
         document: any text; every line end that Unicode knows ends a sentence.
-        language: a code such as "en" or "pt-BR" (upper or lower case, a region makes no
-            difference). sentencex takes related rules for languages without their own (Bavarian:
-            German) and English rules for codes it does not know. "lines" takes each line as one
-            sentence, as `google-research/bert` does.
+        language: a code such as "en" or "pt-BR" (upper or lower case; a region makes no
+            difference). If a language has no rules, sentencex uses those of a related one
+            (Bavarian: German), and English rules for codes it does not know. "lines" makes each
+            line one sentence, as `google-research/bert` does.
 
     Raises:
         BertkitError: the language is not a code, or sentencex fails on the text.
@@ -68,9 +68,9 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
             sentences += [sentence for piece in pieces if (sentence := piece.strip())]
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception and would end a worker mutely
+    except BaseException as error:  # a Rust panic is not an Exception and would kill a worker
         raise BertkitError(
-            f"sentencex cannot split the document that begins {document[:40]!r} ({error}); "
+            f"sentencex cannot split the document that starts {document[:40]!r} ({error}); "
             f"put one sentence on each line and choose the language 'lines'"
         ) from error
     return sentences
@@ -78,7 +78,7 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
 
 @lru_cache(maxsize=16)
 def language_code(language: str) -> str:
-    """The code as sentencex spells it; "DE" and "de_AT" would silently get English rules."""
+    """Return the code as sentencex spells it; "DE" and "de_AT" would silently get English rules."""
     code = REGION.sub("", language.replace("_", "-").lower())
     if not CODE.fullmatch(code):
         raise BertkitError(
@@ -89,7 +89,7 @@ def language_code(language: str) -> str:
 
 
 def plain_spaces(document: str) -> str:
-    """The same text with plain spaces for wide ones, one search for each kind.
+    """Replace Unicode's wide spaces by plain ones, with one search for each of them.
 
     (The searches take less than half the time of one regular expression.)
     """
@@ -100,11 +100,11 @@ def plain_spaces(document: str) -> str:
 
 
 def segment_windows(code: str, line: str) -> Iterator[str]:
-    """The pieces of a long line, found in windows each of which begins at a boundary.
+    """Yield the segments of a long line, found in windows that each start at a boundary.
 
-    The last piece of a window may go on, so the next window begins with it. A window without a
-    boundary, or with one at its beginning alone, is joined to what follows: no sentence is cut for
-    its length, and no character is read by more than some windows.
+    The last segment of a window may be incomplete, so the next window starts with it. A window
+    without a boundary, or with one only near its start, is joined to what follows: no sentence is
+    cut because of its length, and no character is read by more than about WINDOW_STEPS windows.
     """
     start = 0
     unfinished: list[str] = []

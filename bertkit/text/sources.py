@@ -1,7 +1,7 @@
-"""Where the raw text is: files, folders, globs, remote objects and Hugging Face data sets.
+"""The sources of raw text: files, folders, globs, remote objects and Hugging Face data sets.
 
-`find_sources` turns what a user typed into a fixed list of sources; `open_binary` opens one of them
-as a stream of decompressed bytes. What the sources contain is the business of `documents.py`.
+`find_sources` expands the user's input into a fixed list of sources; `open_binary` opens one of
+them as a stream of decompressed bytes. `documents.py` reads what the sources contain.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ EXTENSIONS = {
     ".parquet": "parquet",
 }
 REMOTE = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
-"""How a URL begins, also once `Path` took one of its slashes; a drive has a single letter."""
+"""The start of a URL, also after `Path` removed one slash; a Windows drive has a single letter."""
 SILENT_SECONDS = 20.0
-"""How long a web server may say nothing, while it is asked or while it sends."""
+"""How long a web server may be silent while it is asked or while it sends."""
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zstandard.ZstdError)
-"""What reading a missing, truncated or corrupt file raises."""
+"""The exceptions that reading a missing, truncated or corrupt file raises."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One thing to read documents from."""
+    """One file or data set to read documents from."""
 
     path: str
     """A local path, an fsspec URL, or `hf:NAME:CONFIG:SPLIT`."""
     format: str
     """One of `FORMATS`, or "unknown" for a file in a folder that is only counted as skipped."""
     bytes: int
-    """Size as stored (that is, compressed); 0 if unknown."""
+    """The stored size in bytes (if compressed, the compressed size); 0 if unknown."""
 
 
 def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:  # noqa: A002
-    """Expand what the user named into sources, in the order given and sorted within each.
+    """Expand the user's input into sources, in the order given and sorted within each path.
 
     Args:
         paths: files, folders (read recursively; hidden files are left out), globs (`**` too),
             fsspec URLs of any of these (`s3://...`), and Hugging Face data sets as `hf:NAME`,
             `hf:NAME:CONFIG` or `hf:NAME:CONFIG:SPLIT` (split "train" unless given).
-        format: one of `FORMATS` for every file, or "auto" to go by the extension under .gz, .bz2,
-            .xz or .zst. Under "auto", a text file that begins with `<doc ` is WikiExtractor's, and
-            a file with an unknown extension becomes a source of format "unknown" where a folder or
-            a glob brought it in, and an error where it was named.
+        format: one of `FORMATS` for every file, or "auto" to use the extension before .gz, .bz2,
+            .xz or .zst. With "auto", a text file that starts with `<doc ` has WikiExtractor's
+            format. A file with an unknown extension becomes a source of format "unknown" if a
+            folder or a glob contained it, and is an error if it was named.
 
     Raises:
         BertkitError: a path is missing, a folder or glob holds nothing to read, the format is
@@ -91,18 +91,18 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
             known = ", ".join(extension for extension in EXTENSIONS if extension)
             what = "has an unknown extension" if named else "holds no file with a known extension"
             raise BertkitError(
-                f"{path} {what} ({known}); rename it, or name its format where "
-                "the command asks for one"
+                f"{path} {what} ({known}); rename it, or give its format if "
+                "the command has an option for it"
             )
         sources.extend(found)
     return sources
 
 
 def check_outside(folder: Path, paths: Sequence[str]) -> None:
-    """Make sure that what is to be written does not lie among what is read.
+    """Check that the output folder is not inside one of the inputs.
 
     Raises:
-        BertkitError: the folder is in one of the paths.
+        BertkitError: the output folder is in one of the paths.
     """
     for path in paths:
         if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
@@ -113,7 +113,7 @@ def check_outside(folder: Path, paths: Sequence[str]) -> None:
 
 
 def huggingface_source(path: str) -> Source:
-    """`hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; nothing is loaded yet."""
+    """Return the source for `hf:NAME[:CONFIG[:SPLIT]]` with every part filled in; loads nothing."""
     name, config, split, *rest = [*path.removeprefix("hf:").split(":"), "", ""]
     if not name or any(rest):
         raise BertkitError(f"'{path}' is not a data set name; write hf:NAME:CONFIG:SPLIT")
@@ -121,7 +121,7 @@ def huggingface_source(path: str) -> Source:
 
 
 def files_at(path: str) -> tuple[list[tuple[str, int]], bool]:
-    """(name, size) of every file that a path or a URL stands for, and whether it is one file."""
+    """Return (name, size) of every file that a path or URL names, and whether it is one file."""
     if "://" not in path:
         return local_files(path)
     from bertkit.text.remote import remote_files
@@ -130,7 +130,7 @@ def files_at(path: str) -> tuple[list[tuple[str, int]], bool]:
 
 
 def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
-    """(name, size) of every file that a local path stands for, and whether it is one file."""
+    """Return (name, size) of every file that a local path names, and whether it is one file."""
     path = str(Path(path).expanduser())
     if Path(path).is_dir():
         names = folder_files(path)
@@ -143,7 +143,7 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
         for match in sorted(glob.glob(path, recursive=True)):  # noqa: PTH207 (absolute patterns)
             if not Path(match).is_dir():
                 names.append(match)
-            elif "**" not in path:  # ** lists the files of the folders it matches by itself
+            elif "**" not in path:  # ** itself lists the files of the folders it matches
                 names.extend(folder_files(match))
         if not names:
             raise BertkitError(f"no file matches {path}; check the pattern and its quotes")
@@ -157,7 +157,7 @@ def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
 
 
 def folder_files(folder: str) -> list[str]:
-    """Every file below a folder, sorted by path; hidden ones and hidden folders left out."""
+    """Return every file below a folder, sorted by path, without hidden files and folders."""
     files: list[str] = []
     visited: set[str] = set()
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=unreadable_source):
@@ -172,22 +172,22 @@ def folder_files(folder: str) -> list[str]:
 
 
 def unreadable_source(error: OSError) -> None:
-    """A folder that cannot be listed would be left out without a word."""
+    """Raise an error for a folder that cannot be listed, which os.walk would silently leave out."""
     raise BertkitError(
-        f"the folder {error.filename} cannot be read ({error.strerror}); change its rights or move "
-        "it elsewhere"
+        f"the folder {error.filename} cannot be read ({error.strerror}); change its permissions or "
+        "move it elsewhere"
     ) from error
 
 
 def is_remote(path: Path) -> bool:
-    """Whether a path was meant as a URL, such as `s3://bucket/folder`."""
+    """Return whether a path was meant as a URL, such as `s3://bucket/folder`."""
     return REMOTE.match(str(path)) is not None
 
 
 def source_format(path: str, wanted: str) -> str:
-    """The format of one file: the one wanted, or by extension and first characters."""
+    """Return the format of one file: `wanted`, or else by its extension and first characters."""
     if "://" not in path and is_pipe(path):
-        return "unknown"  # in a folder: to open it might wait for ever
+        return "unknown"  # in a folder: opening it might block for ever
     if wanted != "auto":
         return wanted
     found = EXTENSIONS.get(extension(path), "unknown")
@@ -195,7 +195,7 @@ def source_format(path: str, wanted: str) -> str:
 
 
 def extension(path: str) -> str:
-    """The extension of a file in small letters, that of its compression aside."""
+    """Return the extension of a file in lower case, without that of its compression."""
     name = PurePosixPath(path.replace(os.sep, "/"))
     if name.suffix.lower() in DECOMPRESSORS:
         name = name.with_suffix("")
@@ -203,25 +203,25 @@ def extension(path: str) -> str:
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a local path is a pipe, a socket or a device, whose bytes come only once."""
+    """Return whether a local path is a pipe, a socket or a device, whose bytes come only once."""
     return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
 def begins_with_doc(path: str) -> bool:
-    """Whether the first line that is not blank is WikiExtractor's `<doc ...>`."""
+    """Return whether the first line that is not blank is WikiExtractor's `<doc ...>`."""
     try:
         with open_binary(path) as stream:
             head = stream.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
-    except TimeoutError as error:  # reading it would wait again
+    except TimeoutError as error:  # reading it would time out again
         raise BertkitError(f"cannot read {path}: {one_line(error)}") from error
     except DAMAGE:
-        return False  # reading it will say what is wrong
+        return False  # reading it will report what is wrong
     return head.lstrip().startswith(b"<doc ")
 
 
 @contextmanager
 def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
-    """Open a local file or an fsspec URL for reading, decompressing by its extension on the way."""
+    """Open a local file or an fsspec URL for reading; decompress it according to its extension."""
     with ExitStack() as stack:
         if "://" in path:
             from bertkit.text.remote import open_url
@@ -236,9 +236,9 @@ def open_binary(path: str, *, decompress: bool = True) -> Iterator[BinaryIO]:
 
 
 class ZstandardStream(io.RawIOBase):
-    """Decompressed bytes of a .zst file of any number of frames.
+    """The decompressed bytes of a .zst file with any number of frames.
 
-    zstandard's own reader takes a truncated file for a complete one; this one raises EOFError.
+    zstandard's own reader accepts a truncated file as complete; this one raises EOFError.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -247,15 +247,15 @@ class ZstandardStream(io.RawIOBase):
         self.ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """True: the stream can be read."""
+        """Return True: the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes; 0 at the end.
+        """Fill `buffer` with the next bytes and return their number, 0 at the end.
 
         Raises:
             EOFError: the file ends inside a frame.
-            ZstdError: the bytes are not Zstandard's.
+            ZstdError: the bytes are not in Zstandard's format.
         """
         while not self.ready:
             block = self.file.read(COMPRESSED_BYTES)
@@ -270,9 +270,9 @@ class ZstandardStream(io.RawIOBase):
         return count
 
     def decompress(self, block: bytes) -> Iterator[bytes]:
-        """What a block of the file holds, frame by frame."""
+        """Yield the decompressed bytes of a block of the file, frame by frame."""
         while block:
-            if not self.frame:  # the largest window, as `zstd --long=31` writes
+            if not self.frame:  # accept the largest window, as `zstd --long=31` writes it
                 self.frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
             yield self.frame.decompress(block)
             block = self.frame.unused_data
@@ -289,7 +289,7 @@ DECOMPRESSORS: dict[str, Callable[[BinaryIO], Any]] = {
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of another library's message, for the end of one of ours."""
+    """Return the first line of another library's message, for use in a message of ours."""
     if isinstance(error, TimeoutError):
         return f"no answer for {SILENT_SECONDS:g} seconds"
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,1 +1,1 @@
-"""WordPiece: normalisation, learning a vocabulary, text to ids and back."""
+"""WordPiece: text normalisation, learning a vocabulary, and converting text to ids and back."""

@@ -1,7 +1,7 @@
-"""Texts → how often each normalised word occurs: all that learning a vocabulary needs of a corpus.
+"""Count how often each normalised word occurs: all that learning a vocabulary needs of a corpus.
 
-Texts are dealt in blocks, one after the other, and the counts of the blocks are added in the same
-order, so that any number of processes gives the same table, words dropped from it included.
+Texts are dealt out in blocks, one after the other, and the counts of the blocks are added in the
+same order, so that any number of processes gives the same table, including which words it drops.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROGRESS_TEXTS = 1_000
 BLOCK_CHARACTERS = 1_000_000
 BETWEEN_WORDS = re.compile(f"[{WHITESPACE}{IDEOGRAPHS}]")
 KEPT_SHARE = 0.75
-"""Of `max_distinct_words`, after the rarest words are dropped, so that they are sorted seldom."""
+"""The share of `max_distinct_words` kept when rare words are dropped, so that sorting is rare."""
 
 TOO_LONG = f"word of more than {MAX_WORD_CHARACTERS['google']} characters"
 PRUNED_WORDS = "rare word dropped (word_limit)"
@@ -41,23 +41,24 @@ def count_words(
     max_distinct_words: int | None = None,
     skipped: Counter[str] | None = None,
 ) -> Counter[str]:
-    """How often each normalised word occurs; words above Google's 200 characters are left out.
+    """Count each normalised word; words above Google's limit of 200 characters are left out.
 
     Args:
-        texts: read once, in the calling process.
-        lowercase: count uncased words.
-        strip_accents: count words without accents; by default what `lowercase` is, as in BERT.
+        texts: the texts to count, read once, in the calling process.
+        lowercase: whether to count uncased words.
+        strip_accents: whether to count words without accents; by default as `lowercase`, as in
+            BERT.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
-        processes: how many count; the result is the same for any number. Text of one block of a
-            million characters is counted here.
-        max_distinct_words: bounds memory: whenever the table has more distinct words after a block,
-            the rarest are dropped (of equals the later in the alphabet) down to three quarters of
-            the limit. A word that was dropped and comes back is counted from 0, so the counts of
-            rare words are then too low. None keeps every word.
-        skipped: is brought up to date with what was left out, by reason.
+        processes: the number of counting processes; the result is the same for any number. Text of
+            a single block (a million characters) is counted in the calling process.
+        max_distinct_words: the limit that bounds memory. Whenever the table has more distinct words
+            after a block, the rarest are dropped (of equals the later in the alphabet) until three
+            quarters of the limit remain. A dropped word that occurs again is counted from 0, so the
+            counts of rare words are then too low. None keeps every word.
+        skipped: the counter to which is added what was left out, by reason.
 
     Raises:
-        BertkitError: a number is below 1, or a counting process died.
+        BertkitError: an argument is below 1, or a counting process died.
     """
     if processes < 1 or (max_distinct_words is not None and max_distinct_words < 1):
         raise BertkitError(
@@ -79,7 +80,7 @@ def count_words(
 
 
 def cut_text(text: str, characters: int) -> Iterator[str]:
-    """A text in parts of about so many characters that together have the words of the whole."""
+    """Yield a text in parts of slightly more than `characters` characters, cut between words."""
     start = 0
     while cut := BETWEEN_WORDS.search(text, start + characters):
         yield text[start : cut.end()]
@@ -88,7 +89,7 @@ def cut_text(text: str, characters: int) -> Iterator[str]:
 
 
 def watched(texts: Iterable[str], progress: Callable[[int], None] | None) -> Iterator[str]:
-    """The same texts; `progress` is told how many went by."""
+    """Yield the same texts and report the number of them to `progress`."""
     number = 0
     for number, text in enumerate(texts, start=1):
         yield text
@@ -101,7 +102,7 @@ def watched(texts: Iterable[str], progress: Callable[[int], None] | None) -> Ite
 def count_block(
     texts: Sequence[str], lowercase: bool, strip_accents: bool
 ) -> tuple[Counter[str], int]:
-    """The words of some texts, and how many were too long."""
+    """Return the counts of the words of some texts, and the number of words that were too long."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(split_words(text, lowercase=lowercase, strip_accents=strip_accents))
@@ -112,7 +113,7 @@ def count_block(
 def counted_blocks(
     blocks: Iterable[list[str]], lowercase: bool, strip_accents: bool, processes: int
 ) -> Iterator[tuple[Counter[str], int]]:
-    """`count_block` of each block, in order, on worker processes where there is enough to do."""
+    """Yield `count_block` of each block, in order, on worker processes if there is enough to do."""
     rest = iter(blocks)
     first = list(islice(rest, 2))
     every = chain(first, rest)
@@ -127,7 +128,7 @@ def counted_blocks(
 
 
 def drop_rarest(counts: Counter[str], keep: int, skipped: Counter[str]) -> None:
-    """Keep the most frequent words; of equals those that come first in the alphabet."""
+    """Keep the `keep` most frequent words; ties go to the first in the alphabet."""
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     for word in ranked[keep:]:
         skipped[PRUNED] += counts.pop(word)
@@ -135,14 +136,14 @@ def drop_rarest(counts: Counter[str], keep: int, skipped: Counter[str]) -> None:
 
 
 def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
-    """What the counts of each source are multiplied with, by exponential smoothing.
+    """Return the weight of each source's counts, by exponential smoothing.
 
     As in multilingual BERT: a source with the share p of all words gets the share p**S, divided by
-    the sum of these over the sources. The number of words in all stays.
+    the sum of these over the sources. The total number of words does not change.
 
     Args:
-        words: how many words each source has.
-        smoothing: S, above 0; 1 leaves every share as it is, towards 0 they become equal.
+        words: the number of words of each source.
+        smoothing: S, above 0 and at most 1; 1 keeps every share, near 0 they become equal.
 
     Raises:
         BertkitError: S is out of range, or a source is empty or the only one (unless S is 1).
@@ -153,7 +154,7 @@ def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
         return [1.0] * len(words)
     if len(words) < 2:
         raise BertkitError(
-            "smoothing weighs sources against each other, but only one was named; name one path "
+            "smoothing weighs sources against each other, but only one was given; give one path "
             "for each language, or leave smoothing at 1"
         )
     if min(words) < 1:
@@ -166,12 +167,12 @@ def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
 def weigh_counts(
     tables: Sequence[Counter[str]], weights: Sequence[float], skipped: Counter[str]
 ) -> Counter[str]:
-    """One table of all sources, each count times the weight of its source, rounded to a whole.
+    """Return one table of all sources: each count times its source's weight, rounded.
 
     Args:
         tables: the words of each source.
-        weights: see `smoothing_weights`.
-        skipped: is brought up to date with the words that rounding removes.
+        weights: the weight of each source; see `smoothing_weights`.
+        skipped: the counter to which are added the words that rounding removes.
     """
     counts: Counter[str] = Counter()
     for table, weight in zip(tables, weights, strict=True):

@@ -1,6 +1,6 @@
 """The files of a tokenizer: vocab.txt, tokenizer.json, tokenizer_config.json.
 
-They are read and checked here, and here is the pipeline that a tokenizer.json of ours describes.
+This module reads and checks them, and builds the pipeline that bertkit's tokenizer.json describes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from bertkit.files import check_file_size, read_object
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
 MAX_WORD_CHARACTERS = {"google": 200, "hf": 100}
-"""The known compats, and the longest word that each cuts into pieces."""
+"""The known compats and the length in characters of the longest word that each splits."""
 
 MAX_FILE_BYTES = 1 << 26
-"""Of vocab.txt or tokenizer.json: many times the largest published ones."""
+"""The maximum size of vocab.txt or tokenizer.json: many times the largest published ones."""
 
 WORDPIECE_CLASSES = frozenset(
     name + ending
@@ -37,21 +37,21 @@ def check_compat(compat: object, source: str) -> None:
 
 
 def check_tokens(vocabulary: Sequence[str], source: str) -> None:
-    """Refuse a vocabulary whose entries are not distinct pieces with the five special tokens.
+    """Refuse a vocabulary whose entries are not distinct tokens with the five special tokens.
 
-    An entry of white space other than ASCII's passes (the genuine Chinese vocabulary has U+2028):
-    no word can contain it, so it keeps its id and is never used. Spaces around an entry are refused
-    because Google's code strips them and Hugging Face's does not.
+    An entry of white space other than ASCII's is accepted (the genuine Chinese vocabulary has
+    U+2028): no word can contain it, so it keeps its id and is never used. Spaces around an entry
+    are refused because Google's code strips them and Hugging Face's does not.
 
     Raises:
-        BertkitError: names `source` and the lines, counted from 1.
+        BertkitError: an entry is invalid; names `source` and the lines, counted from 1.
     """
     lines: dict[str, int] = {}
     for line, piece in enumerate(vocabulary, start=1):
         if not piece:
             raise BertkitError(
                 f"{source}, line {line}: the entry is empty; remove the line if it is the last one,"
-                " else put a piece there, since the line number is the id"
+                " else put a token there, since the line number is the id"
             )
         if piece != piece.strip(" \t\r\n") or "\n" in piece or "\r" in piece:
             raise BertkitError(
@@ -66,20 +66,20 @@ def check_tokens(vocabulary: Sequence[str], source: str) -> None:
     missing = [token for token in SPECIAL_TOKENS if token not in lines]
     if missing:
         raise BertkitError(
-            f"{source}: {', '.join(missing)} missing; a BERT vocabulary of one piece a line holds"
-            f" {', '.join(SPECIAL_TOKENS)}"
+            f"{source}: {', '.join(missing)} missing; a BERT vocabulary has one token per line,"
+            f" including {', '.join(SPECIAL_TOKENS)}"
         )
 
 
 def has_capitals(vocabulary: Sequence[str]) -> bool:
-    """Whether a vocabulary is cased: some piece, other than marks such as [CLS] or <S>, says so."""
+    """Return whether a vocabulary is cased: a token other than marks like [CLS] has a capital."""
     return any(piece[0] not in "[<" and piece != piece.lower() for piece in vocabulary)
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """The lines of a vocab.txt; the line number, from 0, is the id.
+    """Read the lines of a vocab.txt; the line number, from 0, is the id.
 
-    Only a line feed ends a line (with or without a carriage return before it): genuine vocabularies
+    Only a line feed (with or without a carriage return before it) ends a line: genuine vocabularies
     contain U+2028 and the like, at which `str.splitlines` would split.
 
     Raises:
@@ -106,7 +106,7 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """The vocabulary of a model directory and the keyword arguments of `from_vocabulary` it fixes.
+    """Read a model directory's vocabulary and the `from_vocabulary` arguments that its files set.
 
     Raises:
         BertkitError: files are missing, contradict each other or describe another tokenizer.
@@ -128,8 +128,8 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
         listed = read_vocabulary(text_path)
         if vocabulary is not None and listed != vocabulary:
             raise BertkitError(
-                f"{text_path} and tokenizer.json beside it hold different vocabularies"
-                f" ({len(listed)} and {len(vocabulary)} pieces); remove the wrong file"
+                f"{text_path} and tokenizer.json next to it hold different vocabularies"
+                f" ({len(listed)} and {len(vocabulary)} tokens); remove the wrong file"
             )
         vocabulary = listed
     if vocabulary is None:
@@ -140,32 +140,32 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def refuse_added(tokens: Iterable[str], path: Path) -> None:
-    """Stop where a tokenizer has tokens of its own, which transformers takes out of the text whole.
+    """Refuse added tokens, which transformers matches whole in the raw text.
 
     Raises:
-        BertkitError: names the first.
+        BertkitError: a token is not one of `SPECIAL_TOKENS`; names the first one.
     """
     for token in tokens:
         if token not in SPECIAL_TOKENS:
             raise BertkitError(
                 f"{path}: added token {token!r}; bertkit knows only"
-                f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary piece of vocab.txt, and take it"
-                " out here)"
+                f" {', '.join(SPECIAL_TOKENS)} (make it an ordinary entry of vocab.txt, and remove"
+                " it here)"
             )
 
 
 def read_tokenizer_config(path: Path) -> dict[str, Any]:
-    """What a tokenizer_config.json says about normalisation, under bertkit's names.
+    """Return a tokenizer_config.json's normalisation settings under bertkit's names.
 
     Raises:
-        BertkitError: a field has a wrong type or asks for another kind of tokenizer.
+        BertkitError: a field has a wrong type or asks for another type of tokenizer.
     """
     config = read_object(path)
     kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind not in WORDPIECE_CLASSES:
         raise BertkitError(f"{path}: tokenizer_class {kind!r} is not a BERT WordPiece tokenizer")
     if config.get("tokenize_chinese_chars") is False:
-        raise BertkitError(f"{path}: tokenize_chinese_chars is false, which bertkit has not")
+        raise BertkitError(f"{path}: bertkit does not support tokenize_chinese_chars = false")
     fields = {
         "do_lower_case": ("lowercase", bool, "true or false"),
         "strip_accents": ("strip_accents", bool | None, "true, false or null"),
@@ -182,13 +182,13 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
         check_compat(settings["compat"], str(path))
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(isinstance(one, dict) for one in added.values()):
-        raise BertkitError(f"{path}: added_tokens_decoder is no object of tokens; restore it")
+        raise BertkitError(f"{path}: added_tokens_decoder is not an object of tokens; restore it")
     refuse_added((str(one.get("content")) for one in added.values()), path)
     return settings
 
 
 def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
-    """The library's BERT pipeline around a WordPiece model; "hf" runs it, tokenizer.json holds it.
+    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json.
 
     Returns: a `tokenizers.Tokenizer`.
     """
@@ -208,7 +208,7 @@ def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
 
 
 def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """The vocabulary and the settings of a tokenizer.json; its truncation and padding are ignored.
+    """Read vocabulary and settings of a tokenizer.json; its truncation and padding are ignored.
 
     Raises:
         BertkitError: the file does not describe BERT's pipeline, or adds tokens to it.

@@ -1,24 +1,24 @@
-"""WordPiece by likelihood: at each step join the pair that makes the text most probable.
+"""Learn WordPiece tokens by likelihood: each step joins the pair that makes the text most probable.
 
 Schuster and Nakajima ("Japanese and Korean Voice Search", 2012, section 4) build a language model
-of the pieces at hand, and join the two whose join raises the likelihood of the training data most.
+of the current tokens, and join the two whose join raises the likelihood of the training data most.
 Here the model is the unigram model with maximum-likelihood estimates. With n(p) occurrences of
-piece p, N = sum of n(p), and F(n) = n ln n, the log-likelihood of the text is
+token p, N = sum of n(p), and F(n) = n ln n, the log-likelihood of the text is
 
     L = sum over p of n(p) ln(n(p) / N) = sum over p of F(n(p)) - F(N).
 
-Joining all k occurrences of the pair (a, b) to the piece x gains
+Joining all k occurrences of the pair (a, b) to the token x gains
 
     F(n(a)-k) - F(n(a)) + F(n(b)-k) - F(n(b)) + F(n(x)+k) - F(n(x)) - F(N-k) + F(N);
 
-n(x) is 0 unless x was made of another pair before. Where a = b, n(a) loses 2k once. With few joins
+n(x) is 0 unless x was made from another pair before. If a = b, n(a) loses 2k once. With few joins
 (k far below n(a) and n(b)) this is nearly k (ln(k N / (n(a) n(b))) - 1): the mutual information of
 the pair times how often it occurs. The quotient k / (n(a) n(b)) alone, which is often called the
-WordPiece score, is not this gain: it prefers pairs of pieces that occur once or twice.
+WordPiece score, is not this gain: it prefers pairs of tokens that occur once or twice.
 
-The gain of a pair changes whenever N or the count of one of its pieces does. But a falling N only
-lowers it, as do a rising n(a) and a falling n(x); what raises it is a falling n(a) or n(b), a
-rising n(x) and another k. After a join only pairs concerned by the latter are computed anew. The
+The gain of a pair changes whenever N or the count of one of its tokens does. But a falling N only
+lowers it, as do a rising n(a) and a falling n(x); it can be raised by a falling n(a) or n(b), a
+rising n(x) and a changed k. After a join only pairs affected by the latter are recomputed. The
 others keep an upper bound, and the best pair is found by computing those whose bound is largest.
 """
 
@@ -34,12 +34,12 @@ import numpy as np
 from bertkit.tokenizer.files import CONTINUATION
 
 DECIMALS = 6
-"""Gains, in nats, are compared after rounding, so that no processor's last bit decides."""
-SLACK = 1e-5  # how far a kept bound may lie below the gain by errors of rounding
-TOGETHER = 2e-3  # share of the largest bound within which gains are computed together
-BLOCK_PAIRS = 256  # pairs whose largest bound is kept
+"""The digits to which gains, in nats, are rounded, so that no processor's last bit decides."""
+SLACK = 1e-5  # how far rounding errors may put a stored bound below the gain
+TOGETHER = 2e-3  # share of the largest bound within which gains are computed at once
+BLOCK_PAIRS = 256  # pairs per block; the largest bound of each block is stored
 RIGHT_BITS = 24
-"""A pair's key is left << 24 | right."""
+"""A pair's key is left << 24 | right, where left and right are token numbers."""
 PROGRESS_PIECES = 100
 
 
@@ -50,18 +50,18 @@ def join_by_likelihood(
     min_frequency: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """The pieces that joining makes, in order; the result depends on nothing but the arguments.
+    """Return the tokens that joining makes, in order; they depend on the arguments only.
 
     Pairs of equal gain are joined in the order of the text of what they make, then of their left
-    piece. A pair that makes a piece already there is joined like any other and takes no place.
+    token. A pair that makes an existing token is joined like any other but not counted in `number`.
     Learning ends early when no pair that is frequent enough raises the likelihood.
 
     Args:
-        counts: words and how often they occur; all their characters are in `letters`.
-        letters: the pieces to begin with, characters alone and after "##".
-        number: how many pieces to make.
-        min_frequency: rarer pairs are not joined.
-        progress: called with the number of pieces made, every 100 pieces.
+        counts: the words and how often they occur; all their characters are in `letters`.
+        letters: the initial tokens: single characters, and characters after "##".
+        number: the number of tokens to make.
+        min_frequency: the fewest occurrences of a pair that is joined.
+        progress: called with the number of tokens made, every 100 tokens.
     """
     pairs = PairCounts(counts, letters, min_frequency)
     known = set(pairs.pieces)
@@ -78,17 +78,17 @@ def join_by_likelihood(
 
 
 class PairCounts:
-    """Words as lists of pieces, and every pair of neighbours with what joining it gains.
+    """Words as lists of tokens, and every pair of neighbours with the gain of joining it.
 
     Attributes:
-        pieces, ids: the text of each piece and its number; 0 is no piece and occurs 0 times.
-        frequency: (pieces,) int64, how often each occurs now; `total` is their sum.
-        words, word_counts: each distinct word as piece numbers, and how often it occurs.
-        pair_ids: the number of each pair that occurs, by its key. Numbers are not used again.
-        left, right, joined, count, bound: of each pair, by number: its pieces, the piece it makes
-            where that exists (else 0), its occurrences, and the upper bound of its gain.
-        places: for each pair the words it may occur in; around: for each piece its pairs.
-        top: (pairs // BLOCK,) the largest bound of each block of pairs, or more.
+        pieces, ids: the text of each token and its number; number 0 is unused and occurs 0 times.
+        frequency: (tokens,) int64, current occurrences of each token; `total` is their sum.
+        words, word_counts: each distinct word as token numbers, and how often it occurs.
+        pair_ids: the number of each pair that occurs, by its key. Numbers are not reused.
+        left, right, joined, count, bound: arrays by pair number: its two tokens, the token it makes
+            if that exists (else 0), its occurrences, and the upper bound of its gain.
+        places: for each pair the words it may occur in; around: for each token its pairs.
+        top: (pairs // BLOCK_PAIRS,) an upper bound of the bounds of each block of pairs.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PairCounts:
         self._change(changes, places)
 
     def best(self) -> int | None:
-        """The pair that gains most, or None where no frequent one gains anything."""
+        """Return the pair that gains most, or None if no frequent pair has a positive gain."""
         while True:
             highest = float(self.top.max())
             if not highest > 0:
@@ -148,12 +148,12 @@ class PairCounts:
                 return min(pairs[gains == largest].tolist(), key=self.texts)
 
     def texts(self, pair: int) -> tuple[str, str]:
-        """What a pair makes, and its left piece."""
+        """Return the token that a pair makes, and its left token."""
         left, right = self.pieces[self.left[pair]], self.pieces[self.right[pair]]
         return left + right.removeprefix(CONTINUATION), left
 
     def gains(self, pairs: np.ndarray) -> np.ndarray:
-        """(pairs,) by how many nats joining each raises the log-likelihood; -inf for rare pairs."""
+        """Return (pairs,) the gains in log-likelihood of joining them, in nats; -inf if rare."""
         gains = np.full(len(pairs), -np.inf)
         usable = self.count[pairs] >= self.min_frequency
         pairs = pairs[usable]
@@ -166,7 +166,7 @@ class PairCounts:
         return gains
 
     def join(self, pair: int) -> str:
-        """Join a pair wherever it occurs; returns the piece it makes."""
+        """Join a pair everywhere it occurs, and return the token it makes."""
         piece, _ = self.texts(pair)
         left, right = int(self.left[pair]), int(self.right[pair])
         new = self._piece(piece)
@@ -177,7 +177,7 @@ class PairCounts:
             before, count = self.words[index], self.word_counts[index]
             after = replaced(before, left, right, new)
             if len(after) == len(before):
-                continue  # listed twice, or joined otherwise since
+                continue  # listed twice, or changed by another join since
             self.words[index] = after
             occurrences += count * (len(before) - len(after))
             for key in pair_keys(before):
@@ -196,7 +196,7 @@ class PairCounts:
         return piece
 
     def _piece(self, piece: str) -> int:
-        """The number of a piece; a new one is entered, also as what its pairs make."""
+        """Return a token's number; a new token is added, also as the product of its pairs."""
         if piece not in self.ids:
             number = self.ids[piece] = len(self.pieces)
             self.pieces.append(piece)
@@ -207,7 +207,7 @@ class PairCounts:
         return self.ids[piece]
 
     def _making(self, piece: str) -> np.ndarray:
-        """The pairs that make a piece."""
+        """Return the pairs that make a token."""
         begin = len(CONTINUATION) + 1 if piece.startswith(CONTINUATION) else 1
         found = []
         for cut in range(begin, len(piece)):
@@ -217,7 +217,7 @@ class PairCounts:
         return np.array([pair for pair in found if pair >= 0], np.int64)
 
     def _around(self, piece: int) -> np.ndarray:
-        """The pairs a piece is part of; those that are gone are forgotten here."""
+        """Return the pairs that contain a token; those that no longer occur are removed here."""
         pairs = np.frombuffer(self.around[piece], np.int32).astype(np.int64)
         alive = pairs[self.count[pairs] > 0]
         if 2 * len(alive) < len(pairs):
@@ -227,7 +227,7 @@ class PairCounts:
     def _change(
         self, changes: Mapping[int, int], places: Mapping[int, Sequence[int]]
     ) -> np.ndarray:
-        """Add to the counts of pairs, enter new pairs, forget those that are gone; returns all."""
+        """Change the counts of pairs, add new pairs, delete vanished ones; return all of these."""
         keys = [key for key, change in changes.items() if change]
         numbers = [self._pair(key) for key in keys]
         pairs = np.array(numbers, np.int64)
@@ -242,7 +242,7 @@ class PairCounts:
         return pairs
 
     def _pair(self, key: int) -> int:
-        """The number of a pair; a new one is entered with a count of 0."""
+        """Return a pair's number; a new pair is added with a count of 0."""
         pair = self.pair_ids.get(key)
         if pair is not None:
             return pair
@@ -258,39 +258,39 @@ class PairCounts:
         return pair
 
     def _grow(self) -> None:
-        """Room for twice as many pairs."""
+        """Double the capacity of the arrays by pair."""
         for name in ("left", "right", "joined", "count", "bound", "top"):
             column = getattr(self, name)
             empty = np.full_like(column, -np.inf if column.dtype == np.float64 else 0)
             setattr(self, name, np.concatenate([column, empty]))
 
     def _refresh(self, pairs: np.ndarray) -> None:
-        """Compute the gains of pairs; a block's largest bound is only raised here."""
+        """Recompute the gains of pairs; a block's upper bound is only ever raised here."""
         gains = self.gains(pairs)
         self.bound[pairs] = gains
         np.maximum.at(self.top, pairs // BLOCK_PAIRS, gains)
 
 
 def nlogn_drop(n: np.ndarray | int, k: np.ndarray) -> np.ndarray:
-    """F(n) - F(n - k) for F(n) = n ln n, 0 <= k <= n, 0 < n, without loss of digits."""
+    """Compute F(n) - F(n - k) for F(n) = n ln n, 0 <= k <= n, 0 < n, without cancellation."""
     rest = n - k
     return k * np.log(n) - rest * np.log1p(np.where(rest > 0, -k / n, 0.0))
 
 
 def pair_keys(word: Sequence[int]) -> list[int]:
-    """The key of each pair of neighbours; of overlapping equal pairs (a a a) every second one."""
+    """Return the key of each pair; of overlapping equal pairs (a a a) every second one."""
     keys = [left << RIGHT_BITS | right for left, right in pairwise(word)]
     if len(set(keys)) == len(keys):
         return keys
     kept, last = [], -1
     for key in keys:
-        last = -1 if key == last else key  # only a run of one piece has a key twice running
+        last = -1 if key == last else key  # only a run of one token repeats a key at once
         kept += [key] if last >= 0 else []
     return kept
 
 
 def replaced(word: Sequence[int], left: int, right: int, new: int) -> list[int]:
-    """The word with the pair joined, from the left."""
+    """Return the word with the pair joined, from left to right."""
     joined: list[int] = []
     for piece in word:
         if piece == right and joined and joined[-1] == left:

@@ -1,22 +1,23 @@
-"""From raw text to BERT's words: the rules of Google's `BasicTokenizer` (BERT paper, section 3).
+"""Split raw text into BERT's words by the rules of Google's `BasicTokenizer` (BERT, section 3).
 
-The order of the steps matters and is the one of google-research/bert `tokenization.py`:
+The order of the steps matters; it is that of google-research/bert `tokenization.py`:
 
 1. drop U+0000, U+FFFD and characters of category Cc or Cf; tab, line feed, carriage return and
    category Zs become spaces;
 2. put spaces around CJK ideographs (eight blocks; neither Hangul nor Kana);
-3. lower-case, where the model is uncased;
-4. decompose to NFD and drop category Mn, where accents are stripped (by default: when uncased);
+3. lower-case, if the model is uncased;
+4. decompose to NFD and drop category Mn, if accents are stripped (by default: if uncased);
 5. put spaces around punctuation: every ASCII symbol, and category P;
 6. split at white space.
 
-Each step treats a character on its own, but for two: `str.lower` looks around a capital sigma, and
-NFD orders combining marks. Neither looks across white space, so one pass over a whole text equals
-Google's word-by-word one. Steps 1-2 and 4-5 are `str.translate` tables that fill on demand.
-The categories are those of the running Python's `unicodedata`, as they were for Google's code.
+Each step treats every character independently, with two exceptions: `str.lower` reads the context
+of a capital sigma, and NFD orders combining marks. Neither reads across white space, so one pass
+over a whole text equals Google's word-by-word one. Steps 1-2 and 4-5 are `str.translate` tables
+that fill on demand. The categories are those of the running Python's `unicodedata`, as in Google's
+code.
 
-`unicodedata.normalize` takes quadratic time for a run of marks. Here a table decomposes characters,
-and runs are sorted, which only a text with a mark that step 4 keeps needs.
+`unicodedata.normalize` takes quadratic time for a run of marks. Here a table decomposes characters;
+runs are sorted only in a text with a mark that step 4 keeps.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ ASCII_WORD = re.compile("[0-9A-Za-z]+|[^0-9A-Za-z]")  # within a printable ASCII
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 
-KEPT = "\0"  # behind a mark that step 4 keeps and NFD orders; step 1 drops the text's own
-COMBINING = range(0x20000)  # no code point above has a combining class
-MAX_TABLE_CHARACTERS = 1 << 16  # of a table; about 15 MB
+KEPT = "\0"  # follows a mark that step 4 keeps and NFD orders; step 1 drops NULs of the text
+COMBINING = range(0x20000)  # no code point above this has a combining class
+MAX_TABLE_CHARACTERS = 1 << 16  # entries of a table; about 15 MB
 
 Sourced = tuple[str, int]
 """A character and the index in the raw text of the character it came from."""
 
 
 class AlignedWord(NamedTuple):
-    """A normalised word and, for each of its characters, the raw span that it came from."""
+    """A normalised word, with the half-open raw span of each of its characters."""
 
     text: str
     starts: Sequence[int]
@@ -65,7 +66,7 @@ class AlignedWord(NamedTuple):
 
 
 class CharacterTable(dict[int, str | None]):
-    """A table for `str.translate` that asks `rule` about each code point and then remembers it."""
+    """A `str.translate` table that calls `rule` for each new code point and caches the result."""
 
     def __init__(self, rule: Callable[[str], str | None]) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class CharacterTable(dict[int, str | None]):
 
 
 def clean_text(character: str) -> str | None:
-    """Steps 1 and 2: the character, a space, the ideograph between spaces, or None to drop it."""
+    """Apply steps 1 and 2: return the character, a space, " ideograph ", or None to drop it."""
     category = unicodedata.category(character)
     if character in "\t\n\r" or category == "Zs":
         return " "
@@ -89,22 +90,22 @@ def clean_text(character: str) -> str | None:
 
 
 def is_cjk(character: str) -> bool:
-    """Whether step 2 makes a word of the character."""
+    """Return whether step 2 makes the character a separate word."""
     return any(ord(character) in block for block in CJK_BLOCKS)
 
 
 def is_punctuation(character: str) -> bool:
-    """Whether step 5 makes a word of the character; `$`, `^` and the like count, as in Google's."""
+    """Return whether step 5 makes the character a separate word; Google includes `$`, `^` etc."""
     return character in ASCII_SYMBOLS or unicodedata.category(character).startswith("P")
 
 
 def split_punctuation(character: str) -> str:
-    """Step 5."""
+    """Apply step 5 to a character."""
     return f" {character} " if is_punctuation(character) else character
 
 
 def strip_and_split(character: str) -> str:
-    """Steps 4 and 5 for a character on its own, with KEPT behind each mark that NFD may move."""
+    """Apply steps 4 and 5 to one character, with KEPT after each mark that NFD may reorder."""
     decomposed = unicodedata.normalize("NFD", character)
     letters = (one for one in decomposed if unicodedata.category(one) != "Mn")
     return "".join(
@@ -120,7 +121,7 @@ STRIP_AND_SPLIT = CharacterTable(strip_and_split)
 
 
 def split_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]:
-    """The words of a text after steps 1-6, each a piece of punctuation, an ideograph or a run."""
+    """Return a text's words after steps 1-6: each a punctuation mark, an ideograph or a run."""
     text = text.translate(CLEAN)
     if lowercase:
         text = text.lower()
@@ -133,22 +134,22 @@ def split_words(text: str, *, lowercase: bool, strip_accents: bool) -> list[str]
 
 
 def decompose(text: str) -> str:
-    """`unicodedata.normalize("NFD", text)` in linear time, however long its runs of marks are."""
+    """Compute `unicodedata.normalize("NFD", text)` in linear time even for long runs of marks."""
     by_class = partial(sorted, key=unicodedata.combining)
     return marks().sub(lambda run: "".join(by_class(run[0])), text.translate(DECOMPOSE))
 
 
 @cache
 def marks() -> re.Pattern[str]:
-    """A run of characters that NFD puts in the order of their combining classes."""
+    """Return the pattern of a run of characters that NFD sorts by combining class."""
     return re.compile(f"[{''.join(filter(unicodedata.combining, map(chr, COMBINING)))}]+")
 
 
 def align_words(text: str, *, lowercase: bool, strip_accents: bool) -> Iterator[AlignedWord]:
-    """The words of `split_words`, each character with its half-open span in the raw text.
+    """Yield the words of `split_words`, each character with its half-open span in the raw text.
 
-    Characters that are dropped belong to no span, unless they stand inside a word's. Where one raw
-    character becomes several (a Hangul syllable decomposes into its letters), all have its span.
+    Dropped characters belong to no span unless they are inside a word's. If one raw character
+    becomes several (a Hangul syllable decomposes into its letters), all of them have its span.
     """
     for chunk in CHUNK.finditer(text):
         raw, offset = chunk.group(), chunk.start()
@@ -165,7 +166,7 @@ def align_words(text: str, *, lowercase: bool, strip_accents: bool) -> Iterator[
 def follow_offsets(
     characters: Iterable[Sourced], *, lowercase: bool, strip_accents: bool
 ) -> Iterable[Sourced]:
-    """Take the characters of one chunk through steps 1-5, each with its source."""
+    """Apply steps 1-5 to the characters of one chunk and keep the source of each."""
     characters = expand(characters, lambda character: character.translate(CLEAN))
     if lowercase:
         # Only the whole chunk tells whether a sigma is final; either way it is one character.
@@ -180,14 +181,14 @@ def follow_offsets(
 
 
 def expand(characters: Iterable[Sourced], rule: Callable[[str], str]) -> list[Sourced]:
-    """Replace each character by what `rule` makes of it; the source stays."""
+    """Replace each character by the result of `rule`, whose characters all keep its source."""
     return [(new, source) for character, source in characters for new in rule(character)]
 
 
 def canonical_order(characters: Iterable[Sourced]) -> Iterator[Sourced]:
-    """Order runs of combining marks by combining class, as NFD orders them (a stable sort).
+    """Sort runs of combining marks by combining class, as NFD does (a stable sort).
 
-    Marks that change places leave their sources where they were, so that spans stay in text order.
+    Sources do not move with marks that change positions, so that spans stay in text order.
     """
     for _, run in groupby(characters, lambda sourced: unicodedata.combining(sourced[0]) > 0):
         letters, sources = zip(*run, strict=True)
@@ -195,7 +196,7 @@ def canonical_order(characters: Iterable[Sourced]) -> Iterator[Sourced]:
 
 
 def group_words(characters: Iterable[Sourced]) -> Iterator[AlignedWord]:
-    """Step 6 for characters with sources."""
+    """Apply step 6: group characters with sources into words at white space."""
     for is_space, run in groupby(characters, lambda sourced: sourced[0].isspace()):
         if not is_space:
             word, sources = zip(*run, strict=True)
@@ -203,5 +204,5 @@ def group_words(characters: Iterable[Sourced]) -> Iterator[AlignedWord]:
 
 
 def replace_surrogates(text: str) -> str:
-    """Put U+FFFD for lone surrogates (JSON can hold them), which no library takes as text."""
+    """Replace lone surrogates (JSON can hold them), which no library accepts as text, by U+FFFD."""
     return text if text.isascii() else SURROGATE.sub("\ufffd", text)

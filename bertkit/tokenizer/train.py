@@ -1,18 +1,18 @@
 """Learn a WordPiece vocabulary from text, and measure how well a vocabulary fits a text.
 
-Two criteria say which pair of neighbouring pieces is joined next:
+The criterion decides which pair of neighbouring tokens is joined next:
 
-- *frequency*: the most frequent one, as in byte-pair encoding. The trainer is the `tokenizers`
-  library's, which goes by the name of WordPiece and is not.
-- *likelihood*: the one that raises the likelihood of the text most (Schuster and Nakajima 2012),
-  see `likelihood.py`. By it the BERT paper's vocabulary (section 3) was learned, with code that was
-  never published.
+- *frequency*: the most frequent pair, as in byte-pair encoding. The trainer is that of the
+  `tokenizers` library, which calls it WordPiece although it is not.
+- *likelihood*: the pair that raises the likelihood of the text most (Schuster and Nakajima 2012),
+  see `likelihood.py`. The BERT paper's vocabulary (section 3) was learned this way, with code that
+  was never published.
 
 The library alone gives another vocabulary at each run, because it numbers the "##" characters in
 hash order and breaks ties by number. Here they are numbered beforehand, so that equal texts give
 equal vocabularies.
 
-`choose_domain_words` finds the words that a vocabulary breaks, for one that is to be extended.
+`choose_domain_words` finds the words that a vocabulary splits and that an extension should add.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = [
 
 CRITERIA = ("frequency", "likelihood")
 BLOCK_WORDS = 10_000
-LARGEST = 10_000_000  # pieces; the trainer takes memory for all of them at once
+LARGEST = 10_000_000  # tokens; the trainer allocates memory for all of them at once
 
 
 def learn_vocabulary(
@@ -62,26 +62,26 @@ def learn_vocabulary(
     processes: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Learn `size` pieces: the special tokens, single characters, "##" characters, joined pieces.
+    """Learn `size` tokens: special tokens, single characters, "##" characters, joined tokens.
 
     The texts are read once. Memory holds the distinct words and their counts, not the texts. Words
-    are those of Google's normalisation, so that the result fits a `compat="google"` tokenizer.
-    Characters that always stand alone (punctuation, ideographs) get no "##" form.
+    are split by Google's normalisation, so the result fits a `compat="google"` tokenizer.
+    Characters that are always words by themselves (punctuation, ideographs) get no "##" form.
 
     Args:
         texts: sentences, lines or documents, in any order.
-        size: the number of pieces; text with too few repeated pairs gives fewer.
-        lowercase: learn an uncased vocabulary.
-        min_frequency: a pair is joined only if it occurs this often.
-        max_alphabet: the most characters kept; words with rarer ones are left out, and will be
-            [UNK].
+        size: the number of tokens; text with too few repeated pairs gives fewer.
+        lowercase: whether to learn an uncased vocabulary.
+        min_frequency: the fewest occurrences of a pair that is joined.
+        max_alphabet: the most characters kept; words with rarer ones are not learned from and
+            become [UNK].
         criterion: which pair is joined next, "frequency" or "likelihood".
-        processes: how many count words; the vocabulary is the same for any number.
+        processes: the number of processes that count words; it does not change the vocabulary.
         progress: called with the number of texts read so far, every 1,000 texts and at the end.
 
     Raises:
-        BertkitError: the texts hold no words, or `size` has no room for the alphabet; the message
-            states the minimum.
+        BertkitError: the texts hold no words, or `size` is too small for the alphabet; the message
+            gives the minimum.
     """
     check_settings(size, min_frequency, max_alphabet, criterion)
     counts = count_words(texts, lowercase=lowercase, progress=progress, processes=processes)
@@ -95,10 +95,10 @@ def learn_vocabulary(
 
 
 def check_settings(size: int, min_frequency: int, max_alphabet: int, criterion: str) -> None:
-    """Refuse what no text could be learned with, before any is read."""
+    """Refuse settings with which no vocabulary can be learned, before any text is read."""
     if not 1 <= size <= LARGEST or max_alphabet < 1 or min_frequency < 1:
         raise BertkitError(
-            f"a vocabulary needs a size of 1 to {LARGEST:,} pieces, and alphabet_limit and "
+            f"a vocabulary needs a size of 1 to {LARGEST:,} tokens, and alphabet_limit and "
             f"minimum_frequency of at least 1; got {size:,}, {max_alphabet}, {min_frequency}"
         )
     if criterion not in CRITERIA:
@@ -114,15 +114,15 @@ def learn_from_counts(
     criterion: str = "frequency",
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """`learn_vocabulary` from the words of a text and how often they occur.
+    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`.
 
     Args:
-        counts: of normalised words, as `count_words` gives them.
-        size: see `learn_vocabulary`, as for the next three.
-        min_frequency: of a pair that is joined.
+        counts: normalised words and how often they occur, as `count_words` returns them.
+        size: the number of tokens.
+        min_frequency: the fewest occurrences of a pair that is joined.
         max_alphabet: the most characters kept.
         criterion: which pair is joined next, "frequency" or "likelihood".
-        progress: called with the number of pieces joined so far, by likelihood only.
+        progress: called with the number of tokens joined so far; only by "likelihood".
 
     Raises:
         BertkitError: see `learn_vocabulary`.
@@ -135,7 +135,7 @@ def learn_from_counts(
     minimum = len(SPECIAL_TOKENS) + len(alphabet) + len(continuing)
     if size < minimum:
         raise BertkitError(
-            f"a vocabulary of {size} pieces has no room for its {len(alphabet)} characters: ask for"
+            f"a vocabulary of {size} tokens has no room for its {len(alphabet)} characters: ask for"
             f" at least {minimum}, or set alphabet_limit (now {max_alphabet}) lower"
         )
     letters = set(alphabet)
@@ -149,7 +149,7 @@ def learn_from_counts(
 
 
 def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
-    """The `limit` most frequent characters, sorted; ties go to the lower code point."""
+    """Return the `limit` most frequent characters, sorted; ties go to the lower code point."""
     frequency: Counter[str] = Counter()
     for word, count in counts.items():
         for letter in word:
@@ -159,7 +159,7 @@ def find_alphabet(counts: Counter[str], limit: int) -> list[str]:
 
 
 def stands_alone(letter: str) -> bool:
-    """Whether the character is always a word of its own, so that nothing continues with it."""
+    """Return whether the character is always a word by itself, so that it has no "##" form."""
     return is_cjk(letter) or is_punctuation(letter)
 
 
@@ -170,7 +170,7 @@ def join_pairs(
     size: int,
     min_frequency: int,
 ) -> list[str]:
-    """The pieces that the trainer joins, in order, up to `size` with those it is given."""
+    """Return the tokens that the trainer joins, in order; `size` also counts the given ones."""
     given = {*SPECIAL_TOKENS, *continuing}
     trainer = WordPieceTrainer(
         vocab_size=size,
@@ -188,7 +188,7 @@ def join_pairs(
 
 
 def repeat_words(counts: dict[str, int]) -> Iterator[str]:
-    """Each word as often as it was counted, in blocks of text: the only form the trainer takes."""
+    """Yield each word as often as it was counted, in blocks of text, as the trainer requires."""
     words = chain.from_iterable(repeat(word, count) for word, count in counts.items())
     while block := list(islice(words, BLOCK_WORDS)):
         yield " ".join(block)
@@ -196,15 +196,15 @@ def repeat_words(counts: dict[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class VocabularyReport:
-    """How a vocabulary fits a text; see `measure_vocabulary`.
+    """The measured fit of a vocabulary to a text; see `measure_vocabulary`.
 
     Attributes:
-        words, pieces: how many the text has.
-        fertility: pieces per word; 1 means that every word is one piece.
+        words, pieces: the numbers of words and of WordPiece tokens in the text.
+        fertility: tokens per word; 1 means that every word is one token.
         unknown_share: the share of words that became [UNK].
-        unknown_words: the most frequent of them, as written in the text, with their counts.
-        characters_per_piece: white space is not counted.
-        unused_pieces: entries that the text never uses, special tokens aside.
+        unknown_words: the most frequent of these, as written in the text, with their counts.
+        characters_per_piece: characters per token, not counting white space.
+        unused_pieces: the tokens that do not occur in the text, without special tokens.
     """
 
     words: int
@@ -216,7 +216,7 @@ class VocabularyReport:
     unused_pieces: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For a JSON file; of the unused pieces only their number."""
+        """Return the report for a JSON file, with only the number of the unused tokens."""
         report = asdict(self)
         report["unused_pieces"] = len(self.unused_pieces)
         return report
@@ -225,12 +225,12 @@ class VocabularyReport:
 def measure_vocabulary(
     tokenizer: Tokenizer, texts: Iterable[str], *, most_common: int = 20
 ) -> VocabularyReport:
-    """Encode texts and count words, pieces and what became [UNK].
+    """Encode texts and count words, tokens and what became [UNK].
 
     Args:
-        tokenizer: holds the vocabulary.
-        texts: read once, preferably text that the vocabulary was not learned from.
-        most_common: how many unknown words to list.
+        tokenizer: the tokenizer with the vocabulary to measure.
+        texts: the texts, read once; preferably text that the vocabulary was not learned from.
+        most_common: the number of unknown words to list.
     """
     words = pieces = characters = 0
     unknown: Counter[str] = Counter()
@@ -259,14 +259,14 @@ def measure_vocabulary(
 def choose_domain_words(
     tokenizer: Tokenizer, counts: Mapping[str, int], number: int
 ) -> list[tuple[str, int]]:
-    """The words whose own piece would save most pieces, each with how many it saves.
+    """Return the words that would save most tokens as single tokens, with the number saved.
 
-    A word of p pieces that occurs n times saves n (p - 1). Ties go by text. Words that are one
-    piece already are left out, and so are those that are [UNK].
+    A word of p tokens that occurs n times saves n (p - 1). Ties are ordered by text. Words that are
+    one token already, and words that become [UNK], are left out.
 
     Args:
-        tokenizer: the vocabulary to be extended.
-        counts: the normalised words of domain text, as `count_words` gives them.
+        tokenizer: the tokenizer whose vocabulary is to be extended.
+        counts: the counts of normalised words of domain text, as `count_words` returns them.
         number: the most words to choose.
 
     Raises:
@@ -284,6 +284,6 @@ def choose_domain_words(
 
 
 def is_one_word(text: str, tokenizer: Tokenizer) -> bool:
-    """Whether normalisation leaves a text as it is, and whole."""
+    """Return whether normalisation leaves a text unchanged and as a single word."""
     rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
     return split_words(text, **rules) == [text] and len(text) <= tokenizer.max_word_characters

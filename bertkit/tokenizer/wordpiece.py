@@ -1,10 +1,10 @@
-"""Text to WordPiece ids and back (BERT paper, section 3, "Input/Output Representations").
+"""Convert text to WordPiece ids and back (BERT, section 3, "Input/Output Representations").
 
-`compat="google"` gives the ids of google-research/bert: words by `normalize.py`, pieces by the
-`tokenizers` library's WordPiece model, whose answer for each word is remembered. `compat="hf"` is
-the library's own BERT pipeline: it treats some 138,000 code points in another way (private use, one
-CJK block, newer marks and punctuation), keeps "[MASK]" in raw text as one token, and gives up on
-words above 100 characters where Google's limit is 200 (`tokenization.py`, line 303).
+`compat="google"` gives the ids of google-research/bert: words by `normalize.py`, tokens by the
+`tokenizers` library's WordPiece model, with the result for each word cached. `compat="hf"` is the
+library's own BERT pipeline: it treats some 138,000 code points differently (private use, one CJK
+block, newer marks and punctuation), keeps "[MASK]" in raw text as one token, and makes words above
+100 characters [UNK], where Google's limit is 200 (`tokenization.py`, line 303).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from bertkit.tokenizer.normalize import align_words, replace_surrogates, split_w
 __all__ = ["SPECIAL_TOKENS", "Encoding", "PairEncoding", "Tokenizer"]
 
 REMEMBERED_WORDS = 1 << 18  # about 50 MB
-MAX_CACHED_CHARACTERS = 64  # of a word; longer ones rarely come back
+MAX_CACHED_CHARACTERS = 64  # of a word; longer words rarely occur again
 
 
 class Encoding(NamedTuple):
-    """A text as pieces; `offsets` are half-open character spans in the raw text."""
+    """A text as WordPiece tokens; `offsets` are half-open character spans in the raw text."""
 
     ids: list[int]
     pieces: list[str]
@@ -50,10 +50,10 @@ class Encoding(NamedTuple):
 
 
 class PairEncoding(NamedTuple):
-    """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, all lists of one length.
+    """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` as lists of equal length.
 
-    `segment_ids` is 0 up to the first [SEP] and 1 after it. `text_index` is 0 for the text's
-    tokens, 1 for the pair's, -1 for special tokens, whose offset is (0, 0).
+    `segment_ids` is 0 up to the first [SEP] and 1 after it. `text_index` is 0 for tokens of the
+    text, 1 for those of the pair, and -1 for special tokens, whose offset is (0, 0).
     """
 
     ids: list[int]
@@ -63,7 +63,7 @@ class PairEncoding(NamedTuple):
 
 
 class WordIds(dict[str, tuple[int, ...]]):
-    """The ids of each normalised word, asked of the WordPiece model once and then remembered."""
+    """A cache of the ids of each normalised word, computed once by the WordPiece model."""
 
     def __init__(self, model: Any, unk_id: int) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class WordIds(dict[str, tuple[int, ...]]):
 
 
 class Tokenizer:
-    """A vocabulary and the rules that cut text into its pieces.
+    """A vocabulary and the rules by which text is split into its tokens.
 
-    Made by `load` or `from_vocabulary`, which check what they are given.
+    Use `load` or `from_vocabulary`, which check their arguments, to create one.
 
     Attributes:
-        vocabulary: the pieces in the order of their ids.
-        lowercase, strip_accents: how words are normalised (accents only where stripped).
+        vocabulary: the tokens in the order of their ids.
+        lowercase, strip_accents: whether words are lower-cased, and stripped of accents.
         compat: "google" or "hf".
-        max_word_characters: longer words become one [UNK].
-        pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
+        max_word_characters: the longest word; longer ones become one [UNK].
+        pad_id, unk_id, cls_id, sep_id, mask_id: the ids of the special tokens.
     """
 
     def __init__(
@@ -127,14 +127,15 @@ class Tokenizer:
         max_word_characters: int | None = None,
         strip_accents: bool | None = None,
     ) -> Tokenizer:
-        """A tokenizer over the pieces in the order of their ids.
+        """Make a tokenizer from the tokens in the order of their ids.
 
         Args:
-            vocabulary: pieces; those inside a word begin with "##". Holds the SPECIAL_TOKENS.
+            vocabulary: the tokens, which must include the SPECIAL_TOKENS; those that continue a
+                word start with "##".
             lowercase: whether text is lower-cased.
             compat: "google" for the original code's ids, "hf" for those of transformers.
-            max_word_characters: by default 200 for google and 100 for hf.
-            strip_accents: by default what `lowercase` is, as in BERT.
+            max_word_characters: the longest word; by default 200 for google and 100 for hf.
+            strip_accents: whether accents are stripped; by default as `lowercase`, as in BERT.
 
         Raises:
             BertkitError: a special token is missing, or an entry is empty, repeated or padded
@@ -146,7 +147,7 @@ class Tokenizer:
             max_word_characters = MAX_WORD_CHARACTERS[compat]
         if type(max_word_characters) is not int or not 1 <= max_word_characters < 1 << 32:
             raise BertkitError(
-                f"max_word_characters is {max_word_characters!r}; it must be a number above 0"
+                f"max_word_characters is {max_word_characters!r}; it must be an integer above 0"
             )
         return cls(
             vocabulary,
@@ -162,17 +163,17 @@ class Tokenizer:
     ) -> Tokenizer:
         """Load a model directory (bertkit's, Hugging Face's or Google's) or a bare vocab.txt.
 
-        What the files leave open: casing is read off the vocabulary (an uncased one has no capital
-        letter); compat is "hf" for a Hugging Face directory that bertkit did not write, else
-        "google". As in transformers, tokenizer_config.json comes before tokenizer.json.
+        If the files do not set them, casing is inferred from the vocabulary (an uncased one has no
+        capital letter), and compat is "hf" for a Hugging Face directory that bertkit did not write,
+        else "google". As in transformers, tokenizer_config.json overrides tokenizer.json.
 
         Args:
-            path: a folder with vocab.txt or tokenizer.json (both are compared), or a vocab.txt.
-            lowercase: overrules the files.
-            compat: overrules the files.
+            path: a vocab.txt, or a folder with vocab.txt or tokenizer.json (both must agree).
+            lowercase: whether text is lower-cased; overrides the files.
+            compat: "google" or "hf"; overrides the files.
 
         Raises:
-            BertkitError: files are missing, damaged, contradictory, or not those of a BERT.
+            BertkitError: files are missing, damaged, contradictory, or not those of a BERT model.
         """
         path = Path(path)
         found = read_directory(path) if path.is_dir() else (read_vocabulary(path), {})
@@ -187,8 +188,8 @@ class Tokenizer:
     def save(self, directory: Path) -> None:
         """Write vocab.txt, tokenizer.json and tokenizer_config.json, as transformers reads them.
 
-        transformers knows the hf rules only: its ids equal a google tokenizer's on ordinary text
-        and differ on the code points and the words of 101 to 200 characters named above.
+        transformers has the hf rules only: its ids equal a google tokenizer's on ordinary text and
+        differ on the code points and words of 101 to 200 characters that this module names above.
 
         Raises:
             BertkitError: the directory cannot be written.
@@ -210,22 +211,22 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """The number of pieces."""
+        """The number of tokens in the vocabulary."""
         return len(self.vocabulary)
 
     @cached_property
     def continuation(self) -> np.ndarray:
-        """(size,) bool: True for the pieces that continue a word ("##ing")."""
+        """(size,) bool: True for the tokens that continue a word ("##ing")."""
         return np.array([piece.startswith(CONTINUATION) for piece in self.vocabulary])
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 of everything that decides which ids a text gets, as hex."""
+        """The SHA-256, as hex, of everything that determines the ids of a text."""
         rules = [self.lowercase, self.strip_accents, self.compat, self.max_word_characters]
         return hashlib.sha256(json.dumps([rules, self.vocabulary]).encode()).hexdigest()
 
     def encode(self, text: str) -> Encoding:
-        """The pieces of a text with their offsets, without [CLS] and [SEP]."""
+        """Return the tokens of a text with their ids and offsets, without [CLS] and [SEP]."""
         if self.compat == "hf":
             found = self._pipeline.encode(replace_surrogates(text), add_special_tokens=False)
             return Encoding(found.ids, found.tokens, found.offsets)
@@ -246,9 +247,9 @@ class Tokenizer:
         return Encoding(ids, [self.vocabulary[index] for index in ids], offsets)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without [CLS] and [SEP]: the fast path for corpora.
+        """Return the ids of each text, without [CLS] and [SEP]: the fast path for corpora.
 
-        It uses one core under "google"; prepare a corpus in several processes.
+        It uses one core with "google"; to use more, prepare a corpus with several processes.
         """
         if self.compat == "hf":
             found = self._pipeline.encode_batch_fast(
@@ -260,7 +261,7 @@ class Tokenizer:
         return [list(chain.from_iterable(map(ids_of, words_of(text)))) for text in texts]
 
     def encode_pair(self, text: str, pair: str | None = None) -> PairEncoding:
-        """`[CLS] text [SEP]`, or `[CLS] text [SEP] pair [SEP]`, whole: nothing is cut."""
+        """Encode `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` without truncation."""
         ids, segment_ids, offsets, text_index = [self.cls_id], [0], [(0, 0)], [-1]
         for segment, part in enumerate((text,) if pair is None else (text, pair)):
             found = self.encode(part)
@@ -271,7 +272,7 @@ class Tokenizer:
         return PairEncoding(ids, segment_ids, offsets, text_index)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
-        """The pieces with "##" joined and spaces between words; case and accents do not return.
+        """Join tokens into text, at "##" without a space; case and accents are not restored.
 
         Raises:
             BertkitError: an id is outside of the vocabulary.
@@ -279,7 +280,7 @@ class Tokenizer:
         pieces = []
         for index in ids:
             if not 0 <= index < self.size:
-                raise BertkitError(f"id {index} is outside of the vocabulary of {self.size} pieces")
+                raise BertkitError(f"id {index} is outside of the vocabulary of {self.size} tokens")
             piece = self.vocabulary[index]
             if not (skip_special_tokens and piece in SPECIAL_TOKENS):
                 pieces.append(piece)
@@ -287,16 +288,16 @@ class Tokenizer:
 
     @cached_property
     def _pipeline(self) -> Any:
-        """The library's own BERT pipeline: what "hf" runs and what tokenizer.json holds."""
+        """The library's own BERT pipeline, which "hf" runs and tokenizer.json holds."""
         return make_pipeline(
             self._model, lowercase=self.lowercase, strip_accents=self.strip_accents
         )
 
     def __repr__(self) -> str:
         casing = "uncased" if self.lowercase else "cased"
-        return f"Tokenizer({self.size} pieces, {casing}, compat={self.compat!r})"
+        return f"Tokenizer({self.size} tokens, {casing}, compat={self.compat!r})"
 
     def __reduce__(self) -> tuple[type[Tokenizer], tuple[Any, ...]]:
-        """Pickle the vocabulary and the rules, not the library's objects or remembered words."""
+        """Pickle the vocabulary and the rules, not the library's objects or the cached words."""
         rules = (self.lowercase, self.strip_accents, self.compat, self.max_word_characters)
         return Tokenizer, (self.vocabulary, *rules)

@@ -202,7 +202,7 @@ def test_a_failed_run_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (CleanOptions(max_repeated=0.1), "max_repeated does nothing without --quality"),
+        (CleanOptions(max_repeated=0.1), "max_repeated has no effect without --quality"),
         (
             CleanOptions(quality=True, min_alphabetic=80),
             "min_alphabetic is a share from 0 to 1, got 80",
@@ -227,7 +227,7 @@ def test_impossible_options_are_refused(
 def test_names_of_the_output_are_checked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("One.\n")
     for name in ("out.txt", "out.parquet", "out.zst"):
-        with pytest.raises(BertkitError, match="no name for JSON lines"):
+        with pytest.raises(BertkitError, match="not a name for JSON lines"):
             clean([str(tmp_path / "a.txt")], tmp_path / name)
     with pytest.raises(BertkitError, match="is remote"):
         clean([str(tmp_path / "a.txt")], Path("s3://bucket/out.jsonl"))
@@ -257,7 +257,7 @@ def test_what_is_there_already_is_never_written_over(
     assert [leftover.exists() for leftover in leftovers] == [False, True]
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(BertkitError, match="has no name of its own; give the name of a new folder"):
+    with pytest.raises(BertkitError, match="does not end in a name; give the name of a new folder"):
         clean([str(text)], Path())
 
 

@@ -183,7 +183,7 @@ def test_hosts_share_a_folder(
 
     answer = host(2, 0)
     assert isinstance(answer, str)
-    assert answer.startswith("2 of 4 parts are whole")
+    assert answer.startswith("2 of 4 parts are complete")
     # On NFS, names come late: hosts that end together may each miss the other's last part.
     assert answer.endswith("if none is running, run this one again")
     with pytest.raises(BertkitError, match="unfinished token store"):
@@ -266,7 +266,7 @@ def test_what_is_missing_is_said(
     with pytest.raises(BertkitError, match="--memory-gigabytes must be 1 or more, got 0"):
         run("ray", memory_gigabytes=0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BertkitError, match="no program sbatch here"):
+    with pytest.raises(BertkitError, match="sbatch is not installed"):
         run("slurm", partition="cpu")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BertkitError, match="pip install ray"):
@@ -386,7 +386,7 @@ def test_the_commands_of_the_page_for_hosts_by_hand(
     for words in hosts:
         parse(application(), [*words[1:], *same])
         told.append(capsys.readouterr().err)
-    assert "2 of 4 parts are whole" in told[0]
+    assert "2 of 4 parts are complete" in told[0]
     assert "STORE: " in told[1]
     assert told[1].splitlines()[-4:] == told[2].splitlines()[-4:]
     parse(application(), [*hosts[0][1 : hosts[0].index("--out")], "--out", "LOCAL", *same])
@@ -434,7 +434,7 @@ def test_slurm_scripts_make_the_same_store(
         executor="slurm", tasks=2, partition="long", time="1:00:00", sbatch=("account=me",)
     )
     answer = prepare_on_cluster(texts, tokenizer, tmp_path / "store", OPTIONS, cluster, processes=0)
-    assert answer == "2 tasks and a last one that writes the manifest wait in Slurm's queue"
+    assert answer == "2 tasks and a final one, which writes the manifest, are queued in Slurm"
     written = log.read_text()
     for line in ("partition=long", "time=1:00:00", "account=me", "array=0-1", "mem-per-cpu=4G"):
         assert f"#SBATCH --{line}\n" in written

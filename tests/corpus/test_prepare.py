@@ -150,7 +150,7 @@ def test_damaged_shards_are_named_and_only_they_are_remade(
     content = bytearray(victim.read_bytes())
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
-    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*remove manifest\.json"):
+    with pytest.raises(BertkitError, match=rf"{victim.name} is corrupt.*remove its manifest\.json"):
         TokenStore(folder).arrays(1)
     victim.write_bytes(content[:-10])
     with pytest.raises(BertkitError, match=f"{victim.name} is torn"):
@@ -173,16 +173,16 @@ def test_settings_of_which_nothing_was_made_bind_nobody(
         prepare([str(text)], tokenizer, folder)
     made = prepare([str(text)], tokenizer, folder, PrepareOptions(column="body", held_out=0))
     assert made.documents == 2
-    with pytest.raises(BertkitError, match="begun with other column"):
+    with pytest.raises(BertkitError, match="made with other column"):
         prepare([str(text)], tokenizer, folder)
 
 
 def test_other_settings_are_refused(store: TokenStore, tokenizer: Tokenizer) -> None:
     source = [str(store.folder.parent / "corpus.txt")]
-    with pytest.raises(BertkitError, match="begun with other held_out"):
+    with pytest.raises(BertkitError, match="made with other held_out"):
         prepare(source, tokenizer, store.folder, PrepareOptions(held_out=0.3))
     cased = Tokenizer.from_vocabulary(tokenizer.vocabulary, lowercase=False)
-    with pytest.raises(BertkitError, match="begun with other tokenizer_hash"):
+    with pytest.raises(BertkitError, match="made with other tokenizer_hash"):
         prepare(source, cased, store.folder, PrepareOptions(held_out=0.2))
     with pytest.raises(BertkitError, match=r"another tokenizer than here.*other settings"):
         store.check_tokenizer(cased, "here")
@@ -195,7 +195,7 @@ def test_foreign_folder_is_left_alone(tokenizer: Tokenizer, tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("One.\n\nTwo.\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("important")
-    with pytest.raises(BertkitError, match="not empty and holds no token store"):
+    with pytest.raises(BertkitError, match="not empty and not a token store"):
         prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "mine")
 
 
@@ -242,7 +242,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 
 def test_not_a_store(tmp_path: Path) -> None:
-    with pytest.raises(BertkitError, match="is no token store"):
+    with pytest.raises(BertkitError, match="is not a token store"):
         TokenStore(tmp_path)
     with pytest.raises(BertkitError, match="held_out must be"):
         prepare(["x"], None, tmp_path, PrepareOptions(held_out=1.5))  # type: ignore[arg-type]
@@ -253,7 +253,7 @@ def test_edited_text_of_the_same_size_is_noticed(tokenizer: Tokenizer, tmp_path:
     text.write_text("river.\n\nstone.\n")
     prepare([str(text)], tokenizer, tmp_path / "store")
     os.utime(text, ns=(1, 1))
-    with pytest.raises(BertkitError, match="begun with other sources"):
+    with pytest.raises(BertkitError, match="made with other sources"):
         prepare([str(text)], tokenizer, tmp_path / "store")
 
 

@@ -250,7 +250,7 @@ def test_a_store_that_was_made_again_is_fetched_again(served: Served, tmp_path: 
     ("url", "message"),
     [
         ("http://127.0.0.1:9/store", "cannot read http://127.0.0.1:9/store/manifest.json: "),
-        ("memory://nowhere", "memory://nowhere is no token store"),
+        ("memory://nowhere", "memory://nowhere is not a token store"),
         ("nonsense://bucket/store", "cannot read nonsense://bucket/store/manifest.json: "),
     ],
 )

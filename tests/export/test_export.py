@@ -215,7 +215,7 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
     with pytest.raises(BertkitError, match="mine exists and is no export; choose another folder"):
         export_model(plain, "tensorflow", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    with pytest.raises(BertkitError, match="has no name of its own"):
+    with pytest.raises(BertkitError, match="does not end in a name"):
         temporary_name(Path())
 
 

@@ -332,7 +332,7 @@ def test_empty_store_is_refused(store: TokenStore, tokenizer: Tokenizer, tmp_pat
         (["--text", "x.txt", "--smoothing", "0.7"], "need several stores"),
         (["--store", "ES", "FR", "--weights", "1", "2", "3"], "there are 3 weights for 2 stores"),
         (["--store", "ES", "FR", "--smoothing", "2"], "smoothing is 2.0"),
-        (["--store", "ES", "nowhere"], "nowhere is no token store"),
+        (["--store", "ES", "nowhere"], "nowhere is not a token store"),
     ],
 )
 def test_wrong_flags_are_refused(

@@ -385,7 +385,7 @@ def test_arrays_of_objects_are_refused(tmp_path: Path) -> None:
 
     path = tmp_path / "features.npy"
     np.save(path, np.array([Bomb(tmp_path / "ran")], dtype=object), allow_pickle=True)
-    is_refused(map_array, path, match="is no array of numbers")
+    is_refused(map_array, path, match="is not an array of numbers")
     write_json(tmp_path / "features.npy.json", {"sha256": sha256_file(path)})
     is_refused(read_npy, path)
     assert not (tmp_path / "ran").exists()
@@ -521,7 +521,7 @@ def test_files_that_never_end_are_refused(name: str, tuned: Path) -> None:
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         (tuned / name).unlink(missing_ok=True)
         make(tuned / name)
-        is_refused(load_anything, tuned, match="no regular file|holds no (weights|model)")
+        is_refused(load_anything, tuned, match="not a regular file|holds no (weights|model)")
 
 
 def test_descriptions_have_a_limit_in_bytes(tuned: Path) -> None:

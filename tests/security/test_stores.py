@@ -166,7 +166,7 @@ class Bomb:
 def test_arrays_of_objects_and_of_terabytes_are_refused(copy: Path, tmp_path: Path) -> None:
     objects = np.array([Bomb(tmp_path / "ran")], dtype=object)
     replace_array(copy, "tokens", objects, allow_pickle=True)
-    with pytest.raises(BertkitError, match="is no array of numbers"):
+    with pytest.raises(BertkitError, match="is not an array of numbers"):
         use(copy)
     assert not (tmp_path / "ran").exists()
     replace_array(copy, "tokens", np.zeros(3, dtype=np.uint16))
@@ -178,7 +178,7 @@ def test_arrays_of_objects_and_of_terabytes_are_refused(copy: Path, tmp_path: Pa
     manifest["shards"][0]["bytes"]["tokens"] = path.stat().st_size
     manifest["shards"][0]["sha256"]["tokens"] = sha256_file(path)
     write_json(copy / "manifest.json", manifest)
-    with pytest.raises(BertkitError, match=r"is no array of numbers|instead of"):
+    with pytest.raises(BertkitError, match=r"is not an array of numbers|instead of"):
         use(copy)
 
 

@@ -153,7 +153,7 @@ def test_a_failure_of_the_splitter_is_explained(monkeypatch: pytest.MonkeyPatch)
         raise PanicError("byte index")
 
     monkeypatch.setattr(sentencex, "segment", panic)
-    with pytest.raises(BertkitError, match=r"begins 'Some text' \(byte index\); put one sentence"):
+    with pytest.raises(BertkitError, match=r"starts 'Some text' \(byte index\); put one sentence"):
         split_sentences("Some text")
     monkeypatch.undo()
     with pytest.raises(BertkitError, match="cannot split"):

@@ -281,7 +281,7 @@ def test_smoothing_by_hand() -> None:
     assert weigh_counts(tables, [0.4, 2.0], skipped) == {"the": 32 + 6, "ein": 40}
     assert skipped == {counting.ROUNDED_AWAY: 1}
     assert smoothing_weights([5], 1.0) == [1.0]
-    with pytest.raises(BertkitError, match="only one was named"):
+    with pytest.raises(BertkitError, match="only one was given"):
         smoothing_weights([5], 0.7)
     for wrong in (0.0, 1.5, float("nan")):
         with pytest.raises(BertkitError, match="above 0 and at most 1"):
@@ -392,7 +392,7 @@ def test_the_record_of_learning(tmp_path: Path, capsys: pytest.CaptureFixture[st
     again = tmp_path / "again"
     learn_command(*paths, out=again, size=80, options=options)
     assert (again / "vocab.txt").read_text() == (tmp_path / "out" / "vocab.txt").read_text()
-    with pytest.raises(BertkitError, match="only one was named"):
+    with pytest.raises(BertkitError, match="only one was given"):
         learn_command(paths[0], out=tmp_path / "one", size=80, options=options)
     (tmp_path / "empty.txt").write_text("\u200b")
     with pytest.raises(BertkitError, match=r"empty.txt holds no words to weigh"):

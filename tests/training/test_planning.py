@@ -425,7 +425,7 @@ def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Pat
         (CorpusSize(), "say how much text there is by one of --store"),
         (CorpusSize(tokens=5, text=("x",)), "say how much text there is by one of --store"),
         (CorpusSize(text=("nowhere.txt",)), r"nowhere\.txt does not exist"),
-        (CorpusSize(store=Path("nowhere")), "nowhere is no token store"),
+        (CorpusSize(store=Path("nowhere")), "nowhere is not a token store"),
         (CorpusSize(text=("hf:some",)), "shows only when it is read"),
         (CorpusSize(tokens=0), "at least 1 token"),
         (CorpusSize(tokens=5, vocabulary_size=0), "--vocabulary-size"),
