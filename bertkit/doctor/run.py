@@ -81,7 +81,7 @@ def check_damage(run: RunRecords) -> list[Finding]:
     missing = [name for name in (RECIPE, JOURNAL) if not (run.folder / name).is_file()]
     damage = [*run.damage, *(f"{run.folder / name} does not exist" for name in missing)]
     lines = sum(len(records) for records in run.records.values())
-    said = f"{len(damage)} files damaged or missing; the first: {damage[0]}" if damage else ""
+    said = f"damaged or missing files: {len(damage)}; the first: {damage[0]}" if damage else ""
     return [
         make_finding(
             "journal",
