@@ -65,8 +65,8 @@ def test_the_whole_story_command_by_command(
     """Raw text to a filled mask: learn, prepare, pretrain, report, predict."""
     run("learn", text, "--out", str(tmp_path / "tokenizer"), "--size", "150")
     shown = capsys.readouterr().err
-    assert "150 pieces" in shown
-    assert "pieces a word" in shown
+    assert "150 tokens in the vocabulary" in shown
+    assert "tokens per word" in shown
     report = json.loads((tmp_path / "tokenizer" / "vocabulary.json").read_text())
     assert report["unknown_share"] == 0
     run(

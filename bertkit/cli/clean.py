@@ -1,4 +1,4 @@
-"""`bertkit clean`: drop duplicates and poor documents from text."""
+"""The `bertkit clean` command: drop duplicates and low-quality documents from text."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def clean_command(
     json: Annotated[Path | None, FILE] = None,
     options: Annotated[CleanOptions, FLATTEN] = DEFAULTS,
 ) -> None:
-    """Drop duplicates and, if wanted, poor documents from text; every one is counted.
+    """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
 
     Parameters
     ----------
     paths
         Files, folders, globs, URLs, or Hugging Face data sets, as for `bertkit prepare`.
     out
-        A file NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst; or, by a name without a dot, a folder of
-        files that `bertkit prepare` can deal to many tasks.
+        The file to write, NAME.jsonl, NAME.jsonl.gz or NAME.jsonl.zst; a name without a dot makes a
+        folder of files, which `bertkit prepare` can distribute over many tasks.
     processes
-        Worker processes; 0 takes one for each core. The text is the same for any number.
+        The number of worker processes; 0 means one per core. It does not affect the result.
     json
-        A file for the counts.
+        A JSON file to write the counts to.
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
@@ -58,7 +58,7 @@ def clean_command(
 
 
 def describe_clean(cleaned: Cleaned, out: Path) -> list[str]:
-    """What was kept and what was not, in sentences."""
+    """Return lines that say what was kept, dropped and skipped."""
     read, kept = cleaned.read, cleaned.kept
     dropped = [
         line.replace("counted", "dropped", 1)

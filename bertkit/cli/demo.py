@@ -1,4 +1,4 @@
-"""`bertkit demo`: the whole story on text that every Python has."""
+"""The `bertkit demo` command: the whole workflow on text that every Python contains."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bertkit.training.journal import Console
 
 
 def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
-    """Pre-train and tune a small BERT on text that every Python has.
+    """Pre-train and fine-tune a small BERT on text that every Python installation contains.
 
-    No download: the text is the documentation inside this Python. A few minutes on two cores.
+    Nothing is downloaded: the text is this Python's documentation. It takes minutes on two cores.
 
     Parameters
     ----------
     out
-        The run directory; the report is its report.html.
+        The run directory, in which the report is report.html.
     """
     refuse_foreign(out / "recipe.json", "a run")
     with Console() as console:

@@ -1,4 +1,4 @@
-"""`bertkit doctor`: what is wrong with a pre-training run or a token store."""
+"""The `bertkit doctor` command: diagnose a pre-training run or a token store."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bertkit.training.journal import Console
 
 
 def doctor_command(path: Path, *, json: Annotated[Path | None, FILE] = None) -> int:
-    """Say what is wrong with a pre-training run or a token store, and what to change.
+    """Diagnose a pre-training run or a token store, and advise what to change.
 
-    Every finding comes with the number behind it. The exit status is 1 where there is a problem.
+    Every finding states the number behind it. The exit status is 1 if there is a problem.
 
     Parameters
     ----------
     path
         A run directory of `bertkit pretrain`, finished or not, or a token store.
     json
-        A file to write the findings to, with all their numbers.
+        The file to write the findings to, with all their numbers.
     """
     with Console() as console:
         parts = diagnose(path, console)
@@ -51,10 +51,12 @@ def doctor_command(path: Path, *, json: Annotated[Path | None, FILE] = None) -> 
 
 
 def diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
-    """(title, findings) of a store, or of a run and of its stores where they are within reach.
+    """Return (title, findings) of a store, or of a run followed by those of its stores.
+
+    Stores of the run that cannot be found are left out.
 
     Raises:
-        BertkitError: the path is neither.
+        BertkitError: the path is neither a run nor a store.
     """
     if is_store(path):
         return [(f"token store {path}", check_store(path, console))]
@@ -71,11 +73,11 @@ def diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
 
 
 def describe_subject(path: Path) -> str:
-    """What a path is that cannot be examined, as far as its files tell."""
+    """Return a phrase that says what a path is, if it is neither a run nor a store."""
     if not path.exists():
         return "does not exist"
     if path.is_file():
-        return "is a file, no folder of a run or store"
+        return "is a file, not the folder of a run or store"
     if is_tuning(path):
         return "is one run of a fine-tuning (see `bertkit report`)"
     kinds = {
@@ -90,7 +92,7 @@ def describe_subject(path: Path) -> str:
 
 
 def summarize_findings(findings: Sequence[Finding]) -> str:
-    """Such as `1 problem, 2 notices, 14 ok`."""
+    """Return the numbers of findings by severity, such as `1 problem, 2 notices, 14 ok`."""
     counts = [sum(finding.severity == one for finding in findings) for one in SEVERITIES]
     fine, notices, problems = counts
     return (

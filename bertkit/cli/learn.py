@@ -1,4 +1,4 @@
-"""`bertkit learn`: text → WordPiece vocabulary."""
+"""The `bertkit learn` command: learn a WordPiece vocabulary from text."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ MEASURED_DOCUMENTS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """How a vocabulary is learned, besides its text and size."""
+    """The settings with which a vocabulary is learned, in addition to its text and size."""
 
     criterion: str = "frequency"
-    """Which pair is joined next: frequency (the most frequent one) or likelihood (the one that
-    raises the likelihood of the text most: WordPiece as published)."""
+    """Which pair to merge next: frequency (the most frequent one) or likelihood (the one that
+    increases the likelihood of the text most: WordPiece as published)."""
     smoothing: float = 1.0
-    """S of exponentially smoothed sampling, as for multilingual BERT (0.7): each path is one
-    language, and its share p of all words becomes p**S, divided by the sum of these."""
+    """The exponent S of exponentially smoothed sampling, as for multilingual BERT (0.7): each path
+    is one language, and its share p of all words becomes p**S, divided by the sum of all p**S."""
     cased: bool = False
     """Keep upper case and accents."""
     min_frequency: int = 2
-    """Rarer pairs are not joined."""
+    """The minimum frequency of a pair to be merged."""
     max_alphabet: int = 1000
-    """Most single characters kept; text with others becomes [UNK]."""
+    """The maximum number of single characters to keep; words with other characters become [UNK]."""
     max_distinct_words: int | None = None
-    """Most distinct words kept in memory while counting; above it the rarest are dropped."""
+    """The maximum number of distinct words in memory; beyond it the rarest ones are dropped."""
     processes: int = 0
-    """Processes that count words; 0 takes one for each core. The result is the same for any."""
+    """The number of counting processes; 0 means one per core. It does not affect the result."""
     compat: str = "google"
     """google: the normalisation of google-research/bert; hf: that of the tokenizers library."""
     format: str = "auto"
-    """Format of the files; auto looks at names and first lines."""
+    """The format of the files; auto detects it from names and first lines."""
     column: str = "text"
     """The column that holds the text, in formats that have columns."""
 
@@ -72,11 +72,11 @@ def learn_command(
     out
         The folder for vocab.txt, tokenizer.json, tokenizer_config.json and vocabulary.json.
     size
-        Pieces, the five special ones included.
+        The number of tokens, including the five special tokens.
     """
     if signs := [name for name in SIGNS if name != "vocab.txt" and (out / name).exists()]:
         raise BertkitError(
-            f"--out {out} has a {signs[0]}, so it holds more than a vocabulary; choose another "
+            f"--out {out} contains {signs[0]}, so it holds more than a vocabulary; choose another "
             "folder",
             code="foreign-folder",
         )
@@ -87,8 +87,9 @@ def learn_command(
         tokenizer.save(out)
         write_json(out / "vocabulary.json", report | made)
         console.say(
-            f"{out}: {tokenizer.size:,} pieces; on the first {MEASURED_DOCUMENTS:,} documents "
-            f"{report['fertility']:.3f} pieces a word, {report['unknown_share']:.4%} of words [UNK]"
+            f"{out}: {tokenizer.size:,} tokens in the vocabulary; on the first "
+            f"{MEASURED_DOCUMENTS:,} documents {report['fertility']:.3f} tokens per word, "
+            f"{report['unknown_share']:.4%} of words are [UNK]"
         )
 
 
@@ -98,7 +99,7 @@ def documents(
     column: str,
     counts: TextCounts,
 ) -> Iterator[str]:
-    """Every document of some sources."""
+    """Yield every document of some sources; skipped ones are added to `counts`."""
     for source in find_sources(paths, format=format):
         yield from read_documents(source, counts, column=column)
 
@@ -112,7 +113,7 @@ def learn_tokenizer(
     format: str = "auto",  # noqa: A002
     column: str = "text",
 ) -> Tokenizer:
-    """Learn by frequency with progress shown; says when the text has too few pieces."""
+    """Learn a tokenizer by frequency; progress and a vocabulary that stays too small are shown."""
     options = LearnOptions(cased=cased, format=format, column=column)
     return learn_with(paths, size, console, options)[0]
 
@@ -120,13 +121,13 @@ def learn_tokenizer(
 def learn_with(
     paths: Sequence[str], size: int, console: Console, options: LearnOptions
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Learn with progress shown; says when the text has too few pieces for the size.
+    """Learn a tokenizer; progress and a vocabulary that stays smaller than `size` are shown.
 
     Returns:
         The tokenizer, and how it was made: criterion, settings, and what the sources hold.
 
     Raises:
-        BertkitError: a setting is impossible, or the texts are missing, damaged or too few.
+        BertkitError: a setting is invalid, or the texts are missing, damaged or too short.
     """
     check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
     check_compat(options.compat, "--compat")
@@ -139,7 +140,7 @@ def learn_with(
         console.update({"done": done})
 
     if options.criterion == "likelihood":
-        console.start(size, title="joining", unit="pieces")
+        console.start(size, title="merging", unit="tokens")
     vocabulary = learn_from_counts(
         counts,
         size,
@@ -153,8 +154,8 @@ def learn_with(
         console.say(line)
     if len(vocabulary) < size:
         console.say(
-            f"the text yields only {len(vocabulary):,} of the {size:,} pieces asked for; "
-            "more text or a lower minimum_frequency gives more"
+            f"the text yields only {len(vocabulary):,} of the {size:,} tokens requested; "
+            "add more text or lower --min-frequency to get more"
         )
     tokenizer = Tokenizer.from_vocabulary(
         vocabulary, lowercase=not options.cased, compat=options.compat
@@ -172,19 +173,19 @@ def count_sources(
     skipped: Counter[str],
     strip_accents: bool | None = None,
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """The words of all paths together, weighted where smoothing asks for it.
+    """Count the words of all paths together, weighted by path if smoothing is not 1.
 
     Args:
-        paths: where the text is.
-        console: shows progress, and what was not read.
-        options: how words are counted.
-        skipped: is brought up to date with words that were left out.
-        strip_accents: as in `count_words`.
+        paths: the sources of the text.
+        console: the console that shows progress and what was skipped.
+        options: the settings, which say how words are counted.
+        skipped: the counter to which words that are left out are added.
+        strip_accents: whether to strip accents, as in `count_words`.
 
     Returns:
-        The counts, and of each path its words and its weight.
+        The counts, and the number of words and the weight of each path.
     """
-    smoothing_weights([1, 1], options.smoothing)  # refuses an impossible one before any is read
+    smoothing_weights([1, 1], options.smoothing)  # refuses an invalid exponent before any reading
     if options.smoothing == 1:
         counts = count_paths(paths, console, options, skipped, strip_accents)
         return counts, [{"paths": list(paths), "words": counts.total(), "weight": 1.0}]
@@ -192,13 +193,13 @@ def count_sources(
     tables = [count_paths([path], console, options, skipped, strip_accents) for path in paths]
     for path, table in zip(paths, tables, strict=True):
         if not table:
-            raise BertkitError(f"{path} holds no words to weigh; leave it out")
+            raise BertkitError(f"{path} holds no words to weigh; remove it from the paths")
     words = [table.total() for table in tables]
     weights = smoothing_weights(words, options.smoothing)
     for path, number, weight in zip(paths, words, weights, strict=True):
         share = number / sum(words)
         console.say(
-            f"{path}: {number:,} words, {share:.2%} of all, counted {weight:.4g} times: "
+            f"{path}: {number:,} words, {share:.2%} of all words, weighted by {weight:.4g} to "
             f"{share * weight:.2%}"
         )
     sources = [
@@ -215,7 +216,7 @@ def count_paths(
     skipped: Counter[str],
     strip_accents: bool | None = None,
 ) -> Counter[str]:
-    """The words of some paths, with progress shown; then says what was not read."""
+    """Count the words of some paths, showing progress, and print what was skipped."""
     counts = TextCounts()
 
     def show(done: int) -> None:

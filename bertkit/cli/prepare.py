@@ -1,4 +1,4 @@
-"""`bertkit prepare`: text → token store."""
+"""The `bertkit prepare` command: tokenize text into a token store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXECUTORS = {
     "time": ("slurm",),
     "sbatch": ("slurm",),
 }
-"""Which executors each of `ClusterOptions` is for."""
+"""Field of `ClusterOptions` -> the executors that it applies to."""
 
 
 def prepare_command(
@@ -40,20 +40,21 @@ def prepare_command(
     options: Annotated[PrepareOptions, FLATTEN] = DEFAULTS,
     cluster: Annotated[ClusterOptions, FLATTEN] = LOCAL,
 ) -> None:
-    """Turn text into a token store.
+    """Tokenize text into a token store.
 
     Parameters
     ----------
     paths
-        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Plain text (a blank line
-        ends a document), WikiExtractor, JSONL, CSV, TSV, Parquet; .gz, .bz2, .xz and .zst too.
+        Files, folders, globs, URLs, or Hugging Face data sets as hf:NAME. Formats: plain text (a
+        blank line ends a document), WikiExtractor, JSONL, CSV, TSV and Parquet, which may be
+        compressed as .gz, .bz2, .xz or .zst.
     tokenizer
-        A folder made by `bertkit learn`, a model directory, or a vocab.txt.
+        A folder made by `bertkit learn`, a model directory, or a vocab.txt file.
     out
-        The store's folder. A stopped run goes on where it was.
+        The store's folder. The same command resumes a stopped run.
     processes
-        Worker processes; 0 takes one for each core (with Slurm and Ray: as many tasks at a time as
-        the cluster runs). The store is the same for any number.
+        The number of worker processes; 0 means one per core (with Slurm and Ray: as many tasks at a
+        time as the cluster runs). It does not affect the store.
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
@@ -67,10 +68,10 @@ def prepare_command(
 
 
 def refuse_cluster_flags(cluster: ClusterOptions) -> None:
-    """Flags of another executor would do nothing here.
+    """Refuse flags that the chosen executor would ignore.
 
     Raises:
-        BertkitError: one was given.
+        BertkitError: such a flag is given.
     """
     for flag, executors in EXECUTORS.items():
         given = getattr(cluster, flag) != getattr(LOCAL, flag)
@@ -88,7 +89,7 @@ def make_share(
     processes: int,
     console: Console,
 ) -> None:
-    """Prepare what belongs to this machine, and say what is there now."""
+    """Run this machine's part of the preparation on a cluster, and print the state of the store."""
 
     def show(done: int, tasks: int) -> None:
         if console.total is None:
@@ -113,7 +114,7 @@ def make_store(
     processes: int,
     console: Console,
 ) -> TokenStore:
-    """Prepare with progress shown, then say what is in the store and what is not."""
+    """Prepare a store on this machine, showing progress, and print what it holds and skipped."""
 
     def show(counts: TextCounts) -> None:
         console.update({"done": counts.documents, "bytes": counts.bytes})
@@ -129,7 +130,7 @@ def make_store(
 
 
 def describe_store(store: TokenStore) -> list[str]:
-    """What a store holds and what was skipped, in sentences."""
+    """Return lines that say what a store holds and what was skipped."""
     held_out = TokenStore(store.folder, "held_out")
     unknown = store.unigrams[store.tokenizer.unk_id] / max(1, store.tokens)
     lines = [

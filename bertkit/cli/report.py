@@ -1,4 +1,4 @@
-"""`bertkit report`: a run directory → one HTML page."""
+"""The `bertkit report` command: show a run directory as one HTML page."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def report_command(run: Path) -> None:
     Parameters
     ----------
     run
-        The folder of a pre-training or a fine-tuning, finished or still going on.
+        The folder of a pre-training run or a fine-tuning, finished or still running.
     """
     print(f"report: {write_report(run)}")  # noqa: T201

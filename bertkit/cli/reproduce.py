@@ -1,4 +1,4 @@
-"""`bertkit reproduce`: the paper's tables and figure, at any scale."""
+"""The `bertkit reproduce` command: run the paper's tables and figure at any scale."""
 
 from __future__ import annotations
 
@@ -39,45 +39,45 @@ def reproduce_command(
     plan: bool = False,
     render: bool = False,
 ) -> int:
-    """Run the paper's tables 1 to 8 and figure 5 at some scale, and set ours beside the paper's.
+    """Run the paper's tables 1 to 8 and figure 5 at some scale, next to the results of the paper.
 
-    First it says what is to be run and about how long that takes. The same command again goes on
-    where it was stopped; several processes with the same command share the work. What was not run
-    is shown as not run.
+    The command first prints what it will run and about how long that takes. The same command
+    resumes a stopped reproduction, and several processes with the same command share the work.
+    Cells without results are shown as not run.
 
     Parameters
     ----------
     tables
-        table-1 to table-8, figure-5, or all.
+        The tables to run: table-1 to table-8, figure-5, or all.
     out
-        The folder for networks, tuned models and the rendered tables.
+        The folder for networks, fine-tuning results and the rendered tables.
     scale
-        tiny (minutes on two cores), small (hours on two cores), base or large (the paper's own), or
-        a .toml file; where not given, that of the folder, else small.
+        The scale: tiny (minutes on two cores), small (hours on two cores), base or large (those of
+        the paper), or a .toml file. By default it is the scale recorded in the folder, else small.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     plan
-        Only say what would be run.
+        Only print what would be run.
     render
-        Only render what is there.
+        Only render the results that exist.
     """
     if not tables:
-        raise BertkitError(f"say which table: {', '.join(EXPERIMENTS)} or all")
+        raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
     chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
     found = read_scale(scale) if scale else recorded_scale(out)
     experiments = [EXPERIMENTS[key](found) for key in chosen]
     if render:
         sources = recorded_sources(out)
     elif sources.data is None:
-        raise BertkitError("there is nothing to tune on: give --data FOLDER")
+        raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
     elif not sources.data.is_dir():
-        raise BertkitError(f"there is no folder {sources.data} to tune on: correct --data")
+        raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
     with Console() as console:
         work = Reproduction(out, found, sources, device, console)
         steps = work.steps(experiments)
         stopped_by = 0
         if render:
-            work.begin()  # the folder's own scale, or an error
+            work.begin()  # refuses another scale than the folder's
         else:
             for line in (*describe_cost(work, steps), *missing(work, experiments)):
                 console.say(line)
@@ -97,10 +97,10 @@ def reproduce_command(
 
 
 def recorded_sources(out: Path) -> Sources:
-    """The sources of a reproduction that was begun.
+    """Return the sources that are recorded in the folder of a reproduction.
 
     Raises:
-        BertkitError: there is none in the folder.
+        BertkitError: the folder holds no reproduction.
     """
     path = out / "reproduce.json"
     if not path.is_file():
@@ -111,18 +111,18 @@ def recorded_sources(out: Path) -> Sources:
 
 
 def missing(work: Reproduction, experiments: list[Experiment]) -> list[str]:
-    """What cannot be run and why, in sentences."""
+    """Return a sentence for each reason why something cannot be run."""
     reasons = {work.absence(job): None for experiment in experiments for job in experiment.jobs}
     return [f"left out: {reason}" for reason in reasons if reason]
 
 
 def make_text(work: Reproduction, steps: list[ReproductionStep], console: Console) -> None:
-    """Vocabulary and token store, if a network is still to be pre-trained."""
+    """Make the vocabulary and the token store if any step pre-trains a network."""
     folder, scale = work.out / "text", work.scale
     if all(step.job is not None for step in steps):
         return
     if not work.sources.text:
-        raise BertkitError("there is nothing to pre-train on: give --text PATHS")
+        raise BertkitError("there is no text to pre-train on; give --text PATHS")
     corpus = TextOptions(
         text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
     )
@@ -131,5 +131,5 @@ def make_text(work: Reproduction, steps: list[ReproductionStep], console: Consol
             if free:
                 store_from_text(corpus, folder, console)
                 return
-        console.say("another process prepares the text; waiting for it")
+        console.say("another process is preparing the text; waiting for it")
         time.sleep(POLL_SECONDS)

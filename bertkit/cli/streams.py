@@ -1,7 +1,8 @@
-"""Signals and standard streams of the command line.
+"""Handle signals and the standard streams of the command line.
 
-A signal that ends a command lets it clean up, and the exit status is 128 + n. Standard output and
-error take any character; a full disk or a closed reader ends the command without a traceback.
+A command that is ended by signal n can clean up first, and its exit status is 128 + n. Standard
+output and error accept any character; a full disk or a closed reader ends the command without a
+traceback.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from bertkit.errors import BertkitError
 
 ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 AGAIN_SECONDS = 1.0
-"""A signal that comes again so soon is the same one: `timeout` sends it to its group, too."""
+"""The time within which a repeated signal is ignored: `timeout` also signals its whole group."""
 CHECK_SECONDS = 0.5
-"""How soon it is noticed that an exception came to nothing; see `end_by_exception`."""
+"""The interval of checks for whether an exception was lost; see `end_by_exception`."""
 
 
 class EndedError(KeyboardInterrupt):
-    """A signal asks the process to end; whoever lets Ctrl-C pass lets it pass, too.
+    """A signal has asked the process to end; code that does not catch Ctrl-C does not catch it.
 
     Args:
-        number: of the signal.
+        number: the number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -41,20 +42,20 @@ class EndedError(KeyboardInterrupt):
 
 
 class Signals:
-    """What came last."""
+    """The last signal that asked the process to end."""
 
     number = 0
     when = -math.inf
     raised: Callable[[], EndedError | None] = staticmethod(lambda: None)
-    """The exception, while it is on its way."""
+    """Returns the exception for as long as it is alive, which means that it propagates."""
 
 
 def end_by_exception() -> None:
-    """Let the signals that end a process raise `EndedError`, for `finally` clauses to run.
+    """Make the signals that end a process raise `EndedError`, so that `finally` clauses run.
 
-    An exception that Python cannot pass on, such as one raised while a weak reference calls back,
-    would come to nothing. So it is looked after until `stop_looking`: while it lives, it is on its
-    way; else it is raised again. Signals that are ignored, as `nohup` makes them, stay so.
+    Python drops an exception that it cannot propagate, such as one raised in the callback of a weak
+    reference. A timer therefore checks until `stop_looking` whether the exception is still alive,
+    and raises it again if it is not. Ignored signals, as under `nohup`, stay ignored.
     """
     sys.unraisablehook = quiet_hook
     for number in [getattr(signal, name) for name in ENDING if hasattr(signal, name)]:
@@ -65,7 +66,7 @@ def end_by_exception() -> None:
 
 
 def end(number: int, _: object) -> None:
-    """A signal that ends the process came."""
+    """Handle a signal that ends the process: start the checks and raise `EndedError`."""
     before, Signals.when = Signals.when, time.monotonic()
     if Signals.when - before > AGAIN_SECONDS:
         Signals.number = number
@@ -75,19 +76,19 @@ def end(number: int, _: object) -> None:
 
 
 def end_again(*_: object) -> None:
-    """The time to look whether the exception is still on its way."""
+    """Handle the timer's signal: raise the exception again if it was lost."""
     if Signals.raised() is None:
         raise EndedError(Signals.number)
 
 
 def stop_looking() -> None:
-    """The exception has arrived."""
+    """Stop the checks, because the exception has arrived."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def quiet_hook(unraisable: Any) -> None:
-    """Python's hook for exceptions that it cannot pass on, without ours: they are raised again."""
+    """Report exceptions that Python cannot propagate, except ours, which is raised again."""
     if not isinstance(unraisable.exc_value, EndedError):
         sys.__unraisablehook__(unraisable)
 
@@ -96,10 +97,10 @@ ESCAPED = "bertkit-escaped"
 
 
 def escape(error: UnicodeError) -> tuple[str, int]:
-    """What a stream's encoding lacks, as JSON writes it, so that lines of JSON stay what they are.
+    """Escape characters that a stream cannot encode as in JSON, so that JSON lines stay valid.
 
     Args:
-        error: raised by the encoder.
+        error: the error that the encoder raised.
     """
     if not isinstance(error, UnicodeEncodeError):
         raise error
@@ -109,11 +110,11 @@ def escape(error: UnicodeError) -> tuple[str, int]:
 
 
 class Stream(io.TextIOWrapper):
-    """A standard stream; what cannot be written to the error stream is lost without an error.
+    """A standard stream; a failed write to standard error is dropped without an exception.
 
     Args:
-        descriptor: 1 or 2.
-        encoding: of the stream that it takes the place of.
+        descriptor: the file descriptor, 1 or 2.
+        encoding: the encoding of the stream that this one replaces.
     """
 
     def __init__(self, descriptor: int, encoding: str) -> None:
@@ -126,8 +127,8 @@ class Stream(io.TextIOWrapper):
         """Write text.
 
         Raises:
-            BertkitError: the standard output cannot be written.
-            BrokenPipeError: nobody reads it any more.
+            BertkitError: standard output cannot be written.
+            BrokenPipeError: the reader of standard output has closed it.
         """
         try:
             return super().write(text)
@@ -136,14 +137,14 @@ class Stream(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Hand everything to the operating system; see `write`."""
+        """Flush to the operating system; raises the same errors as `write`."""
         try:
             super().flush()
         except OSError as error:
             self.give_up(error)
 
     def give_up(self, error: OSError) -> None:
-        """Send this and all that follows nowhere, and say so where it was wanted."""
+        """Redirect the stream to the null device; raise an error if it is standard output."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.descriptor)
         os.close(nowhere)
@@ -157,15 +158,15 @@ class Stream(io.TextIOWrapper):
 
 
 def take_streams() -> None:
-    """Put a `Stream` in the place of both; those that are closed are opened first.
+    """Replace standard output and error by a `Stream`, after opening closed standard descriptors.
 
-    Files that are opened later would otherwise get their numbers, and be printed into.
+    Otherwise a file opened later could get the number of a closed descriptor and be printed into.
     """
     codecs.register_error(ESCAPED, escape)
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # what is opened takes the lowest free number: this one
+        except OSError:  # the next file to be opened gets the lowest free number, which is this one
             os.open(os.devnull, os.O_WRONLY if descriptor == 2 else os.O_RDONLY)
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         before = getattr(sys, name)

@@ -1,1 +1,1 @@
-"""A demonstration without a download: text from this Python, a small BERT, a labelled task."""
+"""A demonstration without downloads: text from this Python, a small BERT and a labelled task."""

@@ -1,8 +1,8 @@
-"""The demo's text and its labelled task, from what every Python installation carries.
+"""The demo's text and its labelled task, made from files that every Python installation contains.
 
-The text is reference topics and docstrings, which are read without importing their modules. The
-task is to say which package a docstring is from. It is tested on docstrings of modules that
-neither pre-training nor fine-tuning has seen, and that occur in no other module.
+The text consists of reference topics and docstrings, which are read without importing their
+modules. The task is to predict which package a docstring is from. It is tested on docstrings of
+modules that neither pre-training nor fine-tuning has seen, and that occur in no other module.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from bertkit.training.journal import Console, Journal
 
 DOCUMENTED_LIBRARIES = ("numpy", "torch", "matplotlib", "rich", "fsspec")
 LARGEST_SOURCE = 400_000
-"""Bytes; larger source files are generated tables."""
+"""The maximum size of a source file in bytes; larger ones are generated tables."""
 
 
 class Docstring(NamedTuple):
-    """One docstring and where it is from."""
+    """A docstring with its module and its family, which is the top-level package."""
 
     module: str
     family: str
@@ -46,7 +46,7 @@ class Docstring(NamedTuple):
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
-    """(module name, source file) of the standard library and of some dependencies, sorted."""
+    """Yield (module name, source file) of the standard library and of some dependencies."""
     roots = [(Path(sysconfig.get_paths()["stdlib"]), "")]
     for library in DOCUMENTED_LIBRARIES:
         found = importlib.util.find_spec(library)
@@ -61,14 +61,14 @@ def source_files() -> Iterator[tuple[str, Path]]:
 
 
 def clean_docstring(docstring: str) -> str:
-    """A docstring's prose: no examples, no parameter tables, one paragraph a line."""
+    """Return a docstring's prose, one paragraph per line, without examples or parameter tables."""
     paragraphs = re.split(r"\n\s*\n", docstring)
     prose = [" ".join(p.split()) for p in paragraphs if not re.search(r">>>|----|::|^\s*\.\. ", p)]
     return "\n".join(p for p in prose if len(p.split()) >= 4)
 
 
 def read_docstrings(module: str, path: Path) -> list[Docstring]:
-    """Every docstring of a module as prose; none where the source does not parse."""
+    """Return the prose of every docstring of a module, or [] if the source does not parse."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError, ValueError):
@@ -82,12 +82,12 @@ def read_docstrings(module: str, path: Path) -> list[Docstring]:
 
 
 def is_apart(module: str) -> bool:
-    """Whether a module belongs to the fifth that training never sees."""
+    """Return whether a module belongs to the fifth of all modules that training never sees."""
     return hashlib.blake2b(module.encode(), digest_size=1).digest()[0] < 256 // 5
 
 
 def gather_corpus(console: Console) -> tuple[list[str], list[Docstring]]:
-    """(documents to pre-train on, all docstrings)."""
+    """Return (documents to pre-train on, all docstrings)."""
     from pydoc_data.topics import topics
 
     console.start(None, title="reading docstrings", unit="modules")
@@ -107,7 +107,7 @@ def gather_corpus(console: Console) -> tuple[list[str], list[Docstring]]:
 
 MODULE_FAMILIES = 8
 LABELLED_ROWS = 400
-"""Labelled docstrings that tuning sees: few, as in practice."""
+"""The number of labelled docstrings for fine-tuning, which is small, as in practice."""
 TESTED = 1000
 EPOCHS = 8
 BATCH = 16
@@ -115,22 +115,25 @@ PEAK = 5e-4
 
 
 class LabelledTask(NamedTuple):
-    """Which package is a docstring from?"""
+    """The task of predicting which package a docstring is from."""
 
     families: list[str]
     train: list[TextExample]
-    """Docstrings of known modules, labelled with their family."""
+    """Docstrings of the modules used in training, labelled with their family."""
     test: list[TextExample]
-    """The same, of the modules set apart."""
+    """Labelled docstrings of the modules that training never sees."""
 
 
 def labelled_task(
     docstrings: Sequence[Docstring], tokenizer: Tokenizer, max_length: int
 ) -> LabelledTask:
-    """Choose the families with the most docstrings and draw the same number of each.
+    """Choose the families with the most docstrings and draw up to the same number from each.
 
-    Left out: docstrings of fewer than 12 or more than `max_length` tokens, repeated ones, and those
-    that stand in modules on both sides.
+    Docstrings are left out if they have fewer than 12 tokens or do not fit in `max_length`, are
+    repeated, or occur both in modules for training and in modules for testing.
+
+    Raises:
+        BertkitError: fewer than two families have enough docstrings.
     """
     sides: dict[str, set[bool]] = defaultdict(set)
     for docstring in docstrings:
@@ -163,7 +166,7 @@ def labelled_task(
 
 
 def pretrained_start(model: PretrainingModel, tokenizer: Tokenizer) -> PretrainedWeights:
-    """The weights of a network in memory as a start for tuning."""
+    """Return the weights of a network in memory as the start of fine-tuning."""
     return PretrainedWeights(
         Path("memory"), model.config, foreign_tensors(model, "bert"), tokenizer, {}
     )
@@ -172,13 +175,13 @@ def pretrained_start(model: PretrainingModel, tokenizer: Tokenizer) -> Pretraine
 def tune_and_test(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, seed: int
 ) -> float:
-    """Accuracy on the test docstrings after tuning.
+    """Fine-tune a model on the task and return its accuracy on the test docstrings.
 
     Args:
-        model: pre-trained, or with random weights.
-        tokenizer: the model's.
+        model: the model, which may be pre-trained or have random weights.
+        tokenizer: the model's tokenizer.
         task: the labelled docstrings.
-        seed: of the head and of the order of examples.
+        seed: the seed of the head's initial weights and of the order of examples.
     """
     kind = Classification(tuple(task.families), max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in (task.train, task.test))

@@ -1,4 +1,4 @@
-"""`bertkit demo`: the whole story on text that every Python carries, without a download."""
+"""`bertkit demo`: the whole workflow on text that every Python contains, without downloads."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ MASKED_SENTENCES = (
 def compare_starts(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, console: Console
 ) -> dict[str, list[float]]:
-    """Test accuracies from pre-trained and from random weights, one a seed."""
+    """Return the test accuracy of each seed, for pre-trained and for random initial weights."""
     found: dict[str, list[float]] = {"pre-trained": [], "random": []}
-    console.start(2 * len(SEEDS), title="tuning", unit="runs")
+    console.start(2 * len(SEEDS), title="fine-tuning", unit="runs")
     for seed in SEEDS:
         torch.manual_seed(seed)
         untrained = PretrainingModel(model.config)
@@ -55,7 +55,7 @@ def compare_starts(
 def sections(
     accuracies: dict[str, list[float]], task: LabelledTask, predictor: Predictor
 ) -> list[dict[str, Any]]:
-    """The demo's part of the report."""
+    """Return the demo's sections of the report."""
     labels = Counter(given.label for given in task.test)
     chance = max(labels.values()) / len(task.test)
     guesses = [
@@ -74,36 +74,36 @@ def sections(
             "title": "Does pre-training help?",
             "paragraphs": [
                 f"Which of {len(task.families)} packages ({', '.join(task.families)}) is a "
-                f"docstring from? {len(task.train)} labelled docstrings to learn from, "
-                f"{len(task.test)} to test on, of modules that training never saw; always the "
-                f"commonest label: {chance:.1%}."
+                f"docstring from? The model is fine-tuned on {len(task.train)} labelled docstrings "
+                f"and tested on {len(task.test)} from modules that training never saw. Always "
+                f"predicting the most frequent label gives {chance:.1%}."
             ],
             "table": {
-                "columns": ["weights at the start", "median accuracy", "range", "seeds"],
+                "columns": ["initial weights", "median accuracy", "range", "seeds"],
                 "rows": rows,
             },
         },
         {
             "title": "Filling masks",
-            "paragraphs": ["The model's best guesses for each [MASK]."],
-            "table": {"columns": ["text", "guesses"], "rows": guesses},
+            "paragraphs": ["The model's most probable tokens for each [MASK]."],
+            "table": {"columns": ["text", "predictions"], "rows": guesses},
         },
     ]
 
 
 def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) -> int | None:
-    """The whole demo in the folder `out`; a stopped one goes on.
+    """Run the whole demo in the folder `out`, or resume one that was stopped.
 
     Returns:
-        None when all was done, else the number of the signal that stopped pre-training.
+        None if the demo is complete, else the number of the signal that stopped pre-training.
     """
     documents, docstrings = gather_corpus(console)
     text = "\n\n".join(documents)
     path = out / "text" / "docstrings.txt"
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)  # a store that was begun wants its text untouched
+        write_text(path, text)  # an unfinished store refuses a file that was written again
     console.say(
-        f"text: {len(documents):,} documents, {len(text) / 1e6:.1f} MB from this Python itself"
+        f"text: {len(documents):,} documents, {len(text) / 1e6:.1f} MB from this Python's files"
     )
     store = demo_store(out, documents, console)
     stopped = pretrain(
@@ -128,26 +128,26 @@ def run_demo(out: Path, console: Console, recipe: PretrainRecipe | None = None) 
 
 
 def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenStore:
-    """Learn the vocabulary and prepare the store, unless an earlier demo did."""
+    """Learn the vocabulary and prepare the store, unless an earlier call finished it."""
     if (out / "store" / "manifest.json").is_file():
         return TokenStore(out / "store")
     vocabulary = learn_vocabulary(documents, VOCABULARY)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     tokenizer.save(out / "tokenizer")
-    console.say(f"vocabulary: {tokenizer.size:,} pieces learnt")
+    console.say(f"vocabulary: {tokenizer.size:,} tokens")
     text = str(out / "text" / "docstrings.txt")
     return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT))
 
 
 def demo_summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What the demo found, in lines for the terminal."""
+    """Yield the lines that sum up the demo's results in the terminal."""
     records = read_journal(out / "journal.jsonl")
     start = next(record for record in records if record["kind"] == "start")
     last = [record for record in records if record["kind"] == "evaluation"][-1]
     yield (
         f"held out: MLM loss {last['mlm_loss']:.2f} (unigram entropy "
         f"{start['baselines']['unigram_entropy']:.2f}), MLM accuracy {last['mlm_accuracy']:.1%} "
-        f"(commonest piece {start['baselines']['most_frequent_accuracy']:.1%}), NSP accuracy "
+        f"(most frequent token {start['baselines']['most_frequent_accuracy']:.1%}), NSP accuracy "
         f"{last['nsp_accuracy']:.1%}"
     )
     for part in parts:

@@ -1,1 +1,1 @@
-"""What is wrong with a pre-training run or a token store: each finding with its number."""
+"""Diagnosis of pre-training runs and token stores: each finding reports a measured number."""

@@ -1,9 +1,10 @@
-"""Equal sentences and documents of a token store, found by hashes of their ids in bounded memory.
+"""Find duplicate sentences and documents in a token store by hashing their ids in bounded memory.
 
-A shard is memory-mapped and read in chunks, in one pass. A hash is a polynomial over random 64-bit
-keys of the tokens. When there are too many different hashes, only the lowest half of their range is
-kept, and so on: what is kept is a sample of the texts that contains all copies of every text in it,
-so the shares of copies are unbiased, and memory does not grow with the corpus.
+Each shard is memory-mapped and read in chunks, in one pass. A hash is a polynomial over random
+64-bit keys of the tokens. When there are too many distinct hashes, only the lower half of the hash
+range is kept, and it is halved again as often as necessary. A sample kept in this way contains
+every copy of each text in it, so the duplicate shares are unbiased, and memory does not grow with
+the corpus.
 """
 
 from __future__ import annotations
@@ -19,46 +20,46 @@ from bertkit.errors import BertkitError
 from bertkit.training.journal import Console
 
 CHUNK_TOKENS = 1 << 20
-"""Tokens that are hashed at a time."""
+"""The number of tokens that are hashed at a time."""
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, so its powers never become 0."""
+"""The base of the hash polynomial; it is odd, so its powers never become 0."""
 
 
 class Texts(NamedTuple):
-    """The texts of one shard: a row is a sentence or a document."""
+    """The sentences, or the documents, of one shard: one array entry for each text."""
 
     hashes: np.ndarray
-    """(texts,) uint64."""
+    """(texts,) uint64 hash of each text."""
     tokens: np.ndarray
-    """(texts,) int64."""
+    """(texts,) int64 number of tokens in each text."""
 
 
 def piece_keys(vocabulary_size: int) -> np.ndarray:
-    """(vocabulary,) uint64: a random number for each piece, always the same."""
+    """Return a fixed random number for each token of the vocabulary: (vocabulary,) uint64."""
     rng = np.random.Generator(np.random.Philox(key=0))
     return rng.integers(0, 1 << 64, vocabulary_size, dtype=np.uint64)
 
 
 def powers(count: int) -> np.ndarray:
-    """(count,) uint64: the powers of `HASH_MULTIPLIER`, beginning with 1."""
+    """Return the first powers of `HASH_MULTIPLIER`, starting with 1: (count,) uint64."""
     factors = np.full(count, HASH_MULTIPLIER, dtype=np.uint64)
     factors[:1] = 1
     return np.cumprod(factors, dtype=np.uint64)
 
 
 def mix_hashes(values: np.ndarray) -> np.ndarray:
-    """Spread each number over all 64 bits (the last step of SplitMix64)."""
+    """Mix the bits of each number over all 64 bits (the last step of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def polynomials(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """One hash for each stretch of values.
+    """Return one hash for each segment of some values: (segments,) uint64.
 
     Args:
-        values: (n,) uint64.
-        bounds: (stretches + 1,) where each begins, from 0 to n; none is empty.
+        values: (n,) uint64 values.
+        bounds: (segments + 1,) start of each segment, from 0 to n; no segment may be empty.
     """
     lengths = np.diff(bounds)
     places = np.arange(len(values)) - np.repeat(bounds[:-1], lengths)
@@ -67,7 +68,12 @@ def polynomials(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
-    """Every sentence of a shard."""
+    """Hash every sentence of a shard.
+
+    Args:
+        arrays: the shard.
+        keys: (vocabulary,) uint64 random number of each token id.
+    """
     bounds = arrays.sentences.astype(np.int64)
     count = len(bounds) - 1
     hashes = np.zeros(count, dtype=np.uint64)
@@ -82,35 +88,35 @@ def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
 
 
 def hash_documents(arrays: ShardArrays, sentences: Texts) -> Texts:
-    """Every document of a shard, from the hashes of its sentences."""
+    """Hash every document of a shard, using the hashes of its sentences."""
     bounds = arrays.documents.astype(np.int64)
     hashes = polynomials(sentences.hashes, bounds)
     return Texts(hashes, np.add.reduceat(sentences.tokens, bounds[:-1]))
 
 
 class Tally:
-    """How often each text came.
+    """A counter of how often each text occurs.
 
     Args:
-        most: different texts that are remembered.
+        most: the maximum number of distinct texts to remember.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.level = 0
-        """One in 2 ** level of the different texts is remembered."""
+        """One in 2 ** level of the distinct texts is remembered."""
         self.hashes = np.zeros(0, dtype=np.uint64)
-        """(texts,) ascending."""
+        """(texts,) hashes in ascending order."""
         self.counts = np.zeros(0, dtype=np.int64)
         self.tokens = np.zeros(0, dtype=np.int64)
-        """Of one copy."""
+        """(texts,) number of tokens in one copy."""
         self.places = np.zeros(0, dtype=np.int64)
-        """Where the first copy is, as the caller numbers places."""
+        """(texts,) position of the first copy, in the caller's numbering."""
         self._waiting: list[tuple[np.ndarray, ...]] = []
         self._waiting_rows = 0
 
     def add(self, texts: Texts, places: np.ndarray) -> None:
-        """Count the texts of one shard."""
+        """Count the texts of one shard, whose positions are `places`: (texts,) int64."""
         kept = self.is_sampled(texts.hashes)
         ones = np.ones(int(kept.sum()), dtype=np.int64)
         self._waiting.append((texts.hashes[kept], ones, texts.tokens[kept], places[kept]))
@@ -119,13 +125,13 @@ class Tally:
             self.settle()
 
     def is_sampled(self, hashes: np.ndarray) -> np.ndarray:
-        """(texts,) bool: whether a text is among those that are remembered."""
+        """Return whether each text is in the sample that is remembered: (texts,) bool."""
         if self.level == 0:
             return np.ones(len(hashes), dtype=bool)
         return hashes >> np.uint64(64 - self.level) == 0
 
     def settle(self) -> None:
-        """Join equal texts, and halve the sample until few enough are left."""
+        """Merge equal texts, and halve the sample until at most `most` texts are left."""
         rows = [(self.hashes, self.counts, self.tokens, self.places), *self._waiting]
         hashes, counts, tokens, places = (np.concatenate(c) for c in zip(*rows, strict=True))
         self._waiting, self._waiting_rows = [], 0
@@ -140,67 +146,67 @@ class Tally:
 
     @property
     def texts(self) -> int:
-        """Texts counted, copies too."""
+        """The number of texts counted, including copies."""
         return int(self.counts.sum())
 
     @property
     def copies(self) -> int:
-        """Texts that came before."""
+        """The number of texts that are copies of earlier ones."""
         return self.texts - len(self.counts)
 
     @property
     def copied_tokens(self) -> int:
-        """Tokens of texts that came before."""
+        """The number of tokens in texts that are copies of earlier ones."""
         return int(((self.counts - 1) * self.tokens).sum())
 
     @property
     def all_tokens(self) -> int:
-        """Tokens of all texts counted."""
+        """The number of tokens in all texts counted."""
         return int((self.counts * self.tokens).sum())
 
     @property
     def looked_at(self) -> str:
-        """Such as `all` or `a sample of 1 in 8`."""
+        """The part of the texts that was compared, such as `all` or `a sample of 1 in 8`."""
         return "all" if self.level == 0 else f"a sample of 1 in {1 << self.level}"
 
 
 MOST_DOCUMENTS = 1_000_000
-"""Different documents that are remembered; beyond that, a sample of them."""
+"""The maximum number of distinct documents to remember; beyond it, a sample of them is kept."""
 MOST_SENTENCES = 1_000_000
-"""Different sentences that are remembered."""
+"""The maximum number of distinct sentences to remember."""
 SHORT_SENTENCE = 8
-"""Tokens; shorter sentences repeat in any language and are not looked at."""
+"""The minimum number of tokens of a sentence that is compared: shorter ones always repeat."""
 LONG_SENTENCE = 125
-"""Tokens that fill an example of length 128; a longer sentence leaves no room for B."""
+"""The number of tokens that fill an example of length 128 and leave no room for B."""
 SHARD_BITS = 40
-"""A place is a shard's index, and in so many lower bits a sentence within it."""
+"""The number of low bits of a position that hold the sentence; the bits above hold the shard."""
 
 
 @dataclass
 class Scan:
-    """What one pass over a split found."""
+    """The statistics that one pass over a split collects."""
 
     keys: np.ndarray
-    """(vocabulary,) random numbers that the hashes are made of."""
+    """(vocabulary,) random numbers from which the hashes are computed."""
     damaged: list[str] = field(default_factory=list)
-    """One line for each shard that cannot be used."""
+    """One error message for each shard that cannot be read."""
     whole: list[int] = field(default_factory=list)
-    """Indices of the shards that can; the numbers below are theirs."""
+    """The indices of the undamaged shards; all statistics below cover only these."""
     copies: Tally = field(default_factory=lambda: Tally(MOST_DOCUMENTS))
-    """Of documents."""
+    """The counts of the documents."""
     repeats: Tally = field(default_factory=lambda: Tally(MOST_SENTENCES))
-    """Of sentences of `SHORT_SENTENCE` tokens and more."""
+    """The counts of the sentences that have at least `SHORT_SENTENCE` tokens."""
     documents: int = 0
     tokens: int = 0
     single: int = 0
-    """Documents of one sentence."""
+    """The number of documents that have only one sentence."""
     largest: int = 0
-    """Tokens of the largest document."""
+    """The number of tokens in the largest document."""
     long_tokens: int = 0
-    """Tokens of sentences longer than `LONG_SENTENCE`."""
+    """The number of tokens in sentences longer than `LONG_SENTENCE`."""
 
     def add(self, index: int, arrays: ShardArrays) -> None:
-        """Look at one shard."""
+        """Add the statistics of the shard with this index."""
         sentences = hash_sentences(arrays, self.keys)
         documents = hash_documents(arrays, sentences)
         places = np.arange(len(sentences.hashes)) + (index << SHARD_BITS)
@@ -216,7 +222,7 @@ class Scan:
 
 
 def scan(store: TokenStore, console: Console) -> Scan:
-    """Read every shard of a split once; damaged ones are noted and left out."""
+    """Read every shard of a split once; damaged shards are recorded and skipped."""
     result, done = Scan(piece_keys(store.vocabulary_size)), 0
     console.start(store.tokens, title=f"reading {store.split}", unit="tokens")
     for index, shard in enumerate(store.shards):
@@ -233,11 +239,11 @@ def scan(store: TokenStore, console: Console) -> Scan:
 
 
 def shard_arrays(store: TokenStore, index: int) -> ShardArrays:
-    """The arrays of a shard.
+    """Return the arrays of a shard.
 
     Raises:
-        BertkitError: a file is missing, torn or corrupt, offsets do not fit, or an id is outside
-            of the vocabulary.
+        BertkitError: a file is missing, truncated or corrupt, its offsets are inconsistent, or an
+            id is outside the vocabulary.
     """
     shard = store.shards[index]
     try:

@@ -1,8 +1,8 @@
-"""What is wrong with a token store: damage, copies, a foreign vocabulary, documents of no use.
+"""Checks of a token store: damage, duplicates, an unsuitable vocabulary, unusable documents.
 
-Every token is read once. The limits behind each finding stand in `findings.py`; what makes a
-corpus fail in pre-training is the experience of google-research/bert#746 and its kin: duplicate
-lines, and text that has no documents or sentences.
+Every token is read once. The limits of each finding are in `findings.py`. The checks target the
+causes of failed pre-training that issues such as google-research/bert#746 report: duplicate lines,
+and text without document or sentence boundaries.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from bertkit.training.journal import Console
 CheckResult = TypeVar("CheckResult")
 
 DRAWING = ("next", "none")
-"""Ways to cut examples that take random next sentences from other documents."""
+"""The values of `PairOptions.sentences` that draw random next sentences from other documents."""
 SHOWN_CHARACTERS = 60
-"""Of a sentence that is quoted."""
+"""The maximum number of characters of a quoted sentence."""
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder is a token store: finished, unfinished or damaged."""
+    """Return whether a folder is a token store; an unfinished or damaged one counts, too."""
     begun = (path / "settings.json").is_file() and (path / "parts").is_dir()
     return begun or (path / "manifest.json").is_file()
 
 
 def check_store(path: Path, console: Console, sentences: str = "next") -> list[Finding]:
-    """All findings about a token store; damage gives findings, not an error.
+    """Return all findings about a token store; damage is reported as a finding, not raised.
 
     Args:
-        path: its folder.
-        console: shows progress.
-        sentences: how examples are cut, as in `examples.pairs.PairOptions`; what does not matter
-            for them is left out.
+        path: the store's folder.
+        console: the console that shows progress.
+        sentences: how examples are cut, as in `pretraining_data.pairs.PairOptions`; checks that do
+            not apply to such examples are left out.
     """
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
@@ -61,7 +61,7 @@ def check_store(path: Path, console: Console, sentences: str = "next") -> list[F
 
 
 def try_check(read: Callable[[], CheckResult]) -> tuple[CheckResult | None, str]:
-    """(value, "") or (None, what is wrong)."""
+    """Return (value, "") if reading succeeds, else (None, error message)."""
     try:
         return read(), ""
     except (BertkitError, ValueError, OSError) as error:
@@ -71,38 +71,42 @@ def try_check(read: Callable[[], CheckResult]) -> tuple[CheckResult | None, str]
 def check_files(
     store: TokenStore, seen: Scan, kept: Scan
 ) -> tuple[Tokenizer | None, list[Finding]]:
-    """Checksums, and whether the tokenizer is the one of the manifest; returns it if so."""
+    """Check the files' integrity, and that the tokenizer is the one recorded in the manifest.
+
+    Returns:
+        The tokenizer, or None if it is damaged or not the recorded one, and the findings.
+    """
     tokenizer, wrong = try_check(lambda: store.tokenizer)
     if tokenizer is not None and tokenizer.size != store.vocabulary_size:
-        wrong = f"tokenizer/ has {tokenizer.size:,} pieces, the manifest {store.vocabulary_size:,}"
+        wrong = f"tokenizer/ has {tokenizer.size:,} tokens, the manifest {store.vocabulary_size:,}"
         tokenizer = None
     damaged = [*seen.damaged, *kept.damaged, try_check(lambda: store.unigrams)[1]]
     damaged = [line for line in damaged if line]
     whole = len(seen.whole) + len(kept.whole)
-    said = f"{whole:,} shards have the sizes and checksums of the manifest"
+    said = f"{whole:,} shards have the sizes and checksums recorded in the manifest"
     if damaged:
-        said = f"{len(damaged):,} damaged, {whole:,} shards whole; the first: {damaged[0]}"
+        said = f"{len(damaged):,} damaged, {whole:,} shards intact; first damage: {damaged[0]}"
     files = make_finding(
         "files",
         "problem" if damaged else "ok",
         {"damaged": len(damaged), "whole_shards": whole},
         said,
-        "run the same `bertkit prepare` again, which remakes what is damaged; until then the "
-        "findings below leave it out",
+        "run the same `bertkit prepare` command again to rebuild the damaged files; until then "
+        "the findings below do not cover them",
     )
-    same = f"tokenizer/ is the one that made the store ({store.vocabulary_size:,} pieces)"
+    same = f"the store was made with the tokenizer in tokenizer/ ({store.vocabulary_size:,} tokens)"
     pieces = make_finding(
         "tokenizer",
         "problem" if wrong else "ok",
         {"vocabulary_size": store.vocabulary_size},
         wrong or same,
-        "restore the store's tokenizer folder, or prepare the text again",
+        "restore the store's tokenizer folder, or run `bertkit prepare` on the text again",
     )
     return tokenizer, [files, pieces]
 
 
 def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
-    """Whether there is enough text, in enough documents of comparable size."""
+    """Check that there is enough text, in enough documents, none of which dominates."""
     draws = sentences in DRAWING
     purpose = ", from which random next sentences are drawn" if draws else ""
     findings = [
@@ -111,14 +115,14 @@ def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
             seen.tokens,
             {"tokens": seen.tokens},
             f"{seen.tokens:,} training tokens",
-            "give more text: a network of millions of parameters learns so little by heart",
+            "add more text: a network of millions of parameters memorizes a corpus this small",
         ),
         judge_value(
             "documents",
             seen.documents,
             {"documents": seen.documents},
             f"{seen.documents:,} training documents{purpose}",
-            "in plain text a blank line ends a document: is there one? Else give more text",
+            "check that blank lines separate the documents of plain text; otherwise add more text",
         ),
     ]
     if seen.documents and draws:
@@ -129,15 +133,15 @@ def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
                 share,
                 {"share": share, "tokens": seen.largest},
                 f"the largest document holds {percent(share)} of the tokens ({seen.largest:,})",
-                "put blank lines (or the format's own marks) between its documents: inside one "
-                "document no random next sentence is drawn",
+                "separate its documents by blank lines (or by the format's separator): random next "
+                "sentences are only drawn from other documents",
             )
         )
     return findings
 
 
 def check_held_out(seen: Scan, kept: Scan) -> list[Finding]:
-    """Whether what is held out can measure anything."""
+    """Check that the held-out split is large enough, and that it is not also training text."""
     usable = kept.documents > 1
     said = f"{kept.documents:,} documents, {kept.tokens:,} tokens are held out for evaluation"
     findings = [
@@ -146,7 +150,7 @@ def check_held_out(seen: Scan, kept: Scan) -> list[Finding]:
             kept.tokens if usable else 0,
             {"documents": kept.documents, "tokens": kept.tokens},
             said if usable else f"{said}; fewer than two documents, so no evaluation is made",
-            "prepare with a larger --held-out, or give more text",
+            "run `bertkit prepare` with a larger --held-out, or add more text",
         )
     ]
     comparable = kept.copies.hashes[seen.copies.is_sampled(kept.copies.hashes)]
@@ -157,17 +161,17 @@ def check_held_out(seen: Scan, kept: Scan) -> list[Finding]:
                 "held-out-copies",
                 share,
                 {"share": share, "compared": len(comparable)},
-                f"{percent(share)} of {len(comparable):,} different held-out documents are also "
+                f"{percent(share)} of {len(comparable):,} distinct held-out documents are also "
                 "training documents",
-                "their texts differ only in what the tokenizer ignores (case, white space): remove "
-                "the copies from the text, else the held-out loss flatters",
+                "remove the copies, whose text differs only in what the tokenizer ignores (case, "
+                "white space): with them the held-out loss is too low",
             )
         )
     return findings
 
 
 def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> list[Finding]:
-    """Documents that came before, and sentences that are everywhere."""
+    """Check for duplicate documents and for sentences that are repeated many times."""
     copies, repeats = seen.copies, seen.repeats
     share = copies.copied_tokens / copies.all_tokens
     of_documents = copies.copies / copies.texts
@@ -177,8 +181,8 @@ def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> 
         {"documents": of_documents, "tokens": share, "looked_at": copies.looked_at},
         f"{percent(of_documents)} of documents, with {percent(share)} of the tokens, are exact "
         f"copies of earlier ones ({copies.looked_at} compared)",
-        "remove the copies from the text: the network learns them by heart, and the loss says "
-        "less and less",
+        "remove the copies, for example with `bertkit clean`: the network memorizes them, and the "
+        "training loss no longer shows how well it generalizes",
     )
     if not repeats.texts:
         return [duplicates]
@@ -188,16 +192,16 @@ def check_copies(store: TokenStore, seen: Scan, tokenizer: Tokenizer | None) -> 
         "repeated-sentences",
         share,
         {"tokens": share, "most": most, "sentence": quoted, "looked_at": repeats.looked_at},
-        f"{percent(share)} of the tokens of sentences of {SHORT_SENTENCE} and more are in copies "
-        f"of earlier ones ({repeats.looked_at} compared); the commonest comes {most:,} times"
-        + (f': "{quoted}"' if quoted and most > 1 else ""),
-        "remove what is no text (menus, licences, templates) and copied lines before preparing",
+        f"{percent(share)} of the tokens in sentences of at least {SHORT_SENTENCE} tokens are in "
+        f"copies of earlier sentences ({repeats.looked_at} compared); the most frequent sentence "
+        f"occurs {most:,} times" + (f': "{quoted}"' if quoted and most > 1 else ""),
+        "remove boilerplate (menus, licences, templates) and copied lines before `bertkit prepare`",
     )
     return [duplicates, repeated]
 
 
 def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer | None) -> str:
-    """The beginning of the sentence that comes most often."""
+    """Return the beginning of the most frequent sentence, or "" without a tokenizer."""
     if tokenizer is None:
         return ""
     place = int(repeats.places[repeats.counts.argmax()])
@@ -208,32 +212,32 @@ def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer
 
 
 def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
-    """Documents too short, and sentences too long, to make pairs of."""
+    """Check for documents that are too short, and sentences that are too long, to form pairs."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
     findings = [
         judge_value(
             "one-sentence-documents",
             single,
             {"share": single},
-            f"{percent(single)} of {seen.documents:,} documents have one sentence, which can only "
-            "be followed by a random one",
+            f"{percent(single)} of {seen.documents:,} documents have only one sentence, so their "
+            "next sentence is always random",
             "join lines that belong together into documents (in plain text only a blank line ends "
-            "one), or split sentences (prepare --language)",
+            "a document), or split sentences (`bertkit prepare --language`)",
         ),
         judge_value(
             "long-sentences",
             long,
             {"share": long},
             f"{percent(long)} of tokens are in sentences of more than {LONG_SENTENCE} tokens",
-            "sentences were not split: prepare with the --language of the text, and check that it "
-            "has punctuation",
+            "split sentences by running `bertkit prepare` with the --language of the text, and "
+            "check that the text has punctuation",
         ),
     ]
     return findings if sentences == "next" else findings[1:]
 
 
 def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:
-    """Whether the vocabulary is made for this text, by the counts of its pieces."""
+    """Check by its token counts that the vocabulary suits this text."""
     counts, _ = try_check(lambda: store.unigrams)
     if counts is None or tokenizer is None or not counts.sum():
         return []
@@ -244,7 +248,7 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
     spare = {index for index, piece in enumerate(tokenizer.vocabulary) if is_spare(piece)}
     ordinary = np.array([index not in spare for index in range(tokenizer.size)])
     unused = float((counts[ordinary] == 0).mean()) if ordinary.any() else 0.0
-    learn = "learn a vocabulary from this text (bertkit learn), or take one of its language"
+    learn = "learn a vocabulary from this text (`bertkit learn`), or use one of its language"
     return [
         judge_value(
             "unknown-pieces",
@@ -257,19 +261,20 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
             "fertility",
             fertility,
             {"pieces_a_word": fertility},
-            f"{fertility:.2f} pieces a word (punctuation marks are words)",
-            f"the vocabulary breaks words into crumbs: {learn}, or a larger one",
+            f"{fertility:.2f} tokens per word (punctuation marks count as words)",
+            f"the vocabulary splits words into too many tokens: {learn}, or a larger one",
         ),
         judge_value(
             "unused-vocabulary",
             unused,
             {"share": unused, "pieces": int(ordinary.sum())},
-            f"{percent(unused)} of {int(ordinary.sum()):,} pieces never come in the training text",
-            f"their embeddings are never trained: {learn}, or a smaller one",
+            f"{percent(unused)} of {int(ordinary.sum()):,} tokens of the vocabulary never occur in "
+            "the training text",
+            f"the embeddings of these tokens are never trained: {learn}, or a smaller one",
         ),
     ]
 
 
 def is_spare(piece: str) -> bool:
-    """Whether a piece is not meant to be in text."""
+    """Return whether a token is a special or an `[unused...]` one, which text does not contain."""
     return piece in SPECIAL_TOKENS or piece.startswith("[unused")

@@ -1,8 +1,8 @@
-"""A finding: what was measured, how bad that is, and what to change.
+"""Findings: what was measured, how severe it is, and what to change.
 
-`THRESHOLDS` holds every finding there is with the number from which it is worth a notice or is a
-problem; docs/doctor.md explains them, and a test keeps the two equal. A finding without limits is
-judged by the rule that its check describes.
+`THRESHOLDS` lists every finding with the numbers from which it is a notice or a problem;
+docs/doctor.md explains them, and a test keeps the two equal. The severity of a finding without
+limits follows from the rule that its check describes.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SEVERITIES = ("ok", "notice", "problem")
-"""From good to bad."""
+"""The severities, from best to worst."""
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """From which number on something is worth a notice, and from which it is a problem."""
+    """The numbers from which a measured value is a notice and a problem."""
 
     notice: float = math.inf
     problem: float = math.inf
     unit: str = "share"
-    """share (written in per cent), or what is counted."""
+    """The unit of the value: share (shown in per cent), or the name of what is counted."""
     low: bool = False
-    """Whether small numbers are the bad ones; limits that are not used are then -inf."""
+    """Whether low values are the bad ones; an unused limit is then -inf."""
 
     def grade(self, value: float) -> str:
-        """The severity of a number."""
+        """Return the severity of a value."""
         sign = -1 if self.low else 1
         if sign * value >= sign * self.problem:
             return "problem"
         return "notice" if sign * value >= sign * self.notice else "ok"
 
     def written(self, value: float) -> str:
-        """A limit as the documentation has it."""
+        """Return a limit in the form in which docs/doctor.md shows it."""
         if not math.isfinite(value):
             return "-"
         return percent(value) if self.unit == "share" else f"{value:,.10g} {self.unit}".strip()
 
 
 RULE = Threshold(unit="rule")
-"""No single number decides; the check says what does."""
+"""The entry of findings that no single number decides: their check describes the rule."""
 
 STORE_LIMITS = {
     "files": RULE,
@@ -63,7 +63,7 @@ STORE_LIMITS = {
     "cut-tokens": Threshold(0.4, 0.7),
     "pair-shortcut": Threshold(0.9, 0.97),
 }
-"""What can be found in a token store."""
+"""The findings about a token store, with their limits."""
 
 RUN_LIMITS = {
     "state": RULE,
@@ -88,40 +88,40 @@ RUN_LIMITS = {
     "throughput": Threshold(0.7, -math.inf, low=True),
     "matmul-share": Threshold(0.05, -math.inf, low=True),
 }
-"""What can be found in a run."""
+"""The findings about a pre-training run, with their limits."""
 
 THRESHOLDS = STORE_LIMITS | RUN_LIMITS
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     """A key of `THRESHOLDS`."""
     severity: str
-    """ok, notice or problem."""
+    """One of ok, notice and problem."""
     numbers: dict[str, Any]
-    """What was measured, by name."""
+    """The measured values, by name."""
     meaning: str
-    """What the numbers say, in words and with the main one."""
+    """A sentence that states the most important values and what they mean."""
     change: str = ""
-    """What to do about it; nothing where all is well."""
+    """Advice on what to change; empty if the severity is ok."""
 
     def lines(self) -> list[str]:
-        """One line with the severity first, and under it what to change."""
+        """Return a line that starts with the severity and, if there is advice, a second with it."""
         first = f"{self.severity:<8} {self.name}: {self.meaning}"
         return [first, f"{'':<8} > {self.change}"] if self.change else [first]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 
 def make_finding(
     name: str, severity: str, numbers: dict[str, Any], meaning: str, change: str = ""
 ) -> Finding:
-    """A finding whose severity a rule has decided; advice is kept only where it is needed."""
+    """Return a finding whose severity a rule has decided; an ok finding carries no advice."""
     assert name in THRESHOLDS, name
     assert severity in SEVERITIES, severity
     return Finding(name, severity, numbers, meaning, "" if severity == "ok" else change)
@@ -130,17 +130,17 @@ def make_finding(
 def judge_value(
     name: str, value: float, numbers: dict[str, Any], meaning: str, change: str = ""
 ) -> Finding:
-    """A finding whose severity follows from one number and its limits."""
+    """Return a finding whose severity follows from one value and the limits of this name."""
     return make_finding(name, THRESHOLDS[name].grade(value), numbers, meaning, change)
 
 
 def worst_severity(severities: Iterable[str]) -> str:
-    """The worst of some severities; ok where there is none."""
+    """Return the worst of some severities, or ok if there are none."""
     return max(severities, key=SEVERITIES.index, default="ok")
 
 
 def percent(value: float) -> str:
-    """A share in per cent, with two digits where it is small, and 100 only where it is whole."""
+    """Format a share in per cent: two digits below 10 %, and 100 % only for exactly 1."""
     if 0 < value < 1e-5:
         return "less than 0.001%"
     text = f"{100 * value:.2g}%" if value < 0.1 else f"{value:.0%}"
@@ -150,34 +150,34 @@ def percent(value: float) -> str:
 PAIR_LABELS = {
     "next": (
         "a random next sentence",
-        "a document or chunk of one sentence can only be 'random': give whole documents, split "
-        "sentences (prepare --language), or raise phases.lengths",
+        "the next sentence of a document or chunk of one sentence is always random: provide whole "
+        "documents, split sentences (`bertkit prepare --language`), or raise phases.lengths",
     ),
     "order": (
         "A and B swapped",
-        "a document of one piece cannot be swapped: give whole documents",
+        "a document of one token cannot be swapped: provide whole documents",
     ),
 }
-"""How sentences are trained on -> what label 1 says of an example, and how to balance labels."""
+"""`PairOptions.sentences` -> what label 1 means, and advice on how to balance the labels."""
 
 
 def pair_findings(
     random_share: float, cut_share: float, where: str, sentences: str = "next"
 ) -> list[Finding]:
-    """What the measured examples say: label balance and tokens cut off.
+    """Return the findings about label balance and truncated tokens of measured examples.
 
     Args:
-        random_share: share of examples with label 1.
-        cut_share: share of the drawn tokens that truncation took.
-        where: which examples these are, in words.
-        sentences: how they are cut; without a loss on pairs there are no labels to balance.
+        random_share: the share of examples with label 1.
+        cut_share: the share of the drawn tokens that truncation removes.
+        where: a phrase that says which examples were measured.
+        sentences: how the examples are cut; label balance is only judged if pairs have a loss.
     """
     commoner = max(random_share, 1 - random_share)
     balance = []
     if sentences in PAIR_LABELS:
         label, change = PAIR_LABELS[sentences]
-        said = f"{percent(random_share)} of {where} have {label} (half is meant): always saying "
-        said += f"the commoner label gets {percent(commoner)} right"
+        said = f"{percent(random_share)} of {where} have {label} (50% intended): always predicting "
+        said += f"the more frequent label is {percent(commoner)} accurate"
         numbers = {"random_share": random_share}
         balance = [judge_value("label-balance", commoner, numbers, said, change)]
     return [
@@ -186,8 +186,8 @@ def pair_findings(
             "cut-tokens",
             cut_share,
             {"cut_share": cut_share},
-            f"truncation takes {percent(cut_share)} of the tokens drawn for {where}",
-            "sentences are long beside the examples: raise phases.lengths, or split the text into "
-            "sentences (prepare --language)",
+            f"truncation removes {percent(cut_share)} of the tokens drawn for {where}",
+            "sentences are long compared with the examples: raise phases.lengths, or split the "
+            "text into sentences (`bertkit prepare --language`)",
         ),
     ]

@@ -1,11 +1,11 @@
-"""Whether a run learns: the plateau, ELECTRA's replaced pieces, overfitting.
+"""Checks of whether a run learns: the plateau, ELECTRA's replaced tokens, overfitting.
 
-Two losses can be reached without using any context. One is the unigram entropy: guess every piece
-by its frequency. The other is lower, because a target is not always masked (paper A.1: of the
-targets 10 % are kept and 10 % become a random piece): repeat the piece that is seen, where it is
-likelier to be kept than random. Runs stay at this second loss until attention forms, for long where
-the learning rate is low or the batch is small; that is the plateau near 7 of which so many reports
-speak (google-research/bert#746, huggingface/transformers#3983).
+Two losses can be reached without using any context. One is the unigram entropy: predict every token
+by its frequency. The other, the copying loss, is lower, because not every target is masked (paper
+A.1: 10 % of the targets are kept and 10 % are replaced by a random token): repeat the token at the
+target if it is more likely kept than random. Runs stay at the copying loss until attention forms,
+which takes long if the learning rate is low or the batch is small; this is the plateau near 7 that
+many issues report (google-research/bert#746, huggingface/transformers#3983).
 """
 
 from __future__ import annotations
@@ -35,56 +35,56 @@ from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import SPECIALS
 
 CONTEXT_MARGIN = 0.03
-"""Of the unigram entropy: a loss so far below the copying loss uses context."""
+"""A loss this far below the copying loss uses context, as a share of the unigram entropy."""
 LEVEL = 0.02
-"""Of the unigram entropy: a loss that falls less from a third of a phase to the next is level."""
+"""A loss that falls less than this between thirds of a phase is level (share of that entropy)."""
 EARLY_EXAMPLES = 500_000
-"""Before so many examples..."""
+"""The number of examples before which, if `EARLY_UPDATES` holds too, a plateau is expected."""
 EARLY_UPDATES = 10_000
-"""... and so many updates, and half of the run, the plateau is no surprise."""
+"""The number of updates before which a plateau is expected in the first half of a run."""
 GUESSING_UPDATES = 500
-"""So many updates after the warm-up no loss should be at the unigram entropy itself."""
+"""The number of updates after the warm-up by which the loss should be below the unigram entropy."""
 MEANINGFUL_GAP = 0.1
-"""In nats: without such a gap to the training loss, a risen held-out loss is no overfitting."""
-NEXT_PIECE = "at best, where each [CLS] and [SEP] is known,"
-"""What the second level is where the next piece is the target and there is nothing to repeat."""
+"""The gap to the training loss, in nats, below which a rising held-out loss is no overfitting."""
+NEXT_PIECE = "also predicting every [CLS] and [SEP]"
+"""How the second loss is reached if the next token is the target, so that none can be repeated."""
 RISE = Threshold(0.05, 0.2, "nats")
-"""Of the held-out loss above its lowest value."""
+"""The limits for the rise of the held-out loss above its lowest value."""
 
 
 def copying_loss(unigrams: np.ndarray, mask_share: float, random_share: float) -> float:
-    """The MLM loss, in nats, of the best guesser that sees only the piece at the target itself.
+    """Return the MLM loss, in nats, of the best predictor that sees only the token at the target.
 
-    Let p be the frequencies, k the share of targets kept, r the share replaced by one of V pieces.
-    A masked target is guessed by p. A piece w that is seen there was kept with probability
-    c = k p(w) / (k p(w) + r / V), so w gets c + (1 - c) p(w) and any other piece (1 - c) p.
+    Let p be the frequencies, k the share of targets kept, r the share replaced by one of V tokens.
+    A masked target is predicted by p. A token w seen at the target was kept with probability
+    c = k p(w) / (k p(w) + r / V), so w gets c + (1 - c) p(w) and any other token (1 - c) p.
 
     Args:
-        unigrams: (V,) counts.
-        mask_share: of targets that become [MASK].
-        random_share: of targets that become a random piece.
+        unigrams: (V,) token counts.
+        mask_share: the share of targets that become [MASK].
+        random_share: the share of targets that become a random token.
     """
     p = unigrams / unigrams.sum()
     seen = p > 0
     entropy = -float((p[seen] * np.log(p[seen])).sum())
     k, r = max(0.0, 1 - mask_share - random_share), random_share
-    if k == 0 or r == 0:  # nothing to repeat, or always to be repeated
+    if k == 0 or r == 0:  # a visible target is never, or always, the original token
         return (mask_share + r) * entropy
     kept = k * p / (k * p + r / len(p))
-    repeated = np.log((kept + (1 - kept) * p)[seen])  # of guessing the piece that is seen
+    repeated = np.log((kept + (1 - kept) * p)[seen])  # if the target is the visible token
     other = np.log1p(-kept)
     if_kept = -float((p[seen] * repeated).sum())
     same = float((p[seen] * (repeated - other[seen] - np.log(p[seen]))).sum()) / len(p)
-    if_random = entropy - float(other.mean()) - same  # it may be the same piece by chance
+    if_random = entropy - float(other.mean()) - same  # the random token may equal the original
     return mask_share * entropy + k * if_kept + r * if_random
 
 
 def blind_losses(run: RunRecords) -> tuple[float, float] | None:
-    """(unigram entropy, copying loss) of a run; None where its journal has no entropy."""
+    """Return (unigram entropy, copying loss) of a run, or None if its journal has no entropy."""
     entropy = run.baseline("unigram_entropy")
     if entropy is None or entropy <= 0:
         return None
-    if run.words == "lm":  # every token but one is a target: [SEP] and [CLS], too, which are easy
+    if run.words == "lm":  # all tokens but one are targets, including [CLS] and [SEP]: easy ones
         targets = sum(finite_number(record, "targets") or 0 for record in run.steps)
         specials = SPECIALS - 1 - (run.sentences == "single")
         easy = min(0.5, specials * run.sequences / max(1, targets))
@@ -99,11 +99,14 @@ def blind_losses(run: RunRecords) -> tuple[float, float] | None:
 
 
 def store_unigrams(run: RunRecords, entropy: float) -> np.ndarray | None:
-    """The counts behind the run's baseline, where its store is there, whole and unchanged."""
+    """Return the token counts behind the run's baseline, or None if they are not available.
+
+    They are unavailable if the store cannot be reached, is damaged, or has changed.
+    """
     try:
         counts = None if run.store is None else run.store.unigrams
     except (OSError, ValueError, BertkitError):
-        return None  # the store's own findings say so
+        return None  # the findings about the store report this
     if counts is None or not counts.sum():
         return None
     shares = counts[counts > 0] / counts.sum()
@@ -112,12 +115,12 @@ def store_unigrams(run: RunRecords, entropy: float) -> np.ndarray | None:
 
 
 def uses_context(level: float, entropy: float, copying: float) -> bool:
-    """Whether a loss is below what can be had without context."""
+    """Return whether a loss is clearly below what can be reached without context."""
     return level < copying - CONTEXT_MARGIN * entropy
 
 
 def is_early(run: RunRecords) -> bool:
-    """Whether a run that has not learnt yet may simply need more updates."""
+    """Return whether a run that has not learned yet may simply need more updates."""
     total = run.total_steps
     half_made = total is not None and run.last_step >= total / 2
     few = run.sequences < EARLY_EXAMPLES and run.last_step < EARLY_UPDATES
@@ -125,17 +128,17 @@ def is_early(run: RunRecords) -> bool:
 
 
 def last_level(run: RunRecords) -> float | None:
-    """The words' loss now: the mean of the last sixth of the present phase."""
+    """Return the current token loss: the mean over the last sixth of the current phase."""
     records = run.present()
     return mean(records[-max(1, len(records) // 6) :], f"{run.words}_loss", "targets")
 
 
 def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
-    """Whether the loss is one that needs no context, and whether that is to be worried about.
+    """Check whether the loss has fallen below what can be reached without context.
 
     Args:
-        run: what was written down.
-        causes: names of problems that would keep it there, for the advice.
+        run: the run's records.
+        causes: the names of problems that could cause a plateau; the advice lists them.
     """
     blind, level = blind_losses(run), last_level(run)
     if blind is None or level is None:
@@ -154,10 +157,10 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
         "updates": run.last_step,
         "examples": run.sequences,
     }
-    said = f"{run.words_name} loss {level:.3f}; without context, guessing by frequency reaches "
+    said = f"{run.words_name} loss {level:.3f}; without context, predicting by frequency reaches "
     said += f"{entropy:.3f}, and "
-    said += "repeating what is seen at the target itself" if run.words == "mlm" else NEXT_PIECE
-    said += f" {copying:.3f}"
+    said += "repeating the token seen at the target" if run.words == "mlm" else NEXT_PIECE
+    said += f" reaches {copying:.3f}"
     if uses_context(level, entropy, copying):
         return [make_finding("plateau", "ok", numbers, said)]
     guessing = level > (entropy + copying) / 2 and copying < (1 - LEVEL) * entropy
@@ -169,12 +172,12 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
 
 
 def plateau_severity(run: RunRecords, *, guessing: bool, is_level: bool) -> str:
-    """How bad a loss without context is.
+    """Return the severity of a loss that needs no context.
 
     Args:
-        run: how far it is decides.
-        guessing: the loss is nearer to the unigram entropy than to the copying loss.
-        is_level: the loss does not fall any more.
+        run: the run's records, which tell how far it has got.
+        guessing: whether the loss is nearer to the unigram entropy than to the copying loss.
+        is_level: whether the loss has stopped falling.
     """
     after = run.last_step - (run.setting("training", "warmup_steps") or 0)
     if run.finished or (is_level and guessing and after > GUESSING_UPDATES):
@@ -185,32 +188,32 @@ def plateau_severity(run: RunRecords, *, guessing: bool, is_level: bool) -> str:
 
 
 def plateau_advice(run: RunRecords, guessing: bool, causes: Sequence[str]) -> str:
-    """What to change about a loss that uses no context."""
+    """Return advice on what to change if the loss needs no context."""
     rate = run.setting("training", "learning_rate")
     now = "" if rate is None else f" (now {rate:g})"
-    advice = f"mend first: {', '.join(causes)}; " if causes else ""
+    advice = f"fix first: {', '.join(causes)}; " if causes else ""
     if run.words == "lm":
         return advice + (
-            "the network looks at nothing yet, not even at the neighbour: see learning-rate-high "
-            f"and learning-rate-low{now}; after few updates, train on"
+            "the network does not use any context yet, not even the neighboring token: see "
+            f"learning-rate-high and learning-rate-low{now}; if it has made few updates, train on"
         )
     if guessing:
         return advice + (
-            "not even kept pieces are repeated, which takes some hundred updates: see "
-            "learning-rate-high and learning-rate-low; after few updates, train on"
+            "the network does not even repeat kept tokens, which takes some hundred updates: see "
+            "learning-rate-high and learning-rate-low; if it has made few updates, train on"
         )
     return advice + (
-        "attention has not formed. What brings it sooner: shorter examples in the first phase "
-        "(phases.lengths 64), more of them in an update (phases.batch_sizes), "
-        f"training.learning_rate up to 2e-3 for narrow networks{now}, model.dropout 0 for small "
-        "ones, more updates"
+        "attention has not formed yet. It forms sooner with shorter examples in the first phase "
+        "(phases.lengths 64), more examples per update (phases.batch_sizes), a higher "
+        f"training.learning_rate (up to 2e-3 for narrow networks{now}), model.dropout 0 for small "
+        "networks, or more updates"
     )
 
 
 def check_replaced(run: RunRecords) -> list[Finding]:
-    """Whether ELECTRA's discriminator, the network that is kept, beats a blind guess.
+    """Check that ELECTRA's discriminator, the network that is kept, is better than chance.
 
-    Who looks at nothing reaches the entropy of the share of replaced pieces.
+    Input-independent prediction reaches the entropy of the share of replaced tokens.
     """
     records = third_of(run.present(), 2)
     names = ("rtd_loss", "rtd_accuracy", "rtd_share")
@@ -225,18 +228,20 @@ def check_replaced(run: RunRecords) -> list[Finding]:
             "replaced-chance",
             severity,
             {"loss": loss, "blind_loss": blind, "accuracy": accuracy, "share": share},
-            f"replaced-token loss {loss:.4f} at the end; without looking, by the share of replaced "
-            f"pieces ({percent(share)}), {blind:.4f}; {percent(accuracy)} are right",
-            "the network that is kept has learnt nothing: mend the plateau first; a generator of "
-            "another size (objectives.generator_share) or more updates help, too",
+            f"replaced-token loss {loss:.4f} at the end; the input-independent baseline, by the "
+            f"share of replaced tokens ({percent(share)}), is {blind:.4f}; {percent(accuracy)} of "
+            "the predictions are right",
+            "the discriminator, which is the network that is kept, has learned nothing: fix the "
+            "plateau first; another generator size (objectives.generator_share) or more updates "
+            "also help",
         )
     ]
 
 
 def check_overfitting(run: RunRecords) -> list[Finding]:
-    """Whether the held-out loss is far above the training loss, or rises.
+    """Check whether the held-out loss is far above the training loss, or rises.
 
-    The held-out masks are 80/10/10 always, so masked models with others are not judged.
+    Held-out masking is always 80/10/10, so runs with other masking shares are not judged.
     """
     shares = (run.setting("masking", "mask_share"), run.setting("masking", "random_share"))
     masks_differ = run.words == "mlm" and shares not in {(0.8, 0.1), (None, None)}
@@ -263,9 +268,9 @@ def check_overfitting(run: RunRecords) -> list[Finding]:
             worst_severity([THRESHOLDS["overfitting"].grade(gap), risen]),
             {"gap": gap, "rise": rise, "best_step": best, "epochs": run.epochs},
             f"held-out {run.words_name} loss {held_out:.3f} is {gap:+.3f} from the training loss "
-            f"{training:.3f}; its lowest, {lowest:.3f}, was at update {best:,}"
+            f"{training:.3f}; its minimum, {lowest:.3f}, was at update {best:,}"
             + (f"; the corpus was read {run.epochs:.1f} times" if run.epochs else ""),
-            "the corpus is learnt by heart: give more text, fewer updates, model.dropout 0.1, or a "
-            "smaller network",
+            "the network memorizes the corpus: use more text, fewer updates, model.dropout 0.1, or "
+            "a smaller network",
         )
     ]

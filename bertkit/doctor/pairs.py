@@ -1,9 +1,9 @@
-"""Sentence pairs (section 3.1): what those of a store are like, and whether a run learns from them.
+"""Checks of sentence pairs (section 3.1): the pairs that a store yields, and what a run learns.
 
-Of a store: label balance, tokens cut, shortcuts. A next-sentence task teaches nothing where its
-answer shows without reading: in the lengths, or in whether A and B have words in common. How far
-one such number gets is measured: the best threshold on it is chosen on one half of a sample and
-tried on the other.
+A store is checked for label balance, truncated tokens and shortcuts. A next-sentence task teaches
+nothing if its label can be predicted without reading: from the lengths, or from whether A and B
+have words in common. To measure how predictive such a feature is, the best threshold on it is
+chosen on one half of a sample and evaluated on the other.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ from bertkit.doctor.records import (
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 
 LENGTH = 128
-"""Tokens of the examples: those of the paper's first phase (A.2)."""
+"""The length of the examples in tokens: that of the paper's first phase (A.2)."""
 PAIR_SAMPLE = 4_000
-"""Pairs that are looked at for shortcuts."""
+"""The maximum number of pairs that are checked for shortcuts."""
 MIN_PAIRS = 200
-"""Of fewer pairs nothing can be said."""
+"""The minimum number of pairs for a check for shortcuts."""
 LIMIT_OF_BALANCE = 0.9
-"""Where one label is commoner than this, the balance is the finding, and shortcuts are not."""
+"""The share of one label from which only the balance is reported, and no shortcut."""
 CHANCE = 0.03
-"""Accuracy on pairs so little above the commoner label's share is chance."""
+"""An accuracy on pairs less than this above the majority baseline counts as chance."""
 FEWEST_PAIRS = 500
-"""Of fewer examples no accuracy is judged."""
+"""The minimum number of examples to judge an accuracy."""
 RIGHT_AWAY = 0.95
-"""Accuracy on pairs that nothing but a shortcut reaches on the plateau."""
+"""An accuracy on pairs that only a shortcut reaches while the run is on the plateau."""
 
 QUESTIONS = {
     "nsp": (
         "next-sentence labels",
-        "B must really follow A: check that documents are whole and in order, not shuffled "
-        "lines; longer examples help, too",
-        "look at pair-shortcut, label-balance and one-sentence-documents of the store; make "
-        "documents of one language and kind",
+        "B must really follow A: check that documents are complete and in their original order, "
+        "not shuffled lines; longer examples also help",
+        "see pair-shortcut, label-balance and one-sentence-documents of the store; use documents "
+        "of one language and genre",
     ),
     "sop": (
         "sentence-order labels",
-        "sentences must stand in their order: check that documents are not shuffled lines; longer "
-        "examples help, too",
-        "look at pair-shortcut of the store: something marks where a document begins, such as a "
-        "title or a template",
+        "sentences must be in their original order: check that documents are not shuffled lines; "
+        "longer examples also help",
+        "see pair-shortcut of the store: something, such as a title or a template, marks where a "
+        "document begins",
     ),
 }
-"""The pairs' objective as the journal has it -> its labels, and what to change about it where they
-are not learnt, and where they are learnt without reading."""
+"""The journal's name of the pair objective -> the name of its labels, the advice if they are not
+learned, and the advice if they are learned without reading."""
 
 
 def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -> list[Finding]:
-    """Make the examples of the first shards that have two documents, and look at them.
+    """Check the examples made from the first shards that together have two documents.
 
     Args:
         store: the training split.
-        shards: its undamaged shards.
-        sentences: how examples are cut, as in `examples.pairs.PairOptions`.
+        shards: the indices of its undamaged shards.
+        sentences: how examples are cut, as in `pretraining_data.pairs.PairOptions`.
     """
     chosen = first_window(store, shards)
     if not chosen:
@@ -82,7 +82,7 @@ def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -
     rows = plan_block(store, chosen, options, 0, 0, 0)
     measured = measure_pairs(rows, LENGTH)
     where = f"{measured.examples:,} examples of length {LENGTH}"
-    where += "" if len(chosen) == len(store.shards) else " (the first of the corpus)"
+    where += "" if len(chosen) == len(store.shards) else " (from the start of the corpus)"
     findings = pair_findings(measured.random_share, measured.cut_share, where, sentences)
     if sentences not in PAIR_LABELS:
         return findings
@@ -97,18 +97,19 @@ def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -
         "pair-shortcut",
         reached[best],
         {"accuracy": reached[best], "by": best, "pairs": len(sample)},
-        f"without reading, by {best} alone, {percent(reached[best])} of the labels are right "
-        f"(the commoner label: {percent(most)}; {len(sample):,} pairs)",
-        "documents have too little in common, so next-sentence prediction teaches nothing: join "
-        "documents of one topic or language into a corpus of their own, or train without it"
+        f"without reading, {best} alone predicts {percent(reached[best])} of the labels correctly "
+        f"(the more frequent label: {percent(most)}; {len(sample):,} pairs)",
+        "documents have too little in common, so next-sentence prediction teaches nothing: put "
+        "documents of one topic or language into a separate corpus, or train without NSP"
         if sentences == "next"
-        else "the order of sentences shows without reading, so it teaches nothing: leave it out",
+        else "sentence order can be predicted without reading, so it teaches nothing: train "
+        "without it",
     )
     return [*findings, shortcut]
 
 
 def first_window(store: TokenStore, shards: list[int]) -> list[int]:
-    """As few of the shards, from the first, as have two documents; none if all have fewer."""
+    """Return the fewest leading shards with two documents in total, or [] if there are not two."""
     documents = 0
     for count, shard in enumerate(shards, start=1):
         documents += len(store.arrays(shard).documents) - 1
@@ -118,46 +119,49 @@ def first_window(store: TokenStore, shards: list[int]) -> list[int]:
 
 
 def pair_features(store: TokenStore, rows: np.ndarray) -> dict[str, np.ndarray]:
-    """Numbers that take no reading; each (pairs,).
+    """Compute features of pairs that take no understanding of the text.
 
     Args:
-        store: where the rows point.
-        rows: a table of `examples.pairs.ROW`.
+        store: the store that the rows refer to.
+        rows: (pairs,) examples of `pretraining_data.pairs.EXAMPLE_DTYPE`.
+
+    Returns:
+        Feature name -> (pairs,) values.
     """
     common = np.zeros(len(rows))
     for index, row in enumerate(rows):
         a, b = (side_ids(store, row, side) for side in "ab")
-        least = max(1, min(len(a), len(b)))  # of a sentence of one piece that is cut, B is empty
+        least = max(1, min(len(a), len(b)))  # B can be empty if a sentence has one token
         common[index] = len(np.intersect1d(a, b, assume_unique=True)) / least
     return {
-        "the pieces that A and B share": common,
+        "the share of tokens that A and B have in common": common,
         "the length of A": rows["a_length"],
         "the length of B": rows["b_length"],
-        "the length of both": rows["a_length"] + rows["b_length"],
+        "the total length": rows["a_length"] + rows["b_length"],
     }
 
 
 def side_ids(store: TokenStore, row: np.void, side: str) -> np.ndarray:
-    """The different ids of A or of B."""
+    """Return the distinct token ids of one side of a pair, "a" or "b"."""
     start = int(row[f"{side}_start"])
     tokens = store.arrays(int(row[f"{side}_shard"])).tokens
     return np.unique(tokens[start : start + int(row[f"{side}_length"])])
 
 
 def stump(values: np.ndarray, labels: np.ndarray) -> float:
-    """Accuracy, on the second half, of the best threshold on the first half.
+    """Return the accuracy, on the second half, of the threshold that is best on the first half.
 
     Args:
-        values: (pairs,) numbers.
-        labels: (pairs,) bool.
+        values: (pairs,) feature values.
+        labels: (pairs,) bool labels.
     """
     half = len(values) // 2
     order = np.argsort(values[:half], kind="stable")
     ranked, answers = values[:half][order], labels[:half][order]
     true_before = np.concatenate([[0], np.cumsum(answers)])
     places = np.arange(half + 1)
-    right = true_before + (half - places) - (true_before[-1] - true_before)  # true below a cut
-    ends = np.concatenate([[True], ranked[1:] != ranked[:-1], [True]])  # equal ones stay together
+    right = true_before + (half - places) - (true_before[-1] - true_before)  # if true below the cut
+    ends = np.concatenate([[True], ranked[1:] != ranked[:-1], [True]])  # never cut equal values
     below = bool(right[ends].max() >= half - right[ends].min())
     score = np.where(ends, right if below else half - right, -1)
     cut = int(score.argmax())
@@ -167,7 +171,7 @@ def stump(values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def check_next_sentence(run: RunRecords) -> list[Finding]:
-    """Whether the pairs' labels are at chance, or were solved before the words were."""
+    """Check whether pair accuracy is at chance, or high before the token objective is learned."""
     if not run.pairs:
         return []
     records = third_of(run.present(), 2)
@@ -189,16 +193,16 @@ def check_next_sentence(run: RunRecords) -> list[Finding]:
         "next-sentence-chance",
         severity,
         {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
-        f"{percent(accuracy)} of {labels} are right at the end; the commoner label alone gets "
+        f"{percent(accuracy)} of {labels} are right at the end; the more frequent label alone gets "
         f"{percent(majority)}; {run.sequences:,} examples"
-        + ("; it comes after the plateau" if at_chance and not learns else ""),
+        + ("; it is only learned after the plateau" if at_chance and not learns else ""),
         change,
     )
     return [chance, *check_easy(run)]
 
 
 def check_easy(run: RunRecords) -> list[Finding]:
-    """Whether pairs were told apart while the words were still guessed blindly."""
+    """Check whether pair labels were predicted while the token loss still used no context."""
     blind, majority = blind_losses(run), run.baseline("nsp_majority")
     if majority is None or majority >= RIGHT_AWAY or blind is None:
         return []
@@ -212,9 +216,9 @@ def check_easy(run: RunRecords) -> list[Finding]:
         and not uses_context(loss, *blind)
     ]
     said = f"{len(leaks):,} journal lines have {percent(RIGHT_AWAY)} of {labels} right "
-    said += "while the words are still guessed without context"
+    said += "while tokens are still predicted without context"
     if leaks:
-        said += f", the first at update {record_step(leaks[0]):,}: labels show without reading"
+        said += f", the first at update {record_step(leaks[0]):,}: a shortcut reveals the labels"
     return [
         make_finding(
             "next-sentence-easy",

@@ -1,4 +1,4 @@
-"""Whether the learning rate suits the run: divergence, no progress, gradients, schedule (A.2)."""
+"""Checks of the learning rate: divergence, lack of progress, gradient norms, schedule (A.2)."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from bertkit.doctor.learning import LEVEL, blind_losses, last_level, uses_contex
 from bertkit.doctor.records import Record, RunRecords, mean, record_step, values
 
 SPREAD = 0.35
-"""Standard deviation of one target's loss over the unigram entropy; typical of text."""
+"""The standard deviation of one target's loss divided by the unigram entropy, typical of text."""
 SURE = 4.0
-"""Standard errors by which a rise of the loss must be more than chance."""
+"""The number of standard errors that a rise of the loss must exceed to be more than chance."""
 SMOOTHING = 20
-"""A phase is looked at in so many stretches, each averaged."""
+"""The loss of a phase is smoothed by a moving average over 1 / SMOOTHING of its journal lines."""
 SETTLED = 200
-"""Updates after the warm-up by which a loss has reached the unigram entropy."""
+"""The number of updates after the warm-up by which the loss reaches the unigram entropy."""
 SPENT = 0.01
-"""A learning rate below this share of the peak changes nothing more."""
+"""The share of the peak below which a learning rate no longer changes anything."""
 FEWEST_NORMS = 10
-"""Of fewer journal lines gradients are not judged."""
+"""The minimum number of journal lines to judge gradient norms or the schedule."""
 
 
 class Rise(NamedTuple):
     """The largest rise of the training loss within a phase."""
 
     height: float
-    """In nats, from the lowest value before it."""
+    """The height in nats above the lowest value before it."""
     limit: float
-    """Up to here it is chance, or too little to matter."""
+    """The height up to which a rise is chance, or too small to matter."""
     step: int
-    """Where the loss was highest."""
+    """The update at which the rise was highest."""
     recovered: bool
-    """Whether the phase ended below where the rise began, as far as chance lets one say."""
+    """Whether the phase ended, up to chance, below the value at which the rise started."""
 
 
 def check_rates(run: RunRecords) -> list[Finding]:
-    """All findings about the learning rate."""
+    """Return all findings about the learning rate."""
     rises = [rise for records in run.phases() if (rise := largest_rise(records, run)) is not None]
     high = check_too_high(run, rises)
     low = check_too_low(run, steady=all(rise.height <= rise.limit / 3 for rise in rises))
@@ -55,7 +55,7 @@ def check_rates(run: RunRecords) -> list[Finding]:
 
 
 def largest_rise(records: Sequence[Record], run: RunRecords) -> Rise | None:
-    """See `Rise`; None where a phase has too few lines."""
+    """Return the largest rise of the loss in a phase, or None if it has too few journal lines."""
     losses, targets = values(records, f"{run.words}_loss"), values(records, "targets")
     if len(losses) < 4 or len(targets) != len(records) or len(losses) != len(records):
         return None
@@ -77,21 +77,21 @@ def largest_rise(records: Sequence[Record], run: RunRecords) -> Rise | None:
 
 
 def lower_rate_advice(run: RunRecords) -> str:
-    """How to keep a loss from rising."""
+    """Return advice on how to keep the loss from rising."""
     peak = run.setting("training", "learning_rate")
     return (
         "start a new run with a lower training.learning_rate"
         + ("" if peak is None else f" (now {peak:g}; try {peak / 3:.1g})")
-        + " or a longer training.warmup_steps; phases.batch_sizes larger calms it, too"
+        + " or longer training.warmup_steps; larger phases.batch_sizes also help"
     )
 
 
 def check_too_high(run: RunRecords, rises: Sequence[Rise]) -> Finding:
-    """Whether the loss left the numbers, or rose."""
+    """Check whether the loss became NaN or infinite, or rose."""
     change = lower_rate_advice(run)
     if run.end == "diverged":
         last = record_step(run.steps[-1])
-        said = f"loss or gradient was no number any more between updates {last:,} and "
+        said = f"loss or gradient became NaN or infinite between updates {last:,} and "
         said += f"{run.last_step:,}"
         return make_finding("learning-rate-high", "problem", {"step": run.last_step}, said, change)
     broken = [
@@ -102,31 +102,31 @@ def check_too_high(run: RunRecords, rises: Sequence[Rise]) -> Finding:
     rise = max(rises, key=lambda one: one.height / one.limit, default=None)
     if broken:
         step = record_step(min(broken, key=record_step))
-        said = f"the loss is no number at update {step:,}"
+        said = f"the loss is NaN or infinite at update {step:,}"
         return make_finding("learning-rate-high", "problem", {"step": step}, said, change)
     if rise is None:
-        said = "too few journal lines to see the loss rise"
+        said = "there are too few journal lines to judge whether the loss rose"
         return make_finding("learning-rate-high", "ok", {"lines": len(run.steps)}, said)
     risen = rise.height > rise.limit
     level, blind = last_level(run), blind_losses(run)
     learns = level is None or blind is None or uses_context(level, *blind)
     severity = ("notice" if rise.recovered and learns else "problem") if risen else "ok"
-    said = f"the training loss rose by {rise.height:.3f} at most above an earlier value"
-    said += f" (up to {rise.limit:.3f} means nothing)"
+    said = f"the training loss rose by at most {rise.height:.3f} above an earlier value"
+    said += f" (up to {rise.limit:.3f} is within chance)"
     if risen:
         said += f", at update {rise.step:,}, and "
-        said += "came down again" if rise.recovered else "did not come down again"
-        said += "" if learns else "; no context has been learnt"
+        said += "fell again afterwards" if rise.recovered else "did not fall again"
+        said += "" if learns else "; the run has not learned to use context"
     numbers = {"rise": rise.height, "limit": rise.limit, "step": rise.step}
     return make_finding("learning-rate-high", severity, numbers, said, change)
 
 
 def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
-    """Whether the loss hardly falls.
+    """Check whether the loss falls too slowly.
 
     Args:
-        run: what was written down.
-        steady: the loss hardly ever rose, so that a high one is one that has not fallen yet.
+        run: the run's records.
+        steady: whether the loss hardly ever rose, so that a high loss has just not fallen yet.
     """
     entropy, level = run.baseline("unigram_entropy"), last_level(run)
     first = mean(run.steps[:1], f"{run.words}_loss", "targets")
@@ -139,8 +139,8 @@ def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     judgeable = run.finished or run.last_step >= warmup + SETTLED
     said = f"{run.words_name} loss {level:.3f} after {run.last_step:,} updates, from {first:.3f}"
     if slow:
-        said += f"; the unigram entropy {entropy:.3f} is reached within the warm-up as a rule"
-        said += "" if judgeable else f", which is {warmup:,.0f} updates"
+        said += f"; a run usually reaches the unigram entropy {entropy:.3f} within its warm-up"
+        said += "" if judgeable else f" ({warmup:,.0f} updates)"
     else:
         said += f"; the unigram entropy is {entropy:.3f}"
     return [
@@ -151,13 +151,13 @@ def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
             said,
             "raise training.learning_rate"
             + ("" if peak is None else f" (now {peak:g})")
-            + ": 1e-4 suits BERT-base, 1e-3 to 2e-3 networks of width 128; or make more updates",
+            + ": 1e-4 suits BERT-base, 1e-3 to 2e-3 suit networks of width 128; or train longer",
         )
     ]
 
 
 def check_gradients(run: RunRecords) -> list[Finding]:
-    """Spikes of the gradient norm, and whether clipping rules the run."""
+    """Check for spikes of the gradient norm, and whether clipping cuts most gradients far down."""
     warmup = run.setting("training", "warmup_steps") or 0
     norms = values([r for r in run.steps if record_step(r) > warmup], "gradient_norm")
     if len(norms) < FEWEST_NORMS:
@@ -169,9 +169,9 @@ def check_gradients(run: RunRecords) -> list[Finding]:
             "gradient-norm",
             spike,
             {"median": usual, "largest": largest, "lines": len(norms)},
-            f"largest norm {largest:.2f}, usual {usual:.2f}, of the {len(norms):,} updates that "
-            "have a journal line after the warm-up",
-            "single batches upset the run: look for damaged text, lower training.learning_rate",
+            f"largest norm {largest:.2f}, median {usual:.2f}, over the {len(norms):,} updates "
+            "after the warm-up that have a journal line",
+            "single batches cause spikes: check for damaged text, or lower training.learning_rate",
         )
     ]
     limit = run.setting("training", "max_gradient_norm")
@@ -183,8 +183,8 @@ def check_gradients(run: RunRecords) -> list[Finding]:
                 usual / limit,
                 {"share": clipped, "median_over_limit": usual / limit},
                 f"{percent(clipped)} of these norms are above training.max_gradient_norm "
-                f"{limit:g}; the usual one is {usual / limit:.1f} times as large",
-                "gradients lose most of their length at every update: lower "
+                f"{limit:g}; the median norm is {usual / limit:.1f} times as large",
+                "most updates clip the gradient to a small part of its norm: lower "
                 "training.learning_rate or lengthen the warm-up",
             )
         )
@@ -192,21 +192,21 @@ def check_gradients(run: RunRecords) -> list[Finding]:
 
 
 def check_schedule(run: RunRecords) -> list[Finding]:
-    """How much of the run is warm-up, and how much is spent at no rate at all."""
+    """Check how much of the run is warm-up, and how much has a learning rate near zero."""
     findings = []
     warmup, total = run.setting("training", "warmup_steps"), run.total_steps
     if warmup is not None and total:
         share = warmup / total
         stopped = not run.going_on and run.last_step < warmup
         said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
-        said += f", and the run has made {run.last_step:,} only" if stopped else ""
+        said += f", and the run stopped after only {run.last_step:,}" if stopped else ""
         findings.append(
             make_finding(
                 "warm-up",
                 worst_severity([THRESHOLDS["warm-up"].grade(share), "notice" if stopped else "ok"]),
                 {"share": share, "warmup_steps": warmup, "steps": total},
                 said,
-                "shorten training.warmup_steps (the paper takes 1 %) or train longer",
+                "lower training.warmup_steps (the paper uses 1 % of the updates) or train longer",
             )
         )
     rates = values(run.steps, "learning_rate")
@@ -220,7 +220,8 @@ def check_schedule(run: RunRecords) -> list[Finding]:
                 {"share": share, "last_rate": float(rates[-1])},
                 f"{percent(share)} of journal lines come after the learning rate fell below "
                 f"{percent(SPENT)} of its peak",
-                "these updates change nothing: stop earlier, or give phases.steps the real length",
+                "these updates change almost nothing: stop earlier, or set phases.steps to the "
+                "length of the run",
             )
         )
     return findings

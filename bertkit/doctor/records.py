@@ -1,6 +1,7 @@
-"""What a run directory says, finished, going on, killed or damaged; nothing here raises for that.
+"""Read the records of a run directory, which may be finished, running, killed or damaged.
 
-Reads `recipe.json`, `journal.jsonl` and the folders beside them, and finds the run's token store.
+`recipe.json`, `journal.jsonl` and the folders next to them are read, and the run's token store is
+located. Damage is recorded, not raised.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ Record = dict[str, Any]
 
 RECIPE = "recipe.json"
 FEWEST_RECORDS = 6
-"""A phase with fewer journal lines is too young to be judged by itself."""
+"""The minimum number of journal lines for a phase to be judged by itself."""
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a pre-training run, or the beginning of one."""
+    """Return whether a folder is a pre-training run, possibly one that has only just started."""
     return not is_tuning(path) and ((path / JOURNAL).is_file() or (path / RECIPE).is_file())
 
 
 def is_tuning(path: Path) -> bool:
-    """Whether a folder is one run of a fine-tuning, which has a journal, too."""
+    """Return whether a folder is one run of a fine-tuning, which has a journal as well."""
     grid = path.resolve().parent.parent / "finetune.json"
     return (path / "run.json").is_file() or ((path / JOURNAL).is_file() and grid.is_file())
 
 
 class RunRecords:
-    """A run directory, read without ever failing.
+    """The records of a run directory; reading a damaged one does not fail.
 
     Args:
-        folder: the run's.
+        folder: the run directory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,15 +62,15 @@ class RunRecords:
         self.last_step = max((record_step(record) for record in records), default=0)
         ended = bool(records) and records[-1].get("kind") == "end"
         self.end: str = str(records[-1].get("reason", "")) if ended else ""
-        """finished, interrupted, diverged, or nothing."""
+        """The recorded reason for the end: finished, interrupted, diverged, or "" if none is."""
         self.going_on = not self.end and is_locked(folder)
         self.store, self.stores = find_stores(self)
         named = {name for record in self.steps + self.evaluations for name in record}
         causal = "lm_loss" in named and "mlm_loss" not in named
         self.words, self.words_name = ("lm", "LM") if causal else ("mlm", "MLM")
-        """The words' objective as fields of the journal name it, and for reading."""
+        """The token objective, as the journal's fields name it and as messages show it."""
         self.pairs = "sop" if "sop_loss" in named else "nsp" if "nsp_loss" in named else ""
-        """The same of sentence pairs; nothing where they are not trained on."""
+        """The pair objective as the journal's fields name it; "" if the run has none."""
 
     def _object(self, path: Path) -> Record:
         try:
@@ -91,23 +92,23 @@ class RunRecords:
             return readable(path)
 
     def of(self, kind: str) -> list[Record]:
-        """All records of a kind, in order."""
+        """Return all records of this `kind` in journal order."""
         return self.records.get(kind, [])
 
     def setting(self, table: str, name: str) -> float | None:
-        """A number of the recipe, where it is there."""
+        """Return a number from a table of the recipe, or None if it is not recorded."""
         values = self.recipe.get(table)
         return finite_number(values, name) if isinstance(values, dict) else None
 
     def baseline(self, name: str) -> float | None:
-        """What guessing reaches, as the journal has it."""
+        """Return a baseline that the journal records, or None."""
         values = self.start.get("baselines")
         return finite_number(values, name) if isinstance(values, dict) else None
 
     def commoner_label(self, phase: str) -> float | None:
-        """What always the commoner label of the pairs gets right, in the examples of a phase.
+        """Return the accuracy of always predicting a phase's more frequent pair label, or None.
 
-        The journal has it for held-out examples, and for the first phase in its first record.
+        The journal records it for held-out examples, and for the first phase in its start record.
         """
         own = [
             finite_number(r, "nsp_majority") for r in self.evaluations if record_phase(r) == phase
@@ -119,7 +120,7 @@ class RunRecords:
 
     @property
     def total_steps(self) -> int | None:
-        """Updates of the whole recipe."""
+        """The number of updates of the whole recipe, or None if it is not recorded."""
         total = finite_number(self.start, "steps_total")
         if total is None:
             phases = self.recipe.get("phases")
@@ -135,37 +136,37 @@ class RunRecords:
 
     @property
     def sentences(self) -> str:
-        """How the recipe cuts examples (`examples.pairs.SENTENCES`); next where it does not say."""
+        """How examples are cut, as in `pretraining_data.pairs.PAIR_OBJECTIVES`; next by default."""
         objectives = self.recipe.get("objectives")
         wanted = objectives.get("sentences") if isinstance(objectives, dict) else None
         return wanted if wanted in PAIR_OBJECTIVES else "next"
 
     @property
     def store_names(self) -> list[str]:
-        """The recorded folders of the corpus: one, or of a mixture all."""
+        """The recorded folders of the corpus: one folder, or every folder of a mixture."""
         names = self.claims.get("stores")
         one = [self.claims.get("store") or "store"]
         return [str(name) for name in (names if isinstance(names, list) else one)]
 
     @property
     def sequences(self) -> int:
-        """Examples seen."""
+        """The number of examples trained on so far."""
         return round(sum(finite_number(record, "sequences") or 0 for record in self.steps))
 
     @property
     def epochs(self) -> float | None:
-        """How often the corpus was read, by tokens; a random next sentence counts as reading."""
+        """How often the corpus was read, by tokens; random next sentences count as text read."""
         total = finite_number(self.start, "tokens_total")
         return float(values(self.steps, "tokens").sum()) / total if total else None
 
     def present(self) -> list[Record]:
-        """The step records of the last phase that has enough of them to be judged."""
+        """Return the step records of the last phase that has enough of them, else of the last."""
         phases = self.phases()
         long = [records for records in phases if len(records) >= FEWEST_RECORDS]
         return [[], *phases, *long[-1:]][-1]
 
     def phases(self) -> list[list[Record]]:
-        """The step records of each phase that was begun; loss and speed differ between them."""
+        """Return the step records of each phase that has any; loss and speed differ by phase."""
         found: dict[str, list[Record]] = {}
         for record in self.steps:
             found.setdefault(record_phase(record), []).append(record)
@@ -173,7 +174,7 @@ class RunRecords:
 
 
 def readable(path: Path) -> list[Record]:
-    """The lines of a damaged journal that are whole."""
+    """Return the intact records of a damaged journal."""
     found = []
     try:
         content = path.read_bytes()
@@ -190,17 +191,17 @@ def readable(path: Path) -> list[Record]:
 
 
 def record_step(record: Record) -> int:
-    """Updates made when a record was written."""
+    """Return the number of updates made when a record was written."""
     return int(finite_number(record, "step") or 0)
 
 
 def record_phase(record: Record) -> str:
-    """The phase a record belongs to; it serves as a name only."""
+    """Return the phase that a record belongs to, as a string that serves only as a key."""
     return str(record.get("phase", 0))
 
 
 def finite_number(record: Record, name: str) -> float | None:
-    """A field, if it is a finite number."""
+    """Return a field as a float if it is a finite number, else None."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -208,13 +209,16 @@ def finite_number(record: Record, name: str) -> float | None:
 
 
 def values(records: Sequence[Record], name: str) -> np.ndarray:
-    """(records that have it,) a field's numbers."""
+    """Return a field's finite numbers: (records that have it,) float64."""
     found = (finite_number(record, name) for record in records)
     return np.array([value for value in found if value is not None], dtype=np.float64)
 
 
 def mean(records: Sequence[Record], name: str, per: str) -> float | None:
-    """The mean of a field over what it was averaged over, "targets" or "sequences"."""
+    """Return the mean of a field weighted by another, `per`, such as "targets"; None without any.
+
+    A record in which `per` is missing or 0 has the weight 1.
+    """
     pairs = [
         (value, finite_number(record, per) or 1.0)
         for record in records
@@ -227,13 +231,13 @@ def mean(records: Sequence[Record], name: str, per: str) -> float | None:
 
 
 def third_of(records: Sequence[Record], index: int) -> Sequence[Record]:
-    """The first, second or last third of some records (index 0, 1, 2), by count."""
+    """Return the first, second or last third (index 0, 1, 2) of some records, by count."""
     bounds = np.linspace(0, len(records), 4).round().astype(int)
     return records[bounds[index] : bounds[index + 1]]
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in a folder (see `files.only_process`); unknown counts as no."""
+    """Return whether a process holds a folder's lock (`files.exclusive_lock`); False if unknown."""
     try:
         import fcntl
 
@@ -247,9 +251,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def find_stores(run: RunRecords) -> tuple[TokenStore | None, list[TokenStore]]:
-    """The run's corpus, and the stores it is made of, as far as they are within reach.
+    """Return the run's corpus, or None if it cannot be found, and those of its stores that can be.
 
-    A mixture is there only where all of its stores are, with the recorded shares.
+    A mixture can only be rebuilt if all of its stores are found and its shares are recorded.
     """
     claims, names = run.claims, run.store_names
     if not isinstance(claims.get("stores"), list):
@@ -267,18 +271,21 @@ def find_stores(run: RunRecords) -> tuple[TokenStore | None, list[TokenStore]]:
 
     try:
         return mix_stores(there, weights=[float(share) for share in shares]), there
-    except (BertkitError, TypeError, ValueError):  # other tokenizers are a finding; or no shares
+    except (BertkitError, TypeError, ValueError):  # different tokenizers, or damaged shares
         return None, there
 
 
 def find_store(run: RunRecords, named: str, content: Any, *others: Path) -> TokenStore | None:
-    """A store by its recorded place, from here or from a folder above the run, or elsewhere.
+    """Find a store by its recorded path, which may be relative to here or to a parent of the run.
 
     Args:
-        run: is told of damage.
-        named: the recorded place.
-        content: the recorded hash; a store with it is taken before others that are there.
-        others: more places.
+        run: the run; damage to a store is added to its `damage`.
+        named: the recorded path.
+        content: the recorded content hash; a store that has it is preferred to any other.
+        others: more paths to try.
+
+    Returns:
+        The store, or None if there is none.
     """
     above = run.folder.resolve().parents
     places = [Path(named), *others, *(folder / named for folder in above)]
@@ -293,7 +300,7 @@ def find_store(run: RunRecords, named: str, content: Any, *others: Path) -> Toke
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file can be seen; one in somebody else's folder counts as no."""
+    """Return whether a file exists; False if the folder's permissions hide it."""
     try:
         return path.is_file()
     except (OSError, ValueError):

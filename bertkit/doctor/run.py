@@ -1,7 +1,7 @@
-"""What is wrong with a pre-training run, finished, going on, killed or damaged.
+"""Checks of a pre-training run, which may be finished, running, killed or damaged.
 
-What a run learns is judged in `learning.py`, its learning rate in `rates.py`; here are its state,
-its files, its corpus, and its speed.
+`learning.py` checks what a run learns and `rates.py` its learning rate; this module checks its
+state, its files, its corpus, and its speed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL
 
 FEWEST_LINES = 8
-"""Of fewer journal lines in a phase speed is not judged."""
+"""The minimum number of journal lines in a phase to judge its speed."""
 
 
 def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
-    """All findings about a run.
+    """Return all findings about a run.
 
     Args:
-        run: its directory.
-        store_findings: about its corpus, so that the advice can name causes.
+        run: the run's records.
+        store_findings: the findings about its corpus, which the advice names as possible causes.
     """
     findings = [check_state(run), *check_damage(run), *check_tokenizers(run), check_corpus(run)]
     if not run.steps:
@@ -52,49 +52,49 @@ def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
 
 
 def check_state(run: RunRecords) -> Finding:
-    """Finished, going on, or how it ended."""
+    """Report whether the run is finished or still running, or how it ended."""
     total = run.total_steps
     made = f"{run.last_step:,} of {total:,} updates" if total else f"{run.last_step:,} updates"
     numbers = {"updates": run.last_step, "of": total, "end": run.end}
-    again = "run the same `bertkit pretrain` command to go on from the last checkpoint"
+    again = "run the same `bertkit pretrain` command again to resume from the last checkpoint"
     if run.finished:
         whole = (run.folder / "model" / "model.safetensors").is_file()
-        said = f"finished, {made}" + ("" if whole else ", but model/ holds no weights")
+        said = f"finished, {made}" + ("" if whole else ", but model/ has no weights")
         return make_finding("state", "ok" if whole else "problem", numbers, said, again)
     if run.going_on:
-        return make_finding("state", "ok", numbers, f"going on, {made}")
+        return make_finding("state", "ok", numbers, f"still running, {made}")
     if run.end == "diverged":
-        said = f"diverged after {made}: loss or gradient was no number any more"
+        said = f"diverged after {made}: loss or gradient became NaN or infinite"
         change = f"the same command would diverge again: {lower_rate_advice(run)}"
         return make_finding("state", "problem", numbers, said, change)
     if run.end:
         return make_finding("state", "notice", numbers, f"{run.end} after {made}", again)
     if not run.steps:
-        said = "begun, but no update has been written down"
+        said = "started, but no update has been recorded"
         return make_finding("state", "notice", numbers, said, again)
-    said = f"the journal breaks off after {made}: killed, out of memory or disk full"
+    said = f"the journal breaks off after {made}: the run was killed, or memory or disk ran out"
     return make_finding("state", "notice", numbers, said, again)
 
 
 def check_damage(run: RunRecords) -> list[Finding]:
-    """Files that cannot be read, or are not there."""
+    """Check for files that are missing or cannot be read."""
     missing = [name for name in (RECIPE, JOURNAL) if not (run.folder / name).is_file()]
     damage = [*run.damage, *(f"{run.folder / name} does not exist" for name in missing)]
     lines = sum(len(records) for records in run.records.values())
-    said = f"{len(damage)} damaged or missing, the first: {damage[0]}" if damage else ""
+    said = f"damaged or missing files: {len(damage)}; the first: {damage[0]}" if damage else ""
     return [
         make_finding(
             "journal",
             "problem" if damage else "ok",
             {"damaged": len(damage), "lines": lines},
             said or f"recipe and journal can be read ({lines:,} lines)",
-            "restore the file, or begin a new run; what can be read is judged below",
+            "restore the files, or start a new run; the findings below cover what can be read",
         )
     ]
 
 
 def check_tokenizers(run: RunRecords) -> list[Finding]:
-    """Whether the run, its model and its corpus speak of the same pieces."""
+    """Check that the run, its model and its corpus use the same tokenizer."""
     hashes = {}
     if isinstance(run.claims.get("tokenizer_hash"), str):
         hashes["recipe.json"] = run.claims["tokenizer_hash"]
@@ -112,62 +112,63 @@ def check_tokenizers(run: RunRecords) -> list[Finding]:
         return []
     first = next(iter(hashes))
     other = [name for name, value in hashes.items() if value != hashes[first]]
-    said = f"{', '.join(other)} with another tokenizer than {first}" if other else ""
+    said = f"{', '.join(other)} with a tokenizer that differs from {first}" if other else ""
     return [
         make_finding(
             "vocabulary",
             "problem" if other else "ok",
             {"different": len(other), "compared": list(hashes)},
             said or f"{', '.join(hashes)} have the same tokenizer",
-            "ids mean other pieces there: prepare the text with the run's tokenizer, or begin a "
-            "new run",
+            "the same ids stand for different tokens: prepare the text with the run's tokenizer, "
+            "or start a new run",
         )
     ]
 
 
 def check_corpus(run: RunRecords) -> Finding:
-    """Whether the corpus can be reached, and is the one the run was begun with."""
+    """Check that the corpus can be found, and is the one with which the run was started."""
     if run.store is None:
         named = run.claims.get("store", "not recorded")
-        said = f"the token store ({named}) is not within reach"
+        said = f"the token store ({named}) cannot be found"
         if len(run.store_names) > 1:
-            said = f"of the {named}, {len(run.stores)} are within reach: the corpus is not whole"
-        advice = "run doctor where the store is, to have the corpus judged, too"
+            said = f"of the {named}, {len(run.stores)} can be found: the corpus is incomplete"
+        advice = "run `bertkit doctor` where all stores are, so that the corpus is checked, too"
         return make_finding("corpus", "notice", {"reachable": False}, said, advice)
     same = run.claims.get("corpus") in (None, run.store.content_hash)
-    said = f"{run.store.folder} is the corpus the run was begun with"
+    said = f"{run.store.folder} is the corpus with which the run was started"
     return make_finding(
         "corpus",
         "ok" if same else "notice",
         {"reachable": True, "same": same, "store": str(run.store.folder)},
-        said if same else f"{run.store.folder} holds other text than when the run was begun",
-        "the run cannot go on with it, and what is said of the corpus below may not fit the run",
+        said if same else f"{run.store.folder} has changed since the run was started",
+        "restore the original store to resume the run; the findings about the corpus below may "
+        "not apply to this run",
     )
 
 
 def check_evaluation(run: RunRecords) -> Finding:
-    """Whether the run is measured on held-out text."""
+    """Check that the run is evaluated on held-out text."""
     every = run.setting("logging", "evaluate_every")
     due = run.finished or every is None or run.last_step >= every
     if run.evaluations:
         last = record_step(run.evaluations[-1])
-        said = f"{len(run.evaluations):,} held-out measurements, the last at update {last:,}"
+        said = f"{len(run.evaluations):,} held-out evaluations, the last at update {last:,}"
         return make_finding("evaluation", "ok", {"measurements": len(run.evaluations)}, said)
     if not due:
-        said = f"the first held-out measurement comes at update {every:,.0f}"
+        said = f"the first held-out evaluation is due at update {every:,.0f}"
         return make_finding("evaluation", "ok", {"measurements": 0}, said)
     return make_finding(
         "evaluation",
         "notice",
         {"measurements": 0},
-        "no held-out measurement was made: only the training loss is known",
-        "prepare the store with --held-out 0.01 or more (two documents at least), and keep "
+        "no held-out evaluation was made: only the training loss is known",
+        "prepare the store with --held-out 0.01 or more (at least two documents), and keep "
         "logging.evaluate_every below phases.steps",
     )
 
 
 def check_examples(run: RunRecords) -> list[Finding]:
-    """Label balance and cut tokens, as `bertkit pretrain` announced them."""
+    """Report label balance and truncated tokens from the statistics in the start record."""
     pairs = run.start.get("pairs")
     if not isinstance(pairs, dict):
         return []
@@ -183,12 +184,12 @@ def check_examples(run: RunRecords) -> list[Finding]:
     if not lengths or max(lengths) == lengths[0]:
         return pair_findings(random_share, cut, where, kind)
     measured = pair_findings(random_share, cut, f"{where} (of the first phase)", kind)
-    milder = {"problem": "notice"}  # what the first phase lacks, a longer one may have
+    milder = {"problem": "notice"}  # a later phase with longer examples may be better
     return [replace(one, severity=milder.get(one.severity, one.severity)) for one in measured]
 
 
 def check_epochs(run: RunRecords) -> list[Finding]:
-    """How often the whole recipe reads the corpus."""
+    """Check how often the whole recipe reads the corpus."""
     if run.epochs is None or not run.total_steps or not run.last_step:
         return []
     planned = run.epochs / progress_share(run)
@@ -196,21 +197,21 @@ def check_epochs(run: RunRecords) -> list[Finding]:
     said += "(the paper: about 40)"
     often, store = most_repeated_store(run)
     if store:
-        said += f"; of the stores {store} most often, {often * planned:.1f} times"
+        said += f"; the most repeated store, {store}, is read {often * planned:.1f} times"
     return [
         judge_value(
             "epochs",
             often * planned,
             {"planned": planned, "read": run.epochs, "most_read_store": often * planned},
             said,
-            "give more text, or fewer phases.steps"
-            + ("; of a small store a smaller share (--smoothing, --weights)" if store else ""),
+            "add more text, or lower phases.steps"
+            + ("; give small stores a smaller share (--smoothing, --weights)" if store else ""),
         )
     ]
 
 
 def progress_share(run: RunRecords) -> float:
-    """The share of the recipe's tokens that was read, by lengths and batches of the phases."""
+    """Return the share of the recipe's tokens read so far, by the phases' lengths and batches."""
     assert run.total_steps is not None
     phases, left = run.start.get("phases"), float(run.last_step)
     done = everything = 0.0
@@ -228,7 +229,10 @@ def progress_share(run: RunRecords) -> float:
 
 
 def most_repeated_store(run: RunRecords) -> tuple[float, str]:
-    """How many times as often as the corpus its most read store is read, and which; 1 of one."""
+    """Return how many times as often as the corpus its most repeated store is read, and its name.
+
+    Without a mixture that is (1.0, "").
+    """
     members = run.start.get("mixture")
     rates = [
         (share / tokens, str(member.get("store")))
@@ -241,7 +245,7 @@ def most_repeated_store(run: RunRecords) -> tuple[float, str]:
 
 
 def check_speed(run: RunRecords) -> list[Finding]:
-    """Whether tokens per second fall, and how much of the machine is used."""
+    """Check whether throughput falls, and how much of the machine's peak is used."""
     rates, shares = values(run.present(), "tokens_per_second"), values(run.present(), "mfu")
     findings = []
     if len(rates) >= FEWEST_LINES:
@@ -254,7 +258,8 @@ def check_speed(run: RunRecords) -> list[Finding]:
                 kept,
                 {"first": first, "last": last},
                 f"{last:,.0f} tokens/s in the last quarter of the phase, {first:,.0f} in the first",
-                "something else uses the machine, or it is throttled: look at its load and heat",
+                "another process uses the machine, or it is throttled: check its load and "
+                "temperature",
             )
         )
     if len(shares) >= FEWEST_LINES:
@@ -264,9 +269,9 @@ def check_speed(run: RunRecords) -> list[Finding]:
                 "matmul-share",
                 median,
                 {"mfu": median},
-                f"{percent(median)} of the measured matrix-product peak (MFU)",
-                "larger micro-batches (training.accumulate lower), --workers, or --compile on "
-                "CUDA; networks this narrow cannot fill a GPU",
+                f"{percent(median)} of the measured peak of matrix products is used (MFU)",
+                "use larger micro-batches (lower training.accumulate), --workers, or --compile on "
+                "CUDA; a very narrow network cannot keep a GPU busy",
             )
         )
     return findings

@@ -1,1 +1,1 @@
-"""The paper's tables and figure as commands: what is run, at which scale, and what came out."""
+"""Reproduce the paper's tables and figure: what to run, at which scale, and the results."""

@@ -1,4 +1,4 @@
-"""What a reproduction takes, before it is begun: by operations, and by this machine's speed."""
+"""Estimate the cost of a reproduction before it starts, from its operations and machine speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertkit.training.device import choose_device, choose_precision, matmul_peak
 from bertkit.training.recipe import PretrainRecipe
 
 ASSUMED_MFU = 0.3
-"""Share of the matrix-product peak that training reaches, until a run here has shown it."""
+"""The share of the matrix-product peak that training reaches, assumed until a run measures it."""
 
 SIZES = {
     "mnli": (392_702, 40),
@@ -33,18 +33,18 @@ SIZES = {
     "conll-2003": (14_041, 21),
     "squad-sentences": (85_000, 45),
 }
-"""Task -> training inputs of the official set, and about how many tokens each has."""
+"""Task -> the number of training inputs in the official data, and their approximate token count."""
 
 
 def describe_cost(work: Reproduction, steps: Sequence[ReproductionStep]) -> list[str]:
-    """What is to be done, in sentences."""
+    """Return sentences that say what is left to do and about how long it takes."""
     left = [step for step in steps if not work.is_done(step)]
     networks = [step for step in steps if step.job is None]
     tunings = [step for step in steps if step.job is not None]
     lines = [
         f"{work.scale.title}: {len(networks)} networks to pre-train "
-        f"({sum(step in left for step in networks)} left), {len(tunings)} tunings of "
-        f"{work.scale.seeds} seeds ({sum(step in left for step in tunings)} left)"
+        f"({sum(step in left for step in networks)} left), {len(tunings)} fine-tuning jobs with "
+        f"{work.scale.seeds} seeds each ({sum(step in left for step in tunings)} left)"
     ]
     if left:
         peak, mfu = machine_speed(work)
@@ -52,14 +52,14 @@ def describe_cost(work: Reproduction, steps: Sequence[ReproductionStep]) -> list
         total = sum(seconds.values())
         pretraining = sum(seconds[step.name] for step in left if step.job is None)
         lines.append(
-            f"about {duration_text(total)} on this machine, {pretraining / total:.0%} of it "
-            f"pre-training: by operations, at {mfu:.0%} of {peak / 1e9:,.0f} GFLOP/s"
+            f"about {duration_text(total)} on this machine, {pretraining / total:.0%} of it for "
+            f"pre-training; estimated from operations at {mfu:.0%} of {peak / 1e9:,.0f} GFLOP/s"
         )
     return lines
 
 
 def machine_speed(work: Reproduction) -> tuple[float, float]:
-    """Operations a second of matrix products here, and the share that training reaches."""
+    """Return the peak of matrix products here in FLOP/s, and the share that training reaches."""
     device = choose_device(work.device)
     precision = choose_precision(work.recipe(()).training.precision, device)
     peak = matmul_peak(device, precision, seconds=0.3)
@@ -73,7 +73,7 @@ def machine_speed(work: Reproduction) -> tuple[float, float]:
 
 
 def operations(work: Reproduction, step: ReproductionStep) -> float:
-    """Floating-point operations of a step."""
+    """Return the number of floating-point operations of a step."""
     recipe = work.recipe(step.flags)
     config = recipe.config(work.scale.vocabulary_size)
     if step.job is None:
@@ -83,7 +83,7 @@ def operations(work: Reproduction, step: ReproductionStep) -> float:
 
 
 def network_config(model: Path) -> ModelConfig:
-    """The size of a given model, also of a Google checkpoint.
+    """Read the configuration of a given model, which may be a Google checkpoint.
 
     Raises:
         BertkitError: there is no model.
@@ -98,7 +98,7 @@ def network_config(model: Path) -> ModelConfig:
 
 
 def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float:
-    """Of all phases, with full examples."""
+    """Return the operations of all pre-training phases if every example has the full length."""
     total = 0.0
     phases = zip(
         recipe.phases.lengths,
@@ -120,7 +120,10 @@ def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float
 
 
 def tuning_operations(scale: Scale, job: TaskRun, config: ModelConfig) -> float:
-    """Of all seeds and epochs; a frozen encoder only goes forward."""
+    """Return the operations of fine-tuning over all seeds and epochs.
+
+    A frozen encoder has only a forward pass, which is a third of the operations.
+    """
     task, (inputs, length) = scale.task(job.task), SIZES.get(job.task, (10_000, 50))
     inputs = min(inputs, task.train or inputs)
     passes = scale.seeds * task.epochs
@@ -135,7 +138,7 @@ def tuning_operations(scale: Scale, job: TaskRun, config: ModelConfig) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in the unit that suits it."""
+    """Format a duration in a suitable unit."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:,.1f} {unit}"

@@ -1,8 +1,8 @@
-"""The labelled data of the tables, found in one folder, cut to a scale's amounts.
+"""Load the labelled data of the tables from one folder, reduced to the amounts of a scale.
 
-`squad-sentences` is made here from SQuAD: a question and a sentence of its paragraph, does the
-sentence hold the answer? GLUE's QNLI is made from SQuAD in the same way (Wang et al. 2018, section
-3.2); this one stands in for it where its files are absent.
+`squad-sentences` is made here from SQuAD: given a question and a sentence of its paragraph, does
+the sentence contain the answer? GLUE's QNLI is made from SQuAD in the same way (Wang et al. 2018,
+section 3.2); this task stands in for it if the QNLI files are missing.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ FOLDERS = {
     "swag": ("swag", "SWAG"),
     "conll-2003": ("conll2003", "conll-2003", "CoNLL-2003"),
 }
-"""Data set -> names that its folder may have; GLUE's are in `glue`."""
+"""Data set -> the names that its folder may have; the GLUE tasks are in `glue`."""
 
 
 def find_data_folder(task: str, data: Path) -> Path:
-    """The folder of a task's official files."""
+    """Return the folder that holds a task's official files."""
     names = FOLDERS.get(task, ("glue", "GLUE", "glue_data"))
     return next((data / name for name in names if (data / name).is_dir()), data)
 
 
 def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskData:
-    """A task's data, with as many inputs as the scale says.
+    """Load a task's data, with as many inputs as the scale asks for.
 
     Args:
-        task: an official name, or "squad-sentences".
-        data: a folder with `glue`, `squad`, `swag`, `conll2003`.
-        scale: of the task.
-        positions: of the model.
+        task: the official name of a task, or "squad-sentences".
+        data: the folder that contains `glue`, `squad`, `swag` and `conll2003`.
+        scale: the task's settings at this scale.
+        positions: the number of positions of the model.
 
     Raises:
-        BertkitError: the files are absent (the message says where to get them) or damaged.
+        BertkitError: the files are missing (the message says where to get them) or damaged.
     """
     if missing := absent_files(task, data):
         raise BertkitError(missing)
@@ -76,7 +76,7 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
 
 
 def absent_files(task: str, data: Path) -> str:
-    """Why a task cannot be run, in words; "" where its files are there."""
+    """Return why a task's data cannot be loaded, or "" if all of its files exist."""
     folder = find_data_folder("squad-1.1" if task == "squad-sentences" else task, data)
     if task in GLUE:
         try:
@@ -97,9 +97,9 @@ def absent_files(task: str, data: Path) -> str:
 
 
 def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
-    """A random choice of inputs, in their order; all where `count` is 0 or not below their number.
+    """Return `count` randomly chosen inputs in their original order.
 
-    Questions that cannot be trained on do not count here; see the task.
+    All inputs are returned if `count` is 0 or not below their number.
     """
     if not 0 < count < len(inputs):
         return inputs
@@ -108,7 +108,7 @@ def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
 
 
 def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
-    """Whole documents of tagged words, at random, until there are `count` inputs; 0 for all."""
+    """Return the inputs of random whole documents, at least `count` in total; 0 for all."""
     if not 0 < count < len(inputs):
         return inputs
     sizes = Counter(given.document for given in inputs)
@@ -123,7 +123,7 @@ def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]
 
 
 def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
-    """Question and sentence pairs of SQuAD 1.1, made of twice as many questions as are wanted."""
+    """Make question-sentence pairs from SQuAD 1.1, from twice as many questions as are needed."""
     files = DataFiles(data=find_data_folder("squad-1.1", data))
     questions = load_dataset("squad-1.1", files, Columns(), WindowLengths(), 512)
     [(_, dev)] = questions.dev
@@ -141,10 +141,13 @@ def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
 def sentence_pairs(
     questions: Sequence[QuestionExample], row: int, counts: TextCounts
 ) -> list[TextExample]:
-    """A pair for each question: with the sentence of its answer, or, half the time, with another.
+    """Pair each question with a sentence that has its answer or, half the time, with another one.
 
-    Which of the others is drawn at random. Questions whose paragraph is one sentence are left out,
-    and so are those whose answer crosses a border; they are counted.
+    The sentence is drawn at random from the paragraph. Questions are left out, and counted, if no
+    sentence contains an answer in full or every sentence contains one.
+
+    Raises:
+        BertkitError: no question can be paired.
     """
     coins, places = keyed_rng(0, SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}
@@ -163,5 +166,5 @@ def sentence_pairs(
         drawn = pool[int(place * len(pool))]
         pairs.append(TextExample(given.id, given.question, drawn, label, given.place))
     if not pairs:
-        raise BertkitError("SQuAD has no paragraph of two sentences; check the files")
+        raise BertkitError("SQuAD has no paragraph of two or more sentences; check the files")
     return pairs

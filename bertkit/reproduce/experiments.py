@@ -1,6 +1,7 @@
-"""What has to be run for each table: networks to pre-train, and what they are tuned on.
+"""What to run for each table: the networks to pre-train and the tasks to fine-tune them on.
 
-Tables 1 to 4 are of paper section 4, 5 to 7 of sections 5.1 to 5.3, table 8 and figure 5 of C.
+Tables 1 to 4 are from section 4 of the paper, tables 5 to 7 from sections 5.1 to 5.3, and table 8
+and figure 5 from appendix C.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bertkit.training.recipe import PretrainRecipe
 PLAIN = HeadSettings()
 BASE = "bert"
 SNAPSHOTS = (BASE, "left-to-right")
-"""Networks that are also kept on their way, for figure 5, whichever table they are made for."""
+"""Networks whose intermediate models are kept for figure 5, whichever table they are made for."""
 LEFT_TO_RIGHT = ("--objectives.words", "left_to_right", "--objectives.sentences", "none")
 RIGHT_TO_LEFT = ("--objectives.words", "right_to_left", "--objectives.sentences", "none")
 NO_NSP = ("--objectives.sentences", "none")
@@ -29,7 +30,7 @@ METRICS = {
     "cola": "matthews",
     "conll-2003": "f1",
 }
-"""Task -> the paper's metric, where it is not accuracy."""
+"""Task -> the paper's metric, if it is not accuracy."""
 
 LAYER_ROWS = {
     "Embeddings": "embeddings",
@@ -39,22 +40,22 @@ LAYER_ROWS = {
     "Concat last four": "concat-last-four",
     "Weighted sum all layers": "weighted-sum",
 }
-"""Row of table 7 -> layers."""
+"""Row of table 7 -> the value of `HeadSettings.layers`."""
 
 
 class TaskRun(NamedTuple):
-    """A network tuned on a task, with all seeds."""
+    """The fine-tuning of a network on a task, with all seeds."""
 
     variant: str
-    """Which pre-trained network."""
+    """The name of the pre-trained network."""
     at: int
-    """After so many of its updates; 0 for its end."""
+    """The number of pre-training updates after which it is taken; 0 for the finished network."""
     task: str
     head: HeadSettings = PLAIN
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         parts = [self.variant]
         if self.at:
             parts.append(f"at-{self.at}")
@@ -69,46 +70,46 @@ class TaskRun(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A number of a table."""
+    """One number of a table."""
 
     row: str
     column: str
-    """The paper's, also where another task stands in."""
+    """The paper's column, even if another task stands in."""
     job: TaskRun
     metric: str
     stands_in: bool = False
-    """Whether the task is another than the column's."""
+    """Whether a stand-in task replaces the task of the column."""
     thousands: str = ""
-    """Of updates, as figure 5 has them; where it is given, it is the paper's column."""
+    """In figure 5, the updates in thousands, which is the name of the paper's column; else ""."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table, its cells and the networks they need."""
+    """A table of the paper, with its cells and the networks that they need."""
 
     paper: PaperTable
     cells: tuple[Cell, ...]
     variants: Mapping[str, tuple[str, ...]]
-    """Network -> flags of the recipe."""
+    """Network -> the flags of its pre-training recipe."""
 
     @property
     def jobs(self) -> list[TaskRun]:
-        """Everything to tune, each once."""
+        """The distinct fine-tuning jobs of the table."""
         return list(dict.fromkeys(cell.job for cell in self.cells if cell.metric != PERPLEXITY))
 
     @property
     def rows(self) -> list[str]:
-        """In order."""
+        """The names of the rows, in order."""
         return list(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def columns(self) -> list[str]:
-        """In order."""
+        """The names of the columns, in order."""
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
 
 def column_task(column: str) -> tuple[str, str]:
-    """The task and metric of a column of the paper."""
+    """Return the task and the metric of a column of the paper."""
     if column.endswith(", exact match"):
         return column.removesuffix(", exact match"), "exact_match"
     task = "mnli" if column in ("mnli-m", "mnli-mm") else column.removesuffix(", features")
@@ -124,7 +125,7 @@ def table_cell(
     head: HeadSettings = PLAIN,
     at: int = 0,
 ) -> Cell:
-    """A cell, with the scale's stand-in for the column's task."""
+    """Return a cell, using the scale's stand-in for the column's task if it has one."""
     task, metric = column_task(column)
     stand_in = scale.stand_ins.get(table, {}).get(column)
     if stand_in:
@@ -135,7 +136,7 @@ def table_cell(
 
 
 def plain_table(key: str, scale: Scale) -> Experiment:
-    """Tables 1 to 4: one network on its tasks."""
+    """Return one of the tables 1 to 4: one network on the tasks of the columns."""
     paper, row = paper_tables()[key], f"bertkit, {scale.name}"
     cells = [table_cell(key, row, column, BASE, scale) for column in paper.columns]
     f1 = {"qqp", "mrpc"} if key == "table-1" else set()
@@ -144,7 +145,7 @@ def plain_table(key: str, scale: Scale) -> Experiment:
 
 
 def table_5(scale: Scale) -> Experiment:
-    """Pre-training tasks."""
+    """Return table 5: the effect of the pre-training tasks."""
     paper = paper_tables()["table-5"]
     rows = {
         "BERT": (BASE, PLAIN),
@@ -162,13 +163,13 @@ def table_5(scale: Scale) -> Experiment:
 
 
 def table_6(scale: Scale) -> Experiment:
-    """Sizes, the smallest first."""
+    """Return table 6: the model sizes, smallest first."""
     paper, cells = paper_tables()["table-6"], []
     variants: dict[str, tuple[str, ...]] = {}
     own = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).model
 
     def parameters(size: tuple[int, int, int]) -> int:
-        return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # but for the small
+        return 12 * size[0] * size[1] ** 2 + scale.vocabulary_size * size[1]  # approximate
 
     for layers, width, heads in sorted(scale.sizes, key=parameters):
         variant, row = f"{layers}x{width}x{heads}", f"{layers} x {width}, {heads}"
@@ -192,7 +193,7 @@ def table_6(scale: Scale) -> Experiment:
 
 
 def table_7(scale: Scale) -> Experiment:
-    """Features for named entities."""
+    """Return table 7: named entities with a fine-tuned and with a frozen encoder."""
     cells = [table_cell("table-7", "Fine-tuning", "conll-2003", BASE, scale)]
     for row, layers in LAYER_ROWS.items():
         head = HeadSettings(frozen=True, layers=layers, head="bilstm", units=scale.units)
@@ -210,7 +211,7 @@ def table_7(scale: Scale) -> Experiment:
 
 
 def table_8(scale: Scale) -> Experiment:
-    """Shares of masks."""
+    """Return table 8: different shares of masked, kept and replaced targets."""
     paper, cells, variants = paper_tables()["table-8"], [], {}
     features = HeadSettings(
         frozen=True, layers="concat-last-four", head="bilstm", units=scale.units
@@ -233,7 +234,7 @@ def table_8(scale: Scale) -> Experiment:
 
 
 def figure_5(scale: Scale) -> Experiment:
-    """Pre-training steps."""
+    """Return figure 5: the score after different numbers of pre-training steps."""
     variants = {BASE: (), "left-to-right": LEFT_TO_RIGHT}
     cells = []
     for row, variant in (("Masked LM", BASE), ("Left-to-right LM", "left-to-right")):

@@ -1,4 +1,4 @@
-"""What came out: each cell beside the paper's value, and whether its orders hold (section 5)."""
+"""Gather the results: cells next to the paper's values, and which findings hold (section 5)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bertkit.reproduce.run import Reproduction
 from bertkit.training.data import commoner_label, held_out_rows
 
 LEARNED = 0.02
-"""How far above the commoner label next-sentence accuracy has to be to say that it was learned."""
+"""The margin over the majority baseline at which next-sentence prediction counts as learned."""
 
 
 def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """Everything that the rendered page says, as JSON values.
+    """Return the whole content of the rendered page as JSON values.
 
     Args:
-        work: the folder.
-        experiments: the tables; what is not done of them is said to be so.
+        work: the reproduction to read.
+        experiments: the tables to include; cells without results are marked as not run.
     """
     networks: dict[str, Any] = {}
     for experiment in experiments:
@@ -39,14 +39,14 @@ def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dic
 
 
 def has_results(work: Reproduction, experiment: Experiment) -> bool:
-    """Whether anything of a table was run."""
+    """Return whether any run of a table is done."""
     return any(work.results(job) for job in experiment.jobs)
 
 
 def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dict[str, Any]:
-    """What a network is, and how far its pre-training came."""
+    """Return the facts about a network, including how far its pre-training has got."""
     given = work.given(variant)
-    records = [] if given else work.journal(variant)  # the scale's own is for figure 5 alone
+    records = [] if given else work.journal(variant)  # a given model leaves it only to figure 5
     evaluations = [r for r in records if r["kind"] == "evaluation"]
     last: dict[str, Any] = evaluations[-1] if evaluations else {}
     kept = (
@@ -56,10 +56,10 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
     begun = work.out / "networks" / variant / "recipe.json"
-    if records and not precisions and begun.is_file():  # of an older run, whose recipe named it
+    if records and not precisions and begun.is_file():  # runs of older versions record it there
         precisions = [str(read_json(begun)["recipe"]["training"]["precision"])]
     finished = bool(ends) and ends[-1]["reason"] == "finished"
-    if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # of an older run
+    if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # an older version's run
         last["nsp_majority"] = last_majority(work, flags)
     return {
         "model": model_name(given.resolve()) if given else "",
@@ -78,7 +78,7 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
 
 
 def last_majority(work: Reproduction, flags: Sequence[str]) -> float:
-    """NSP accuracy of always the commoner label, on the held-out examples of the last phase."""
+    """Return the majority baseline of NSP accuracy on the held-out examples of the last phase."""
     recipe = work.recipe(flags)
     held_out = TokenStore(work.out / "text" / "store", "held_out")
     phase = len(recipe.phases.lengths) - 1
@@ -88,7 +88,7 @@ def last_majority(work: Reproduction, flags: Sequence[str]) -> float:
 def table_facts(
     work: Reproduction, experiment: Experiment, networks: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A table: cells, and what became of the paper's claims."""
+    """Return the content of a table: its cells, and a verdict on each of the paper's claims."""
     paper = experiment.paper
     cells = [cell_facts(work, experiment, cell) for cell in experiment.cells]
     return {
@@ -109,14 +109,14 @@ def table_facts(
 def judge_claims(
     paper: PaperTable, cells: Sequence[dict[str, Any]], networks: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """What became of a table's claims, by its cells and whether the base network learned pairs."""
+    """Judge a table's claims by its cells and by whether the base network learned NSP."""
     held_out = networks.get(BASE, {}).get("held_out", {})
     learned = held_out.get("nsp_accuracy", 1.0) - held_out.get("nsp_majority", 0.0) >= LEARNED
     return [claim_facts(claim, cells, pairs_learned=learned) for claim in paper.claims]
 
 
 def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """A cell: what was run and the values of its seeds."""
+    """Return the content of a cell: what was run, and the value of each seed."""
     paper_column = cell.thousands or cell.column
     found: dict[str, Any] = {
         "row": cell.row,
@@ -153,13 +153,13 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
 
 
 def given_model(work: Reproduction, job: TaskRun) -> str:
-    """The name of the model that stands in the place of the scale's own; "" where none does."""
+    """Return the name of the given model that replaces the scale's network, or "" without one."""
     model = work.given(job.variant, job.at)
     return "" if model is None else model_name(model.resolve())
 
 
 def last_perplexity(work: Reproduction, variant: str) -> list[float]:
-    """Of held-out text at the end of pre-training; empty before it."""
+    """Return [perplexity of held-out text at the end of pre-training], or [] before the end."""
     measured: list[Any] = [r for r in work.journal(variant) if r["kind"] == "evaluation"]
     if not measured or not work.is_trained(variant, own=True):
         return []
@@ -167,14 +167,14 @@ def last_perplexity(work: Reproduction, variant: str) -> list[float]:
 
 
 def cell_value(result: RunResult, metric: str) -> float:
-    """A score in percent; "SPLIT METRIC" of another split than the first."""
+    """Return a score in percent; `metric` may be "SPLIT METRIC", else the first split is used."""
     split, _, name = metric.rpartition(" ")
     scores = result.scores.get(split) if split else next(iter(result.scores.values()))
     return round(100 * (scores or {})[name], 2)
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Number, median and range."""
+    """Return the number of values (n), and if there are any their median, range and deviation."""
     if not values:
         return {"n": 0}
     found = metric_spread(values)
@@ -185,11 +185,11 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 def claim_facts(
     claim: Claim, cells: Sequence[dict[str, Any]], *, pairs_learned: bool = True
 ) -> dict[str, Any]:
-    """Whether an order of the paper is found here.
+    """Judge whether a claim of the paper holds here.
 
-    It holds, or is reversed, where the difference of the medians is above the larger standard
-    deviation of the two over seeds; else it is not clear. Before all seeds are done, with one seed
-    alone, or where every run of a row learned nothing, there is no verdict.
+    It holds, or is reversed, if the medians differ by more than the larger of the two standard
+    deviations over seeds; otherwise it is not clear. There is no verdict before all seeds are
+    done, with only one seed, or if every run of a row is degenerate.
     """
     facts: dict[str, Any] = {"text": claim.text, "column": claim.column, "argued": claim.argued}
     facts |= {"better": claim.better, "worse": claim.worse}
@@ -208,7 +208,7 @@ def claim_facts(
     if reason := withheld(claim, better, worse, pairs_learned=pairs_learned):
         return {**facts, "verdict": reason}
     difference = round(better["median"] - worse["median"], 2)
-    if better["metric"] == PERPLEXITY:  # of one pre-training each, and lower is better
+    if better["metric"] == PERPLEXITY:  # one pre-training run each, and lower is better
         verdict = "holds once" if difference < 0 else "reversed once"
         return {**facts, "verdict": verdict, "difference": -difference}
     deviation = max(better["deviation"] or 0.0, worse["deviation"] or 0.0)
@@ -221,7 +221,7 @@ def claim_facts(
 def withheld(
     claim: Claim, better: dict[str, Any], worse: dict[str, Any], *, pairs_learned: bool
 ) -> str:
-    """Why there is no verdict on two cells that were run; "" where there is one."""
+    """Return why there is no verdict on two cells that were run, or "" if there can be one."""
     if bool(better["given"]) != bool(worse["given"]):
         return "not comparable"
     if better["metric"] == PERPLEXITY:

@@ -1,6 +1,6 @@
-"""What the paper reports, from `paper.toml`, and the scale at which its tables are run.
+"""The results that the paper reports (`paper.toml`), and the scales at which its tables are run.
 
-A scale is a TOML file beside this one, or a file of the user's own.
+A scale is a TOML file next to this module, or a file of the user's.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from bertkit.training.recipe import PretrainRecipe
 
 @dataclass(frozen=True)
 class Claim:
-    """An order of two rows in a column, as the paper has it.
+    """A finding of the paper: one row of a table is better than another in some column.
 
-    "first" and "last" are those of our table, whose rows or columns a scale may choose.
+    "first" and "last" stand for the first and last row or column of our table, since a scale may
+    choose its rows and columns.
     """
 
     text: str
@@ -31,9 +32,9 @@ class Claim:
     better: str
     worse: str
     argued: bool = False
-    """Made in the text; the table has not both rows."""
+    """Whether the claim is made in the paper's text, while its table lacks one of the rows."""
     needs_pairs: bool = False
-    """Means nothing unless next-sentence prediction was learned."""
+    """Whether the claim is only meaningful if next-sentence prediction was learned."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +42,24 @@ class PaperTable:
     """A table of the paper."""
 
     key: str
-    """ "table-5", "figure-5"."""
+    """The key of the table, such as "table-5" or "figure-5"."""
     title: str
     section: str
     remarks: tuple[str, ...]
     ours: tuple[str, ...]
-    """Remarks on what is run here."""
+    """Remarks on how our runs differ."""
     columns: tuple[str, ...]
     rows: Mapping[str, tuple[float, ...]]
-    """A value for each column."""
+    """Row -> the paper's value in each column."""
     claims: tuple[Claim, ...] = ()
 
     @property
     def name(self) -> str:
-        """For reading: "Table 5"."""
+        """The name shown to readers, such as "Table 5"."""
         return self.key.replace("-", " ").capitalize()
 
     def value(self, row: str, column: str) -> float | None:
-        """The paper's value, or None where it has none."""
+        """Return the paper's value of a cell, or None if it has none."""
         if row not in self.rows or column not in self.columns:
             return None
         return self.rows[row][self.columns.index(column)]
@@ -66,7 +67,7 @@ class PaperTable:
 
 @cache
 def paper_tables() -> dict[str, PaperTable]:
-    """All tables by key."""
+    """Read all tables of the paper: key -> table."""
     text = resources.files("bertkit.reproduce").joinpath("paper.toml").read_text("utf-8")
     return {
         key: PaperTable(
@@ -84,7 +85,7 @@ def paper_tables() -> dict[str, PaperTable]:
 
 
 def find_table(name: str) -> PaperTable:
-    """A table by key, or by number alone ("5").
+    """Return a table by its key, or by its number alone ("5").
 
     Raises:
         BertkitError: there is no such table.
@@ -99,51 +100,51 @@ def find_table(name: str) -> PaperTable:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScale:
-    """How a task is tuned."""
+    """The settings with which a task is fine-tuned."""
 
     batch_size: int = 32
     learning_rate: float = 5e-5
     frozen_learning_rate: float = 0.0
-    """Of what stands on a frozen encoder; 0 for `learning_rate`."""
+    """The learning rate of the head on a frozen encoder; 0 for `learning_rate`."""
     epochs: int = 3
     train: int = 0
-    """Training inputs, drawn at random; 0 for all."""
+    """The number of training inputs, drawn at random; 0 for all."""
     dev: int = 0
-    """Inputs of dev, drawn at random; 0 for all."""
+    """The number of dev inputs, drawn at random; 0 for all."""
     max_length: int = 0
-    """Tokens of a window; 0 for what `bertkit finetune` takes."""
+    """The number of tokens of a window; 0 for the default of `bertkit finetune`."""
     stride: int = 0
     context: str = "sentence"
-    """Of tagging: sentence or document."""
+    """The context of a word in tagging: sentence or document."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Networks, schedules and amounts of data."""
+    """The networks, schedules and amounts of data with which the tables are run."""
 
     name: str
     title: str
     recipe: str
     flags: tuple[str, ...]
-    """Of the recipe, as on the command line."""
+    """Flags of the recipe, as on the command line."""
     vocabulary_size: int
     cased: bool
     seeds: int
-    """Of fine-tuning; pre-training has one."""
+    """The number of fine-tuning seeds; each network is pre-trained once."""
     sizes: tuple[tuple[int, int, int], ...]
-    """Of table 6: layers, width, heads."""
+    """The network sizes of table 6: layers, width, heads."""
     steps: tuple[int, ...]
-    """Of figure 5: updates after which the model is tuned."""
+    """The numbers of updates after which figure 5 fine-tunes the model."""
     units: int
-    """Of the BiLSTM of table 7, in each direction."""
+    """The number of units of table 7's BiLSTM in each direction."""
     remarks: tuple[str, ...]
-    """What a reader of the tables has to know."""
+    """Remarks for the reader of the tables."""
     tasks: Mapping[str, TaskScale]
     stand_ins: Mapping[str, Mapping[str, str]]
-    """Table -> column of the paper -> task that is run in its place."""
+    """Table -> column of the paper -> the task that is run instead."""
 
     def recipe_flags(self, flags: Sequence[str]) -> list[str]:
-        """The scale's flags and a network's own, which win."""
+        """Return the scale's flags followed by a network's flags, which override them."""
         kept: list[str] = []
         dropping = False
         for word in self.flags:
@@ -154,25 +155,26 @@ class Scale:
         return [*kept, *flags]
 
     def task(self, name: str) -> TaskScale:
-        """How a task is tuned at this scale."""
+        """Return the settings with which a task is fine-tuned at this scale."""
         return self.tasks.get(name, self.tasks["default"])
 
 
 def shipped_scales() -> list[str]:
-    """Names of the scales, smallest first."""
+    """Return the names of the shipped scales, smallest first."""
     return ["tiny", "small", "base", "large"]
 
 
 def read_scale(name: str) -> Scale:
-    """A shipped scale by name, or a .toml file.
+    """Read a shipped scale by its name, or one from a .toml file.
 
     Raises:
-        BertkitError: there is no such scale, or the file is no scale; the message names the field.
+        BertkitError: there is no such scale, or the file is not a valid scale; the message names
+            the field.
     """
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise BertkitError(f"{path} does not exist; give a scale's name or file")
+            raise BertkitError(f"{path} does not exist; give the name of a scale or its .toml file")
         text = path.read_text(encoding="utf-8")
     elif name in shipped_scales():
         text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
@@ -182,14 +184,14 @@ def read_scale(name: str) -> Scale:
     try:
         return build_scale(Path(name).stem, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:
-        raise BertkitError(f"scale {name}: {error}; see the shipped ones for its fields") from None
+        raise BertkitError(f"scale {name}: {error}; see a shipped scale for the fields") from None
 
 
 def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse names of tasks, tables and columns that nothing would ever look up.
+    """Refuse names of tasks, tables and columns that do not exist.
 
     Raises:
-        ValueError: says which.
+        ValueError: a name does not exist; the message says which.
     """
     known, tables = (*OFFICIAL, "squad-sentences"), paper_tables()
     named = [("a task", task, known) for task in tasks]
@@ -204,7 +206,7 @@ def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, s
 
 
 def build_scale(name: str, values: dict[str, Any]) -> Scale:
-    """A scale from the content of its file."""
+    """Build a scale from the parsed content of its file; a wrong field raises an error."""
     given = values.pop("tasks", {})
     default = TaskScale(**given.pop("default", {}))
     known = {field.name for field in fields(Scale)}
@@ -218,7 +220,7 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
             raise ValueError(f"{field} must not be empty")
     sizes = values["sizes"]
     if not all(len(size) == 3 and all(type(n) is int and n > 0 for n in size) for size in sizes):
-        raise ValueError("each of sizes is three numbers: layers, width, heads")
+        raise ValueError("each entry of sizes must be three numbers: layers, width, heads")
     check_names(given, values.get("stand_ins", {}))
     scale = Scale(
         **{
@@ -235,5 +237,5 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     )
     total = read_recipe(PretrainRecipe, scale.recipe, scale.recipe_flags(())).phases.total_steps
     if not all(type(step) is int and 0 < step <= total for step in scale.steps):
-        raise ValueError(f"steps are numbers of updates up to the recipe's {total:,}")
+        raise ValueError(f"steps must be numbers of updates up to the recipe's {total:,}")
     return scale

@@ -1,4 +1,4 @@
-"""The tables for reading: Markdown for the docs, and one HTML page."""
+"""Render the tables as Markdown for the docs and as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bertkit.reproduce.experiments import PERPLEXITY
 
 VERDICTS = {
     "holds": "as in the paper",
-    "reversed": "the other way round",
+    "reversed": "the opposite",
     "not clear": "not clear: the seeds differ more than the rows",
     "holds once": "as in the paper, with one network each",
-    "reversed once": "the other way round, with one network each",
-    "not comparable": "no verdict: one of the two is a given model, made otherwise",
+    "reversed once": "the opposite, with one network each",
+    "not comparable": "no verdict: one of the two is a given model, trained differently",
     "not learned": "no verdict: next-sentence prediction was not learned",
     "degenerate": "no verdict: every run of one row is degenerate",
     "too few seeds": "no verdict yet: too few seeds are done",
@@ -26,14 +26,14 @@ NOTHING = "–"
 
 
 def as_markdown(outcome: dict[str, Any], level: int = 2) -> str:
-    """All tables as Markdown.
+    """Return all tables as Markdown.
 
     Args:
-        outcome: of `outcome.gather`.
-        level: of the headings.
+        outcome: the results from `outcome.gather_results`.
+        level: the level of the headings.
     """
     mark, scale = "#" * level, outcome["scale"]
-    lines = [f"Scale: {scale['title']}; {scale['seeds']} seeds of every tuning.", ""]
+    lines = [f"Scale: {scale['title']}; {scale['seeds']} seeds per fine-tuning job.", ""]
     lines += [*outcome["remarks"], ""] if outcome["remarks"] else []
     for found in outcome["tables"]:
         lines += [f"{mark} {table_heading(found)}", "", table_summary(found), ""]
@@ -75,12 +75,12 @@ def as_page(outcome: dict[str, Any]) -> str:
 
 
 def table_heading(found: dict[str, Any]) -> str:
-    """The table's name."""
+    """Return the heading of a table."""
     return f"{found['name']}: {found['title']} (paper section {found['section']})"
 
 
 def table_summary(found: dict[str, Any]) -> str:
-    """How much of a table was run."""
+    """Return a sentence that says how many cells of a table were run."""
     cells = found["cells"]
     run = sum(bool(cell["n"]) for cell in cells)
     if not run:
@@ -89,9 +89,9 @@ def table_summary(found: dict[str, Any]) -> str:
 
 
 def table_body(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows: the paper's value and ours, side by side.
+    """Return the column names and rows, whose cells show our value and the paper's.
 
-    The paper's rows that we have not, and columns of figure 5, stand in rows of their own.
+    The paper's rows that we did not run, and all those of figure 5, follow as separate rows.
     """
     columns = ["", *(table_column_name(found, column) for column in found["columns"])]
     by_place = {(cell["row"], cell["column"]): cell for cell in found["cells"]}
@@ -113,7 +113,7 @@ def table_body(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_column_name(found: dict[str, Any], column: str) -> str:
-    """The paper's column, and the task that stands in for its own."""
+    """Return the heading of a column: the paper's name with the metric and any stand-in task."""
     task, metric, stands_in = next(
         (cell["task"], cell["metric"], cell["stands_in"])
         for cell in found["cells"]
@@ -128,7 +128,7 @@ def table_column_name(found: dict[str, Any], column: str) -> str:
 
 
 def format_cell(cell: dict[str, Any] | None) -> str:
-    """A cell: ours with its range and number of seeds, and the paper's."""
+    """Format a cell: our median with its range and number of seeds, and the paper's value."""
     if cell is None:
         return NOTHING
     paper = "" if cell["paper"] is None else f"; paper {cell['paper']:g}"
@@ -148,7 +148,7 @@ CLAIM_COLUMNS = ["the paper", "in", "here", "difference", "deviation over seeds"
 
 
 def claim_rows(found: dict[str, Any]) -> list[list[str]]:
-    """What became of the paper's claims."""
+    """Return a row for each of the paper's claims, with the columns of `CLAIM_COLUMNS`."""
     return [
         [
             f"{'argues' if claim['argued'] else 'finds'}: {claim['text']}",
@@ -162,14 +162,14 @@ def claim_rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def table_notes(found: dict[str, Any]) -> list[str]:
-    """Remarks, and what is missing and why."""
+    """Return the remarks below a table, including what is missing and why."""
     notes = list(found["remarks"])
     tasks = {cell["task"] for cell in found["cells"]}
     if "squad-sentences" in tasks:
         notes.append(
-            "squad-sentences stands in for a task whose data is not here: a question and a "
-            "sentence of its paragraph in SQuAD, does the sentence hold the answer? QNLI is made "
-            "from SQuAD in the same way."
+            "squad-sentences stands in for a task whose data is missing: given a question and a "
+            "sentence of its paragraph in SQuAD, does the sentence contain the answer? QNLI is "
+            "made from SQuAD in the same way."
         )
     for task in sorted(tasks - {""}):
         own = [
@@ -180,13 +180,13 @@ def table_notes(found: dict[str, Any]) -> list[str]:
             notes.append(f"{task}: {amounts} inputs.")
     for name in sorted({cell.get("given", "") for cell in found["cells"]} - {""}):
         rows = dict.fromkeys(cell["row"] for cell in found["cells"] if cell["given"])
-        notes.append(f"A given model, {name}, and not the scale's own: {'; '.join(rows)}.")
+        notes.append(f"The given model {name} replaces the scale's network in: {'; '.join(rows)}.")
     reasons = {cell["missing"] for cell in found["cells"]} - {"", "not run"}
     return [*notes, *(f"Not run: {reason}." for reason in sorted(reasons))]
 
 
 def network_table(networks: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """What was pre-trained and how far."""
+    """Return the columns and rows of the table of networks."""
     rows = []
     for name, facts in networks.items():
         held_out = facts["held_out"]
@@ -195,17 +195,17 @@ def network_table(networks: dict[str, Any]) -> tuple[list[str], list[list[str]]]
         done = f"given: {facts['model']}" if facts["model"] else facts["failure"] or done
         flags = " ".join(facts["flags"]) or NOTHING
         rows.append([name, flags, done, facts.get("precision") or NOTHING, said or NOTHING])
-    return ["network", "flags besides the scale's", "updates", "precision", "held out"], rows
+    return ["network", "flags added to the scale's", "updates", "precision", "held out"], rows
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
 
 
 def curves(found: dict[str, Any]) -> str:
-    """Figure 5 as an SVG element: accuracy against updates, a line for each network."""
+    """Draw figure 5 as an SVG element: score against updates, with a line for each network."""
     lines = []
     for row, colour in zip(found["rows"], (TRAINING, HELD_OUT), strict=True):
         cells = [c for c in found["cells"] if c["row"] == row and c["n"]]

@@ -1,9 +1,9 @@
-"""The work behind the tables: pre-training, tuning, and what is left to do.
+"""Run the work behind the tables: pre-training, fine-tuning, and finding out what is left to do.
 
-Everything is a folder of its own that is whole or goes on where it was: `text/` (tokenizer and
-token store), `networks/VARIANT` (pre-training runs) and `tuned/VARIANT/TASK` (grids of seeds). So
-the same command again does what is missing, and several processes may share the work: each takes
-what no other holds.
+Each part has a separate folder that is either complete or can be resumed: `text/` (tokenizer and
+token store), `networks/VARIANT` (pre-training runs) and `tuned/VARIANT/TASK` (grids of seeds). The
+same command therefore continues with what is missing, and several processes can share the work:
+each takes a step that no other process holds.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 POLL_SECONDS = 5.0
-"""Between two looks at what another process holds."""
+"""The number of seconds between two checks of the steps that other processes hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What the networks are made of."""
+    """The inputs of a reproduction."""
 
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Text to pre-train on: files, folders, globs."""
     data: Annotated[Path | None, DATA] = None
     """A folder with the labelled data: glue, squad, swag, conll2003."""
     model: Path | None = None
-    """A model to tune in the place of the scale's own BERT; then nothing is pre-trained for it."""
+    """A model to fine-tune instead of the scale's BERT, which is then not pre-trained."""
 
 
 class Reproduction:
@@ -54,10 +54,10 @@ class Reproduction:
 
     Args:
         out: the folder.
-        scale: of everything.
-        sources: texts, data, model.
-        device: "auto", "cpu", "cuda", ...
-        console: where progress is shown.
+        scale: the scale at which everything is run.
+        sources: the text, the labelled data and possibly a model.
+        device: the device as on the command line: "auto", "cpu", "cuda", ...
+        console: the console that shows progress.
     """
 
     def __init__(
@@ -66,43 +66,43 @@ class Reproduction:
         self.out, self.scale, self.sources = out, scale, sources
         self.device, self.console = device, console
         self.data: dict[tuple[str, int], TaskData] = {}
-        """What was read already, by task and positions."""
+        """The task data read so far: (task, number of positions) -> data."""
 
     def begin(self) -> None:
-        """Take the folder.
+        """Record the settings in the folder, or check that they are the recorded ones.
 
         Raises:
-            BertkitError: it holds a reproduction of another scale or other sources.
+            BertkitError: the folder holds a reproduction of another scale or other sources.
         """
         settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
         path = self.out / "reproduce.json"
         made = any((self.out / name).exists() for name in ("text", "networks", "tuned"))
-        if not made:  # what was begun with settings that did not work binds nobody
+        if not made:  # settings with which nothing was made do not bind
             path.unlink(missing_ok=True)
-        same = path.is_file() and recorded_scale(self.out) == self.scale  # or with fewer fields
+        same = path.is_file() and recorded_scale(self.out) == self.scale  # it may lack new fields
         claim_settings(path, settings, "a reproduction", ignored=["scale"] if same else ())
 
     def recipe(self, flags: Sequence[str]) -> PretrainRecipe:
-        """The recipe of a variant."""
+        """Return the pre-training recipe of the variant with these flags."""
         return read_recipe(PretrainRecipe, self.scale.recipe, self.scale.recipe_flags(flags))
 
     def given(self, variant: str, at: int = 0) -> Path | None:
-        """The model that `--model` puts in the place of a network, if it does."""
+        """Return the model of `--model` if it replaces this network, else None."""
         return self.sources.model if variant == BASE and not at else None
 
     def network(self, variant: str, at: int = 0) -> Path:
-        """The model of a variant, at its end or after so many updates."""
+        """Return the folder of a variant's model: finished, or after `at` updates if not 0."""
         if given := self.given(variant, at):
             return given
         folder = self.out / "networks" / variant
         return folder / "models" / f"step-{at:08d}" if at else folder
 
     def is_trained(self, variant: str, *, own: bool = False) -> bool:
-        """Whether a variant is pre-trained to the end, or `--model` takes its place.
+        """Return whether a variant's pre-training is finished, or `--model` replaces it.
 
         Args:
-            variant: of the scale.
-            own: the scale's own network is meant, whatever `--model` says.
+            variant: the name of the network.
+            own: whether to ignore `--model` and ask for the scale's network.
         """
         if self.given(variant) and not own:
             return True
@@ -110,16 +110,16 @@ class Reproduction:
         return bool(ends) and ends[-1]["reason"] == "finished"
 
     def journal(self, variant: str) -> list[dict[str, object]]:
-        """The records of a variant's run so far."""
+        """Return the journal records of a variant's pre-training so far."""
         path = self.out / "networks" / variant / "journal.jsonl"
         return read_journal(path) if path.is_file() else []
 
     def tuned(self, job: TaskRun) -> Path:
-        """The folder of a job."""
+        """Return the folder of a fine-tuning job."""
         return self.out / "tuned" / job.name
 
     def grid(self, job: TaskRun) -> Grid:
-        """The runs of a job: one setting, all seeds."""
+        """Return the grid of a job's runs: one setting, all seeds."""
         task = self.scale.task(job.task)
         rate = (task.frozen_learning_rate if job.head.frozen else 0) or task.learning_rate
         return Grid(
@@ -130,15 +130,15 @@ class Reproduction:
         )
 
     def results(self, job: TaskRun) -> list[RunResult]:
-        """The runs of a job that are done."""
+        """Return the results of a job's finished runs."""
         return read_results(self.tuned(job), self.grid(job).runs())
 
     def is_tuned(self, job: TaskRun) -> bool:
-        """Whether all seeds of a job are done, or its data is absent."""
+        """Return whether all seeds of a job are done, or the job cannot be run."""
         return len(self.results(job)) == self.scale.seeds or bool(self.absence(job))
 
     def absence(self, job: TaskRun) -> str:
-        """Why a job cannot be run; "" where it can."""
+        """Return why a job cannot be run, or "" if it can."""
         for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
             if variant and not self.given(variant, at) and (reason := self.untrainable(variant)):
                 return reason
@@ -149,30 +149,30 @@ class Reproduction:
         return absent_files(job.task, self.sources.data)
 
     def untrainable(self, variant: str) -> str:
-        """Why a network is not there and cannot be made; "" where it is or can."""
+        """Return why a network can neither be found nor pre-trained, or "" if it can."""
         if reason := self.failure(f"pre-train {variant}"):
             return f"{variant}: {reason}"
         textless = self.sources.model is not None and not self.sources.text
         if textless and not self.is_trained(variant, own=True):
-            return f"there is no text to pre-train {variant} on; give --text, and another --out"
+            return f"there is no text to pre-train {variant} on; give --text and choose a new --out"
         return ""
 
     def failure(self, step: str) -> str:
-        """Why a step ended without a result; "" where it did not."""
+        """Return why a step ended without a result, or "" if it did not."""
         path = self.out / "failed" / f"{folder_name(step)}.json"
         return str(read_json(path)["reason"]) if path.is_file() else ""
 
     def give_up(self, step: ReproductionStep, error: DivergedError) -> None:
-        """Write down that a step diverges, so that the others go on."""
+        """Record that a step diverged, so that the other steps can continue."""
         path = self.out / "failed" / f"{folder_name(step.name)}.json"
         write_json(path, {"reason": f"diverged ({error})"})
         again = f"delete {path}"
-        if step.job is None:  # its checkpoints lead to the same update
+        if step.job is None:  # resuming from its checkpoints would diverge again
             again += f" and {self.out / 'networks' / step.variant}"
-        self.console.say(f"{step.name} is given up: {error}; to try again with other code, {again}")
+        self.console.say(f"{step.name} is skipped: {error}; to retry after changing code, {again}")
 
     def steps(self, experiments: Sequence[Experiment]) -> list[ReproductionStep]:
-        """Everything that the tables need, each once: a network, then what is tuned from it."""
+        """Return the distinct steps of the tables: each network, then its fine-tuning jobs."""
         variants: dict[str, tuple[str, ...]] = {}
         jobs: list[TaskRun] = []
         for experiment in experiments:
@@ -193,13 +193,13 @@ class Reproduction:
         return steps
 
     def is_done(self, step: ReproductionStep) -> bool:
-        """Whether a step needs no more work."""
+        """Return whether a step needs no more work."""
         if step.job is None:
             return self.is_trained(step.variant, own=True) or bool(self.failure(step.name))
         return self.is_tuned(step.job)
 
     def is_ready(self, step: ReproductionStep) -> bool:
-        """Whether the networks that a step begins with are there."""
+        """Return whether the networks that a step starts from are trained."""
         if step.job is None:
             return True
         at, beside = bool(step.job.at), step.job.head.beside
@@ -207,7 +207,7 @@ class Reproduction:
         return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
 
     def run(self, step: ReproductionStep) -> int:
-        """Do a step; the number of the signal that stopped it, else 0.
+        """Do a step, and return the number of the signal that stopped it, else 0.
 
         Raises:
             DivergedError: training diverged.
@@ -232,7 +232,7 @@ class Reproduction:
         return stopped_by or 0
 
     def tune(self, job: TaskRun) -> None:
-        """Tune a network on a task with all seeds."""
+        """Fine-tune a network on a task with all seeds, keeping only the scores."""
         assert self.sources.data is not None, "a job without data is not run"
         start, task = read_pretrained(self.network(job.variant, job.at)), self.scale.task(job.task)
         key = job.task, start.config.max_position_embeddings
@@ -251,14 +251,14 @@ class Reproduction:
             device=self.device,
             console=self.console,
         )
-        shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # the numbers are what counts
+        shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # only scores are needed
         for run in (self.tuned(job) / "runs").glob("*/model"):
             shutil.rmtree(run, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class ReproductionStep:
-    """A network to pre-train, or a job to tune."""
+    """A network to pre-train or, if it has a job, a fine-tuning to run."""
 
     variant: str
     flags: tuple[str, ...]
@@ -266,15 +266,15 @@ class ReproductionStep:
 
     @property
     def name(self) -> str:
-        """For reading, and of its lock."""
+        """The name in messages, from which the names of its lock and failure file are derived."""
         return f"pre-train {self.variant}" if self.job is None else f"tune {self.job.name}"
 
 
 def recorded_scale(out: Path) -> Scale:
-    """The scale of a reproduction that was begun, else "small".
+    """Return the scale recorded in the folder of a reproduction, or "small" if there is none.
 
     Raises:
-        BertkitError: its file is damaged.
+        BertkitError: the record is damaged.
     """
     path = out / "reproduce.json"
     if not path.is_file():
@@ -287,13 +287,13 @@ def recorded_scale(out: Path) -> Scale:
 
 
 def run_experiments(work: Reproduction, steps: Sequence[ReproductionStep]) -> int:
-    """Do all steps that no other process does, then wait for those of others.
+    """Do all steps that no other process is doing, then wait for the steps of the others.
 
     Returns:
         The number of the signal that stopped the work, else 0.
 
     Raises:
-        BertkitError: a step failed.
+        BertkitError: a step failed for another reason than divergence.
     """
     waiting = False
     while left := [step for step in steps if not work.is_done(step)]:
@@ -313,20 +313,20 @@ def run_experiments(work: Reproduction, steps: Sequence[ReproductionStep]) -> in
                 break
         else:
             if not waiting:
-                work.console.say("the rest is being done by other processes; waiting for them")
+                work.console.say("other processes are doing the remaining steps; waiting for them")
             waiting = True
             time.sleep(POLL_SECONDS)
     return 0
 
 
 def folder_name(step: str) -> str:
-    """A step's name as that of a folder."""
+    """Return a step's name in a form that can name a folder."""
     return step.replace("/", "-").replace(" ", "-")
 
 
 @contextmanager
 def hold_network(folder: Path) -> Iterator[bool]:
-    """Whether a folder is held by this process for the block; False where another holds it."""
+    """Hold a folder's lock for the block; yield False if another process holds it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(exclusive_lock(folder))

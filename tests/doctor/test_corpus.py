@@ -199,7 +199,7 @@ def test_documents_with_nothing_in_common(build: Build) -> None:
     texts = [document(words[8 * index : 8 * index + 8]) for index in range(120)]
     found = look(build(texts, tokenizer=tokenizer))["pair-shortcut"]
     assert found.severity == "problem"
-    assert found.numbers["by"] == "the pieces that A and B share"
+    assert found.numbers["by"] == "the share of tokens that A and B have in common"
     assert found.numbers["accuracy"] > 0.99
 
 

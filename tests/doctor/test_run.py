@@ -179,7 +179,7 @@ def test_causes_of_a_plateau_are_named(tmp_path: Path) -> None:
     (found,) = [
         one for one in check_run(run, [duplicates, fine, duplicates]) if one.name == "plateau"
     ]
-    assert found.change.startswith("mend first: duplicate-documents; ")
+    assert found.change.startswith("fix first: duplicate-documents; ")
 
 
 def test_left_to_right_has_nothing_to_copy(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_left_to_right_has_nothing_to_copy(tmp_path: Path) -> None:
             record["lm_loss"] = ENTROPY
     found = findings(write(tmp_path, records))["plateau"]
     assert found.severity == "problem"
-    assert "kept pieces" not in found.change
+    assert "kept tokens" not in found.change
 
 
 def test_sentence_order_is_named_so(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_epochs_of_longer_phases_and_of_small_stores(tmp_path: Path) -> None:
     found = findings(write(tmp_path, records))["epochs"]
     assert found.severity == "notice"
     assert found.numbers["most_read_store"] == pytest.approx(40 * read / made)
-    assert "of the stores tr most often, 199.7 times" in found.meaning
+    assert "the most repeated store, tr, is read 199.7 times" in found.meaning
 
 
 def test_speed(tmp_path: Path) -> None:
@@ -635,7 +635,7 @@ def test_a_real_run_beside_another_corpus(
     write_json(run / "recipe.json", {**claims, "store": str(store.folder)})
     found = findings(run)
     assert found["vocabulary"].severity == "problem"
-    assert "the store with another tokenizer than recipe.json" in found["vocabulary"].meaning
+    assert "the store with a tokenizer that differs from recipe.json" in found["vocabulary"].meaning
     assert found["corpus"].severity == "notice"
     shutil.copytree(chain.folder, run / "store")  # the right one is preferred where both are there
     found = findings(run)
@@ -668,7 +668,7 @@ def test_the_stores_of_a_mixture_are_opened(tmp_path: Path, store: TokenStore) -
     shutil.rmtree(two)
     found = findings(run)
     assert found["corpus"].severity == "notice"
-    assert "of the mixture of 2 stores, 1 are within reach" in found["corpus"].meaning
+    assert "of the mixture of 2 stores, 1 can be found" in found["corpus"].meaning
     titles = [title for title, _ in diagnose(run, Console(stream=io.StringIO()))]
     assert titles == [f"run {run}", f"its token store {one}"]
 

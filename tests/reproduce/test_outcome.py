@@ -106,7 +106,7 @@ def test_a_given_model_is_not_compared_with_the_scales_own() -> None:
     both = [given, {**own, "given": "minilm"}]
     assert claim_facts(CLAIM, both)["verdict"] == "holds"
     found = {**outcome()["tables"][0], "cells": [given, own]}
-    assert "A given model, minilm, and not the scale's own: A." in table_notes(found)
+    assert "The given model minilm replaces the scale's network in: A." in table_notes(found)
 
 
 def test_a_value_says_its_spread_and_the_papers() -> None:

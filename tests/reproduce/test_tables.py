@@ -135,7 +135,7 @@ def test_scales_of_ones_own(tmp_path: Path) -> None:
     whole = Path("bertkit/reproduce/tiny.toml").read_text()
     for before, after, message in (
         ("seeds = 2", 'seeds = "2"', "seeds must be a positive integer, not '2'"),
-        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "each of sizes is three numbers"),
+        ("[[4, 32, 2], [4, 64, 2]]", "[[4, 32]]", "sizes must be three numbers"),
         ("steps = [50, 150]", "steps = [50, 151]", "updates up to the recipe's 150"),
         ("steps = [50, 150]", "steps = []", "steps must not be empty"),
         ("[tasks.default]", "[tasks]\ndefault = 3\n[other]", "scale .*mine.toml: "),

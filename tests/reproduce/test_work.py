@@ -216,7 +216,7 @@ def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -
     sizes = EXPERIMENTS["table-6"](TINY)
     assert {step.variant for step in work.steps([sizes])} <= {"bert"}, "nor any for its perplexity"
     assert work.absence(both) == (
-        "there is no text to pre-train left-to-right on; give --text, and another --out"
+        "there is no text to pre-train left-to-right on; give --text and choose a new --out"
     )
     work.sources = replace(sources, text=("text.txt",))
     assert len(work.steps([table])) == 10, "two networks and their job"
@@ -228,7 +228,7 @@ def test_nothing_is_pretrained_for_data_that_is_not_there(tmp_path: Path) -> Non
     [*networks] = work.steps([EXPERIMENTS["table-6"](TINY)])  # perplexity needs no data
     assert [step.name for step in networks] == ["pre-train 4x32x2", "pre-train bert"]
     for wrong, message in ((None, "give --data"), (tmp_path / "nowhere", "correct --data")):
-        with pytest.raises(BertkitError, match=f"to tune on: {message}"):
+        with pytest.raises(BertkitError, match=f"to fine-tune on; {message}"):
             reproduce_command("5", out=tmp_path / "out", scale="tiny", sources=Sources(data=wrong))
     with pytest.raises(BertkitError, match="holds no reproduction to render"):
         reproduce_command("5", out=tmp_path / "none", scale="tiny", render=True)
