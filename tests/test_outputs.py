@@ -16,7 +16,7 @@ from bertkit.outputs import OWN_FILES, Read, Written, mark_of, matches, types_in
 from docs.commands import verbs
 from tests.test_cli import TOY
 
-INPUTS = {"--model", "--tokenizer", "--ensemble", "--start", "--path", "--store"}
+INPUTS = {"--model", "--tokenizer", "--ensemble", "--init-from", "--path", "--store"}
 """Parameters of type `Path` that are read, which the rule takes those without a mark for."""
 NO_PATHS = {
     *("--task", "--split", "--format", "--column", "--device", "--precision", "--pooling", "--to"),

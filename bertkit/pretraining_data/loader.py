@@ -1,4 +1,4 @@
-"""The endless stream of pre-training batches, a pure function of (seed, place).
+"""The endless stream of pre-training batches, a pure function of (seed, position).
 
 What its targets are is the objective (paper sections 3.1 and 5.1).
 
@@ -176,14 +176,14 @@ class BatchBuilder:
 
 
 class StreamStep(NamedTuple):
-    """One global batch: its rows, this rank's micro-batches, and the place after it."""
+    """One global batch: its rows, this rank's micro-batches, and the position after it."""
 
     micro_batches: list[PretrainingBatch]
     after: AnyPosition
 
 
 Request = tuple[np.ndarray, AnyPosition]
-"""The rows of a global batch, and the place after it."""
+"""The rows of a global batch, and the position after it."""
 
 
 @dataclass(frozen=True)
@@ -214,20 +214,20 @@ def stream_steps(
     *,
     batch_size: int,
     steps: int,
-    place: AnyPosition = START,
+    position: AnyPosition = START,
     micro_batches: int = 1,
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
 ) -> Generator[StreamStep, None, None]:
-    """Yield `steps` global batches from a place on.
+    """Yield `steps` global batches from a position on.
 
     Args:
         table: which examples, in which order.
         builder: rows → batch.
         batch_size: sequences in a global batch, over all ranks and micro-batches.
         steps: how many batches.
-        place: where to begin; `Step.after` of the last batch used, to resume.
+        position: where to begin; `Step.after` of the last batch used, to resume.
         micro_batches: into how many the global batch is cut, over all ranks; the same cut for any
             number of ranks.
         rank: this process's number; it gets micro-batches rank, rank + world, ...
@@ -248,18 +248,18 @@ def stream_steps(
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
     build = StepBuilder(builder, micro_batches, rank, world)
-    requests = take_rows(table, batch_size, steps, place)
+    requests = take_rows(table, batch_size, steps, position)
     return build_steps(build, requests, workers)
 
 
 def take_rows(
-    table: ExampleSource, batch_size: int, steps: int, place: AnyPosition
+    table: ExampleSource, batch_size: int, steps: int, position: AnyPosition
 ) -> Iterator[Request]:
-    """The rows of each global batch from a place on."""
+    """The rows of each global batch from a position on."""
     try:
         for _ in range(steps):
-            rows, place = table.take(place, batch_size)
-            yield rows, place
+            rows, position = table.take(position, batch_size)
+            yield rows, position
     finally:
         table.close()
 

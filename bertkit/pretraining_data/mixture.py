@@ -244,15 +244,15 @@ class MixtureSampler:
         for table in self.tables:
             table.close()
 
-    def take(self, place: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
-        """The next `count` rows from a place, and the place after them; epochs run on.
+    def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
+        """The next `count` rows from a position, and the position after them; epochs run on.
 
         Args:
-            place: `START`, a `MixedPosition`, or one that came back from JSON.
+            position: `START`, a `MixedPosition`, or one that came back from JSON.
             count: of rows.
         """
         members = len(self.tables)
-        begun = MixedPosition([START] * members, [0] * members) if place == START else place
+        begun = MixedPosition([START] * members, [0] * members) if position == START else position
         places = [DataPosition(*member) for member in begun[0]]
         chosen, counts = deal_examples(self.store.parts, begun[1], count)
         rows = np.empty(count, dtype=EXAMPLE_DTYPE)
@@ -284,9 +284,9 @@ def deal_examples(
     after, total = np.array(counts, dtype=np.int64), parts.sum()
     deficits = parts * after.sum() - after * total  # in units of 1 / total of a sequence
     chosen = np.empty(number, dtype=np.int64)
-    for place in range(number):
+    for position in range(number):
         deficits += parts
-        member = chosen[place] = deficits.argmax()
+        member = chosen[position] = deficits.argmax()
         deficits[member] -= total
     after += np.bincount(chosen, minlength=len(parts))
     return chosen, after.tolist()

@@ -1,9 +1,9 @@
-"""The examples of a store in their order of use, a pure function of (seed, place).
+"""The examples of a store in their order of use, a pure function of (seed, position).
 
 An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
-shuffled table of examples (`plan_block`; paper, appendix A.2). A place is (epoch, window, offset),
-so seeking costs one window's plan, whatever the size of the corpus. While a window is used, another
-thread plans the next one, and fetches and verifies its shards, so that no step waits.
+shuffled table of examples (`plan_block`; paper, appendix A.2). A position is (epoch, window,
+offset), so seeking costs one window's plan, whatever the size of the corpus. While a window is
+used, another thread plans the next one, and fetches and verifies its shards, so that no step waits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ AnyPosition = tuple[Any, ...]
 class ExampleSource(Protocol):
     """Examples in their order of use: an `ExampleSampler` or a `mixture.MixtureSampler`."""
 
-    def take(self, place: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
-        """The next `count` rows from a place, and the place after them."""
+    def take(self, position: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
+        """The next `count` rows from a position, and the position after them."""
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
@@ -125,9 +125,9 @@ class ExampleSampler:
         """Rows of the first window, in order, at most `limit`."""
         return self.rows_of(0, 0)[:limit]
 
-    def take(self, place: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
-        """The next `count` rows from a place, and the place after them; epochs run on."""
-        epoch, window, offset = place
+    def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
+        """The next `count` rows from a position, and the position after them; epochs run on."""
+        epoch, window, offset = position
         taken: list[np.ndarray] = []
         missing = count
         while True:

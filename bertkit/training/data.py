@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
-from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch
+from bertkit.pretraining_data.loader import (
+    BatchBuilder,
+    PretrainingBatch,
+    StreamStep,
+    stream_steps,
+)
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions, PairStatistics, measure_pairs
-from bertkit.pretraining_data.sampler import ExampleSampler, ExampleSource
+from bertkit.pretraining_data.sampler import AnyPosition, ExampleSampler, ExampleSource
+from bertkit.training.distributed import Ranks
 from bertkit.training.recipe import PretrainRecipe, mixture_record
+
+Examples = tuple[ExampleSource, BatchBuilder]
+"""Examples in their order of use, and what makes batches of them."""
 
 HELD_OUT_BATCH = 64
 """Sequences in a batch of the evaluation."""
@@ -26,7 +35,7 @@ def phase_seed(seed: int, phase: int) -> int:
 
 def phase_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
-) -> tuple[ExampleSource, BatchBuilder]:
+) -> Examples:
     """The examples of a phase in their order, and what makes batches of them."""
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], sentences=wanted.sentences)
@@ -40,9 +49,7 @@ def phase_examples(
     return table, BatchBuilder(store, masking, phases.max_predictions[phase], seed, wanted.words)
 
 
-def training_examples(
-    recipe: PretrainRecipe, store: TokenStore, phase: int
-) -> tuple[ExampleSource, BatchBuilder]:
+def training_examples(recipe: PretrainRecipe, store: TokenStore, phase: int) -> Examples:
     """The examples that a phase trains on."""
     return phase_examples(recipe, store, phase, recipe.masking, recipe.training.seed)
 
@@ -59,9 +66,9 @@ def held_out_store(store: TokenStore) -> TokenStore | None:
 
 
 def held_out_rows(recipe: PretrainRecipe, held_out: TokenStore, phase: int) -> np.ndarray:
-    """Which held-out examples a phase is evaluated on."""
-    table, _ = phase_examples(recipe, held_out, phase, MaskingOptions(), seed=0)
-    return table.first(recipe.logging.held_out_sequences).copy()  # without the rest of the window
+    """The held-out examples that a phase is evaluated on."""
+    examples, _ = phase_examples(recipe, held_out, phase, MaskingOptions(), seed=0)
+    return examples.first(recipe.logging.held_out_sequences).copy()  # without the window's rest
 
 
 def commoner_label(recipe: PretrainRecipe, rows: np.ndarray, phase: int) -> float:
@@ -81,6 +88,78 @@ def held_out_batches(
     _, builder = phase_examples(recipe, held_out, phase, MaskingOptions(), seed=0)
     for start in range(0, len(rows), HELD_OUT_BATCH):
         yield builder[rows[start : start + HELD_OUT_BATCH]]
+
+
+class TrainingData:
+    """The examples of one phase after the other.
+
+    Args:
+        recipe: what is trained.
+        store: the training split.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
+        self.recipe, self.store = recipe, store
+        self._opened: tuple[int, Examples] | None = None
+
+    def open(self, phase: int) -> Examples:
+        """The examples of a phase; those of the phase before are closed."""
+        if self._opened is None or self._opened[0] != phase:
+            self.close()
+            self._opened = (phase, training_examples(self.recipe, self.store, phase))
+        return self._opened[1]
+
+    def stream(
+        self, phase: int, *, steps: int, position: AnyPosition, ranks: Ranks, workers: int
+    ) -> Generator[StreamStep, None, None]:
+        """The micro-batches of this rank, for so many updates of a phase from a position on.
+
+        Raises:
+            BertkitError: the batch cannot be shared by the ranks, or `workers` is negative.
+        """
+        examples, builder = self.open(phase)
+        return stream_steps(
+            examples,
+            builder,
+            batch_size=self.recipe.phases.batch_sizes[phase],
+            steps=steps,
+            position=position,
+            micro_batches=ranks.micro_batches(self.recipe.training.accumulate),
+            rank=ranks.rank,
+            world=ranks.world,
+            workers=workers,
+        )
+
+    def close(self) -> None:
+        """Give up what is planned ahead; calling it again does nothing."""
+        if self._opened is not None:
+            self._opened[1][0].close()
+            self._opened = None
+
+
+class HeldOut:
+    """The held-out examples of a run, opened and verified once, and planned once a phase.
+
+    Args:
+        recipe: what is trained.
+        store: the training split.
+    """
+
+    def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
+        self.recipe, self.store = recipe, held_out_store(store)
+        self._planned: tuple[int, np.ndarray] | None = None
+
+    def rows(self, phase: int) -> np.ndarray:
+        """The examples that a phase is evaluated on; the store must have held-out documents."""
+        assert self.store is not None
+        if self._planned is None or self._planned[0] != phase:
+            self._planned = (phase, held_out_rows(self.recipe, self.store, phase))
+        return self._planned[1]
+
+    def batches(self, phase: int) -> Iterator[PretrainingBatch]:
+        """The batches of the `rows`; see `held_out_batches`."""
+        assert self.store is not None
+        return held_out_batches(self.recipe, self.store, phase, self.rows(phase))
 
 
 def baselines(

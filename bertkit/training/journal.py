@@ -15,6 +15,7 @@ import os
 import sys
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, time
@@ -324,3 +325,31 @@ def count_text(name: str, value: Any) -> str:
     if name == "bytes":
         return f"{value / 1e6:,.1f} MB"
     return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """The journal of a run, which its first rank has, and the console; the end closes both."""
+
+    journal: Journal | None
+    console: Console
+
+    def write(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Append a record to the journal, and `show` it on the console."""
+        if self.journal is not None:
+            self.journal.write(record)
+        if show:
+            self.console.update(record)
+
+    def note(self, step: int, message: str) -> None:
+        """Write a message into the journal and say it."""
+        self.write({"kind": "note", "step": step, "message": message})
+        self.console.say(message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        self.console.close()

@@ -221,19 +221,19 @@ def origin(store: TokenStore) -> dict[str, Any]:
 
 
 def claim_run_folder(
-    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, start: str = ""
+    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, init_from: str = ""
 ) -> list[str]:
-    """Begin a run directory, or make sure that it holds this very run.
+    """Write the recipe of a new run down, or check that the directory holds this very run.
 
     Args:
         folder: the run directory.
         recipe: resolved, as JSON values.
         name: of the recipe.
         store: the corpus.
-        start: SHA-256 of the weights that the run begins with; "" for random ones.
+        init_from: SHA-256 of the initial weights; "" for random ones.
 
     Returns:
-        What is different since the run was begun, about how it is watched and about this machine.
+        What is different since the run was begun: its logging settings, and this machine.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or corpus, or something else.
@@ -245,9 +245,9 @@ def claim_run_folder(
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
-    if start:
-        settings["start"] = start
-    # a store may move, a recipe may be renamed, and how a run is watched changes no weight
+    if init_from:
+        settings["init_from"] = init_from
+    # a store may move, a recipe may be renamed, and logging changes no weight
     may_change = {"store", "stores", "recipe_name", "recipe.logging"}
     path = folder / "recipe.json"
     defaults = {"recipe": as_json(PretrainRecipe())}

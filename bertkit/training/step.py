@@ -1,6 +1,10 @@
 """The only training loop: a generator that makes one update at a time and yields what it did.
 
 The caller logs, evaluates, saves, and stops by no longer asking for the next step.
+
+On CUDA the layers may be compiled: dropout, residual, LayerNorm and GELU become a few fused
+kernels, forward and backward. Only the layers are compiled, because they are most of the work and
+share their code. Matrix products and attention stay the library's own kernels.
 """
 
 from __future__ import annotations
@@ -15,11 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
+from bertkit.model.encoder import Encoder
 from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import autocast, step_seed
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
+
+COMPILED_SHAPES = 64
+"""How often torch may compile the same code: a handful of shapes in each phase, and once more for
+the last layer, which computes chosen rows. Beyond that torch would run the code uncompiled."""
 
 
 class BatchLike(Protocol):
@@ -38,7 +47,7 @@ class BatchLike(Protocol):
 
 
 AnyBatch = TypeVar("AnyBatch", bound=BatchLike)
-AnyPlace = TypeVar("AnyPlace")
+AnyPosition = TypeVar("AnyPosition")
 
 
 Objective = Callable[[Any, AnyBatch], Sums]
@@ -46,12 +55,12 @@ Objective = Callable[[Any, AnyBatch], Sums]
 
 
 @dataclass(frozen=True)
-class StepRecord(Generic[AnyPlace]):
+class StepRecord(Generic[AnyPosition]):
     """One update of the weights."""
 
     step: int
     """Counts from 1."""
-    after: AnyPlace
+    after: AnyPosition
     """Where the data stands after this step's batch."""
     sums: Sums
     """Over this rank's micro-batches, detached, still on the device."""
@@ -102,11 +111,11 @@ def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     objective: Objective[AnyBatch],
-    steps: Iterable[tuple[Sequence[AnyBatch], AnyPlace]],
+    steps: Iterable[tuple[Sequence[AnyBatch], AnyPosition]],
     settings: LoopSettings,
     *,
     done: int = 0,
-) -> Iterator[StepRecord[AnyPlace]]:
+) -> Iterator[StepRecord[AnyPosition]]:
     """Make one update for each global batch.
 
     The loss of a step is normalised by the counts of all its micro-batches on all ranks together,
@@ -118,7 +127,7 @@ def train_steps(
         model: in training mode; on several ranks as `bertkit.training.parallel` makes it.
         optimizer: of the model's parameters.
         objective: (model, batch) → sums.
-        steps: (micro-batches of this rank, place after them) for each update.
+        steps: (micro-batches of this rank, position after them) for each update.
         settings: see `LoopSettings`.
         done: updates already made.
     """
@@ -126,7 +135,7 @@ def train_steps(
     for step, (micro_batches, after) in enumerate(steps, start=done):
         rate = settings.learning_rate(step)
         set_learning_rate(optimizer, rate)
-        exchanged = ranks.total(step_counts(micro_batches, settings.asked_to_stop()))
+        exchanged = ranks.all_reduce_counts(step_counts(micro_batches, settings.asked_to_stop()))
         counts: dict[str, int] = {}
         kept: Sums | None = None
         for number, batch in enumerate(micro_batches):
@@ -224,3 +233,50 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
             f"(learning rate {learning_rate:.2e}); start a new run with a lower learning rate or "
             "a longer warm-up"
         )
+
+
+def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
+    """Compile the layers of an encoder in place; names and values of parameters stay.
+
+    Code is made for exact shapes (`dynamic=False`), so batches are rounded up to a few. The first
+    update of a shape waits for the compiler.
+
+    Args:
+        encoder: to be trained.
+        loss_fn: (model, `PretrainingBatch`) → sums, of a model with that encoder.
+        device: where it is trained.
+
+    Returns:
+        The loss on rounded batches, for `train_steps`.
+
+    Raises:
+        BertkitError: the device is not CUDA.
+    """
+    if device.type != "cuda":
+        raise BertkitError(f"compiled training is for CUDA devices; leave it off for {device}")
+    import torch._dynamo
+
+    from bertkit.pretraining_data.buckets import on_rounded_batches
+
+    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+    for layer in encoder.layers:
+        compile_in_training(layer)
+    return on_rounded_batches(loss_fn, encoder.config.max_position_embeddings)
+
+
+def compile_in_training(layer: nn.Module, **options: Any) -> None:
+    """Give a layer compiled code that runs while the layer is in training mode.
+
+    In evaluation it runs uncompiled: batches of many shapes would all be compiled.
+
+    Args:
+        layer: is changed.
+        options: of `torch.compile`.
+    """
+    uncompiled = layer.forward
+    compiled = torch.compile(uncompiled, dynamic=False, **options)
+
+    def forward(*inputs: Any) -> Any:
+        return (compiled if layer.training else uncompiled)(*inputs)
+
+    layer.forward = forward

@@ -280,7 +280,7 @@ def test_loader_processes_change_nothing(mixture: MixedStore, workers: int) -> N
     for first, second in zip(alone, parallel, strict=True):
         assert plain(first.after) == plain(second.after)
         assert contents(first.micro_batches) == contents(second.micro_batches)
-    rest = made(mixture, 2, workers=workers, place=parallel[2].after)
+    rest = made(mixture, 2, workers=workers, position=parallel[2].after)
     assert contents(rest[1].micro_batches) == contents(alone[4].micro_batches)
 
 
@@ -389,7 +389,7 @@ def test_run_over_a_mixture_is_recorded(
 
     steps, size = TOY.phases.steps[1], TOY.phases.batch_sizes[1]
     kept = read_json(finished / "checkpoints" / "step-00000018" / "progress.json")
-    _, counts = kept["progress"]["place"]
+    _, counts = kept["progress"]["position"]
     assert counts == deal_examples(mixture.parts, [0] * len(folders), steps * size)[1]
 
 

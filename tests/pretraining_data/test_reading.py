@@ -157,7 +157,7 @@ def test_what_nobody_wants_is_given_up(fresh: TokenStore) -> None:
     assert rows["epoch"][0] == 7
     assert table.take(place, 1)[1].epoch == 0
     steps = stream_steps(
-        table, BatchBuilder(fresh, MaskingOptions(), 5, 0), batch_size=100, steps=9, place=place
+        table, BatchBuilder(fresh, MaskingOptions(), 5, 0), batch_size=100, steps=9, position=place
     )
     next(steps)
     del steps  # a run that was stopped

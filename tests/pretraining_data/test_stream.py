@@ -55,7 +55,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: TokenStore) -> None:
     assert whole[-1].after.epoch > 2
     for made in (0, 1, 57, 199):
         place = whole[made - 1].after if made else START
-        rest = steps(store, 200 - made, place=place)
+        rest = steps(store, 200 - made, position=place)
         for first, second in zip(whole[made:], rest, strict=True):
             assert first.after == second.after
             assert contents(first.micro_batches) == contents(second.micro_batches)
@@ -268,7 +268,7 @@ def test_other_targets_resume_and_share_alike(store: TokenStore, words: str) -> 
 
     def made(place: DataPosition, count: int, **options: int) -> list[StreamStep]:
         return list(
-            stream_steps(table, builder, batch_size=12, steps=count, place=place, **options)
+            stream_steps(table, builder, batch_size=12, steps=count, position=place, **options)
         )
 
     whole = made(START, 12)

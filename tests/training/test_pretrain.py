@@ -313,7 +313,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert pretrain(TOY, store, run) is None
     shown = capfd.readouterr()
     assert "step-00000040" in shown.err
-    assert "going on from" in shown.err
+    assert "resuming from" in shown.err
     assert weights(run) == weights(finished)
 
 
