@@ -34,9 +34,9 @@ from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.journal import read_journal
+from bertkit.training.parallel import compile_in_training, compile_layers
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
-from bertkit.training.step import compile_in_training, compile_layers
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")

@@ -96,6 +96,8 @@ def test_public_names_exist_and_are_sorted() -> None:
         ("bertkit.cli.learn", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.cli.prepare", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.cli.clean", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.cli.plan", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.cli.pretrain", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.corpus.build", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
     ],

@@ -23,8 +23,8 @@ NO_PATHS = {
     *("--head", "--text", "--pair", "--label", "--choices", "--id", "--separator", "--question"),
     *("--passage", "--answers", "--words", "--tags", "--document", "--layers", "--dtype", "--init"),
     *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
-    *("--sbatch", "--machine", "--place", "--strategy", "--objectives.words", "TABLES"),
-    *("--objectives.sentences", "--training.schedule", "--training.precision"),
+    *("--sbatch", "--machine", "--place", "--strategy", "--objectives.token", "TABLES"),
+    *("--objectives.pair", "--training.schedule", "--training.precision"),
 }
 """Parameters of text that name no file, in the commands that write."""
 COMMANDS = {

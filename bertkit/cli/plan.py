@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import rich.console
 from rich.table import Table
@@ -25,14 +25,16 @@ from bertkit.planning.corpus import (
     store_corpus,
     text_corpus,
 )
-from bertkit.planning.estimate import Plan, make_plan
-from bertkit.planning.measure import GIB, HERE, find_machine, this_machine
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import Console
 from bertkit.training.recipe import PretrainRecipe
 
+if TYPE_CHECKING:
+    from bertkit.planning.estimate import Plan
+
 DEFAULTS = PretrainRecipe()
+GIB = 2**30
+HERE = "here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +101,10 @@ def plan_command(
     json
         A file to write the plan to.
     """
+    from bertkit.planning.estimate import make_plan
+    from bertkit.planning.measure import find_machine, this_machine
+    from bertkit.training.device import choose_device, choose_precision
+
     check_flags(machine, device, seconds, mfu, price)
     precision = settings.training.precision
     named = None if machine == HERE else find_machine(machine, precision, mfu)
@@ -106,7 +112,7 @@ def plan_command(
     if where is not None:
         choose_precision(precision, where)  # refused before the corpus is measured
     with Console() as console:
-        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
+        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.pair)
         if where is not None:
             console.say(f"calibrating for about {seconds:g} s; leave the machine to it")
             named = this_machine(where, settings)
@@ -146,8 +152,8 @@ def check_flags(
         raise BertkitError("--mfu is for a named --machine; on this one it is measured")
 
 
-def measure_corpus(size: CorpusSize, lengths: Sequence[int], sentences: str) -> CorpusEstimate:
-    """The corpus of the flags; `sentences` as in `PairOptions`.
+def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
+    """The corpus of the flags; `pair` as in `PairOptions`.
 
     Raises:
         BertkitError: no corpus was given, or more than one, or it is not there.
@@ -164,13 +170,12 @@ def measure_corpus(size: CorpusSize, lengths: Sequence[int], sentences: str) -> 
     if size.vocabulary_size < 1:
         raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
     if size.store is not None:
-        return store_corpus(TokenStore(size.store), lengths, sentences)
+        return store_corpus(TokenStore(size.store), lengths, pair)
     if size.tokens is not None:
-        pieces = size.vocabulary_size
-        return assumed_corpus("only its size", size.tokens, pieces, lengths, sentences)
+        return assumed_corpus("only its size", size.tokens, size.vocabulary_size, lengths, pair)
     tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
     options = PrepareOptions(format=size.format, column=size.column, held_out=0.0)
-    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, sentences)
+    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, pair)
 
 
 def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
@@ -178,7 +183,7 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
     config, machine = made.model, made.machine
     out.print(
         f"{recipe}: {config.num_hidden_layers} layers x {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.vocab_size:,} pieces: "
+        f"{config.num_attention_heads} heads, a vocabulary of {config.vocab_size:,}: "
         f"{made.parameters:,} parameters, {made.precision}\n"
         f"corpus: {made.corpus}, {made.corpus_tokens:,.0f} tokens\n"
         f"machine: {machine.title}, {machine.memory / GIB:.1f} GiB, "

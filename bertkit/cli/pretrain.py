@@ -18,9 +18,7 @@ from bertkit.outputs import FOLDER, NAMED, OWN, TEXT
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import JOURNAL, Console, read_journal
-from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
 
 DEFAULTS = PretrainRecipe()
@@ -106,6 +104,9 @@ def pretrain_command(
     timeout
         Of several processes: seconds to wait for another one before giving it up.
     """
+    from bertkit.training.device import choose_device, choose_precision
+    from bertkit.training.pretrain import pretrain as pretrain_store
+
     if corpus.text and not is_alone():
         raise BertkitError(
             "several processes cannot begin with --text; make a store with `bertkit prepare` once "

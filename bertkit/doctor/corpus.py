@@ -23,8 +23,8 @@ from bertkit.training.journal import Console
 
 CheckResult = TypeVar("CheckResult")
 
-DRAWING = ("next", "none")
-"""Ways to cut examples that take random next sentences from other documents."""
+DRAWING = ("nsp", "none")
+"""Pair objectives whose examples take random next sentences from other documents."""
 SHOWN_CHARACTERS = 60
 """Of a sentence that is quoted."""
 
@@ -35,13 +35,13 @@ def is_store(path: Path) -> bool:
     return begun or (path / "manifest.json").is_file()
 
 
-def check_store(path: Path, console: Console, sentences: str = "next") -> list[Finding]:
+def check_store(path: Path, console: Console, pair: str = "nsp") -> list[Finding]:
     """All findings about a token store; damage gives findings, not an error.
 
     Args:
         path: its folder.
         console: shows progress.
-        sentences: how examples are cut, as in `examples.pairs.PairOptions`; what does not matter
+        pair: the pair objective, as in `PairOptions`; what does not matter
             for them is left out.
     """
     try:
@@ -50,13 +50,13 @@ def check_store(path: Path, console: Console, sentences: str = "next") -> list[F
         return [make_finding("files", "problem", {"damaged": 1}, str(error))]
     seen, kept = scan(train, console), scan(held_out, console)
     tokenizer, findings = check_files(train, seen, kept)
-    findings += check_store_sizes(seen, sentences)
+    findings += check_store_sizes(seen, pair)
     findings += check_held_out(seen, kept)
     if seen.documents:
         findings += check_copies(train, seen, tokenizer)
-        findings += check_shapes(seen, sentences)
+        findings += check_shapes(seen, pair)
         findings += check_vocabulary_use(train, tokenizer)
-        findings += check_pairs(train, seen.whole, sentences)
+        findings += check_pairs(train, seen.whole, pair)
     return findings
 
 
@@ -101,9 +101,9 @@ def check_files(
     return tokenizer, [files, pieces]
 
 
-def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
+def check_store_sizes(seen: Scan, pair: str = "nsp") -> list[Finding]:
     """Whether there is enough text, in enough documents of comparable size."""
-    draws = sentences in DRAWING
+    draws = pair in DRAWING
     purpose = ", from which random next sentences are drawn" if draws else ""
     findings = [
         judge_value(
@@ -207,7 +207,7 @@ def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
 
 
-def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
+def check_shapes(seen: Scan, pair: str = "nsp") -> list[Finding]:
     """Documents too short, and sentences too long, to make pairs of."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
     findings = [
@@ -229,7 +229,7 @@ def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
             "has punctuation",
         ),
     ]
-    return findings if sentences == "next" else findings[1:]
+    return findings if pair == "nsp" else findings[1:]
 
 
 def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:

@@ -148,21 +148,21 @@ def percent(value: float) -> str:
 
 
 PAIR_LABELS = {
-    "next": (
+    "nsp": (
         "a random next sentence",
         "a document or chunk of one sentence can only be 'random': give whole documents, split "
         "sentences (prepare --language), or raise phases.lengths",
     ),
-    "order": (
+    "sop": (
         "A and B swapped",
         "a document of one piece cannot be swapped: give whole documents",
     ),
 }
-"""How sentences are trained on -> what label 1 says of an example, and how to balance labels."""
+"""Pair objective -> what label 1 says of an example, and how to balance labels."""
 
 
 def pair_findings(
-    random_share: float, cut_share: float, where: str, sentences: str = "next"
+    random_share: float, cut_share: float, where: str, pair: str = "nsp"
 ) -> list[Finding]:
     """What the measured examples say: label balance and tokens cut off.
 
@@ -170,12 +170,12 @@ def pair_findings(
         random_share: share of examples with label 1.
         cut_share: share of the drawn tokens that truncation took.
         where: which examples these are, in words.
-        sentences: how they are cut; without a loss on pairs there are no labels to balance.
+        pair: the pair objective; without a loss on pairs there are no labels to balance.
     """
     commoner = max(random_share, 1 - random_share)
     balance = []
-    if sentences in PAIR_LABELS:
-        label, change = PAIR_LABELS[sentences]
+    if pair in PAIR_LABELS:
+        label, change = PAIR_LABELS[pair]
         said = f"{percent(random_share)} of {where} have {label} (half is meant): always saying "
         said += f"the commoner label gets {percent(commoner)} right"
         numbers = {"random_share": random_share}

@@ -67,24 +67,24 @@ QUESTIONS = {
 are not learnt, and where they are learnt without reading."""
 
 
-def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -> list[Finding]:
+def check_pairs(store: TokenStore, shards: list[int], pair: str = "nsp") -> list[Finding]:
     """Make the examples of the first shards that have two documents, and look at them.
 
     Args:
         store: the training split.
         shards: its undamaged shards.
-        sentences: how examples are cut, as in `examples.pairs.PairOptions`.
+        pair: the pair objective, as in `PairOptions`.
     """
     chosen = first_window(store, shards)
     if not chosen:
         return []
-    options = PairOptions(max_length=LENGTH, sentences=sentences)
+    options = PairOptions(max_length=LENGTH, pair=pair)
     rows = plan_block(store, chosen, options, 0, 0, 0)
     measured = measure_pairs(rows, LENGTH)
     where = f"{measured.examples:,} examples of length {LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (the first of the corpus)"
-    findings = pair_findings(measured.random_share, measured.cut_share, where, sentences)
-    if sentences not in PAIR_LABELS:
+    findings = pair_findings(measured.random_share, measured.cut_share, where, pair)
+    if pair not in PAIR_LABELS:
         return findings
     sample = rows[:PAIR_SAMPLE]  # the table is shuffled
     labels = sample["is_random"].astype(bool)
@@ -101,7 +101,7 @@ def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -
         f"(the commoner label: {percent(most)}; {len(sample):,} pairs)",
         "documents have too little in common, so next-sentence prediction teaches nothing: join "
         "documents of one topic or language into a corpus of their own, or train without it"
-        if sentences == "next"
+        if pair == "nsp"
         else "the order of sentences shows without reading, so it teaches nothing: leave it out",
     )
     return [*findings, shortcut]

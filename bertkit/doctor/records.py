@@ -134,11 +134,11 @@ class RunRecords:
         return self.end == "finished"
 
     @property
-    def sentences(self) -> str:
-        """How the recipe cuts examples (`examples.pairs.SENTENCES`); next where it does not say."""
+    def pair(self) -> str:
+        """The recipe's pair objective, by which examples are cut; nsp where it does not say."""
         objectives = self.recipe.get("objectives")
-        wanted = objectives.get("sentences") if isinstance(objectives, dict) else None
-        return wanted if wanted in PAIR_OBJECTIVES else "next"
+        wanted = objectives.get("pair") if isinstance(objectives, dict) else None
+        return wanted if wanted in PAIR_OBJECTIVES else "nsp"
 
     @property
     def store_names(self) -> list[str]:

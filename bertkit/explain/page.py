@@ -33,7 +33,7 @@ from bertkit.report.html import card_list, folded, html_page, html_table
 
 MOST_WEIGHTS = 24_000_000
 """Attention weights of a page: more would be slow to load. Base with 400 tokens is below."""
-QUESTION = {"next": "next-sentence prediction", "order": "sentence order"}
+QUESTION = {"nsp": "next-sentence prediction", "sop": "sentence order"}
 
 
 def write_page(path: Path, trace: Trace) -> None:

@@ -169,8 +169,8 @@ def pooled_in_words(trace: Trace) -> str:
 
 
 ANSWERS = {
-    "next": ("IsNext: it follows", "NotNext: it is random"),
-    "order": ("in order: it follows", "swapped: it comes before"),
+    "nsp": ("IsNext: it follows", "NotNext: it is random"),
+    "sop": ("in order: it follows", "swapped: it comes before"),
 }
 """What a head on pairs was trained on -> its two answers."""
 

@@ -195,9 +195,9 @@ def make_plan(
         BertkitError: the network does not fit, the budget is too short, or the recipe trains two
             networks.
     """
-    if recipe.objectives.words == "replaced":
+    if recipe.objectives.token == "rtd":
         raise BertkitError(
-            "a plan knows one network, and objectives.words = replaced trains two; plan the "
+            "a plan knows one network, and objectives.token = rtd trains two; plan the "
             "discriminator as a masked language model, and add a tenth to a third for the generator"
         )
     schedules = (recipe, paper_schedule(recipe))

@@ -44,7 +44,7 @@ def activation_bytes(
         heads         (w h + 8) rows + (3 w h + 4 V) t + w h s
         bf16 copies   2 (L (4 h^2 + 2 h f) + V h + 2 h^2)    of the weights, by autocast
 
-    rows is n, and t + s in the last layer, which goes on with those tokens alone. A mask is of the
+    rows is n, and t + s in the last layer, which computes those tokens alone. A mask is of the
     type that it thins on a CPU (d = w, e = 4) and of booleans elsewhere (d = e = 1).
 
     Args:

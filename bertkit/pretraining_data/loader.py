@@ -26,18 +26,15 @@ from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
 from bertkit.shapes import SequenceLabels, TargetIndices
 
-WORDS = ("masked", "left_to_right", "right_to_left", "replaced")
-"""What the targets are; see `BatchBuilder`."""
-
 
 @dataclass(frozen=True)
 class PretrainingBatch:
-    """Packed examples with the targets of words and of sentence pairs."""
+    """Packed examples with the targets of the token objective and of the pair objective."""
 
     packed: Packed
     """Ids as the network sees them, masked."""
     target_positions: TargetIndices
-    """(targets,) places in the packed tokens."""
+    """(targets,) positions in the packed tokens."""
     target_ids: TargetIndices
     """(targets,) the true ids there."""
     next_labels: SequenceLabels
@@ -80,15 +77,15 @@ def batch_of(
 class BatchBuilder:
     """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
 
-    Targets are masked pieces ("masked", "replaced"), or, unmasked, at each token the next one
-    ("left_to_right") or the one before ("right_to_left").
+    Targets are masked tokens ("mlm", "rtd"), or, unmasked, at each token the next one ("clm") or
+    the one before ("clm-reversed").
 
     Args:
         store: the corpus the rows point into.
         masking: see `MaskingOptions`.
         max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
         seed: of the run.
-        words: one of `WORDS`.
+        token: one of `pairs.TOKEN_OBJECTIVES`.
     """
 
     def __init__(
@@ -97,14 +94,14 @@ class BatchBuilder:
         masking: MaskingOptions,
         max_predictions: int,
         seed: int,
-        words: str = "masked",
+        token: str = "mlm",
     ) -> None:
         tokenizer = store.tokenizer
         self.store = store
         self.masking = masking
         self.max_predictions = max_predictions
         self.seed = seed
-        self.words = words
+        self.token = token
         self.cls_id, self.sep_id, self.mask_id = (
             tokenizer.cls_id,
             tokenizer.sep_id,
@@ -151,10 +148,10 @@ class BatchBuilder:
     def _targets(
         self, example: np.ndarray, row: np.void, middle: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Places where something is predicted, and the ids to predict; masks where that is it."""
-        if self.words == "left_to_right":
+        """Target positions and the ids to predict there; the MLM also masks the example."""
+        if self.token == "clm":
             return np.arange(len(example) - 1), example[1:].copy()
-        if self.words == "right_to_left":
+        if self.token == "clm-reversed":
             return np.arange(1, len(example)), example[:-1].copy()
         return self._mask(example, row, middle)
 

@@ -337,7 +337,7 @@ class CheckpointWriter:
             BertkitError: the disk is full or not writable: this save, if it is written at once,
                 or else the one before.
         """
-        assert self.pending is None, "take the save before, first"
+        assert self.pending is None, "the save before has not been polled"
         started = time.perf_counter()
         if self.sharded:
             write = self._begin_shards(step, progress)
@@ -362,7 +362,7 @@ class CheckpointWriter:
         """The journal's record of a save that is finished, once; None where there is none.
 
         Args:
-            wait: for a save that goes on.
+            wait: until a save that is running ends.
 
         Raises:
             BertkitError: see `begin`.
@@ -373,7 +373,7 @@ class CheckpointWriter:
         return done.result()
 
     def close(self) -> None:
-        """End the thread, after the save that goes on."""
+        """Wait for a save that is running, and end the thread."""
         self.pool.shutdown()
 
     def _begin_whole(self, step: int, progress: dict[str, Any]) -> Callable[[], object]:

@@ -47,7 +47,7 @@ class TransformerSize(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Pieces in the vocabulary."""
+        """Tokens in the vocabulary."""
 
 
 def choose_device(name: str = "auto") -> torch.device:

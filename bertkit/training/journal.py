@@ -1,4 +1,4 @@
-"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it goes on.
+"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it runs.
 
 A journal is a text file with one JSON object a line, and each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: a number that is not finite is
@@ -92,7 +92,7 @@ class Journal:
                 if name not in NOT_PLOTTED and isinstance(value, int | float):
                     place = f"{group}/{name}"
                     self.events.add_scalar(place, value, record["step"], stamped["time"])
-        except OSError as error:  # its thread could not write; the training can go on without it
+        except OSError as error:  # its thread could not write; the training continues without it
             self.events = None
             message = f"no more TensorBoard events: {error.strerror or error}"
             self.write({"kind": "note", "step": record["step"], "message": message})
@@ -215,7 +215,7 @@ class Console:
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
     ) -> None:
-        """Begin a stretch of work; an earlier one is closed.
+        """Begin to show a task; an earlier one is closed.
 
         Args:
             total: how many units in all, or None where that is not known.

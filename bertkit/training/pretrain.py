@@ -32,7 +32,6 @@ from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
     TrainingData,
-    commoner_label,
     missing_evaluations,
     opening_lines,
     start_record,
@@ -48,7 +47,6 @@ from bertkit.training.distributed import (
     mark_of_first,
 )
 from bertkit.training.journal import Console, Journal, RunLog
-from bertkit.training.metrics import PretrainMetrics
 from bertkit.training.optimizer import trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
 from bertkit.training.state import (
@@ -60,7 +58,7 @@ from bertkit.training.state import (
     random_network,
     restore_model,
 )
-from bertkit.training.step import LoopSettings, evaluate_batches, train_steps
+from bertkit.training.step import LoopSettings, PretrainMetrics, evaluate_batches, train_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,7 +430,7 @@ def evaluate(
     record = {"kind": "evaluation", "step": state.step, "phase": phase, **means}
     record |= {f"{token}_perplexity": perplexity, **counts}
     if run.recipe.objectives.has_pairs:
-        record["nsp_majority"] = commoner_label(run.recipe, held_out.rows(phase), phase)
+        record["nsp_majority"] = held_out.majority(phase)
     log.write(record, show=True)
 
 
@@ -468,7 +466,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
             "steps": state.step,
             **origin(run.store),
         }
-        if run.recipe.objectives.words == "replaced":
+        if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
             save_generator(folder.with_name(beside), model, run.store.tokenizer, details)
         # last, because a run with a model is a finished one

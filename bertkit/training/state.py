@@ -29,7 +29,6 @@ from bertkit.training.optimizer import (
     trainable_parameters,
 )
 from bertkit.training.recipe import ModelSize, PretrainRecipe
-from bertkit.training.step import compile_layers
 
 
 @dataclass
@@ -58,8 +57,10 @@ def build_train_state(
     """
     loss_fn = eval_loss_fn = recipe.objectives.function()
     if compiled:
-        if recipe.objectives.words == "replaced":
+        if recipe.objectives.token == "rtd":
             raise BertkitError("--compile does not support ELECTRA; remove --compile")
+        from bertkit.training.parallel import compile_layers
+
         loss_fn = compile_layers(model.encoder, loss_fn, device)
     optimizer = build_optimizer(
         model,
@@ -125,8 +126,9 @@ def pretrained_network(
         )
     if found.config.direction != recipe.objectives.direction:
         raise BertkitError(
-            f"{path} is {found.config.direction} and the recipe's objectives.words is "
-            f"{recipe.objectives.words}; choose the same"
+            f"{path} is {found.config.direction} and the recipe's objectives.token = "
+            f"{recipe.objectives.token} trains a {recipe.objectives.direction} model; choose the "
+            "same direction"
         )
     sizes: dict[str, Any] = {
         name: getattr(found.config, name)
@@ -141,7 +143,7 @@ def pretrained_network(
         pooler_act=ModelConfig.pooler_act,  # pre-training reads pairs as BERT does
     )
     tensors = dict(found.tensors)
-    if (found.pairs == "order") != (recipe.objectives.sentences == "order"):
+    if (found.pair == "sop") != (recipe.objectives.pair == "sop"):
         tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
     given = replace(found, config=config, tensors=tensors)
     loaded = given.build(recipe.objectives.model, keep_head=True)

@@ -1,14 +1,11 @@
 """The only training loop: a generator that makes one update at a time and yields what it did.
 
 The caller logs, evaluates, saves, and stops by no longer asking for the next step.
-
-On CUDA the layers may be compiled: dropout, residual, LayerNorm and GELU become a few fused
-kernels, forward and backward. Only the layers are compiled, because they are most of the work and
-share their code. Matrix products and attention stay the library's own kernels.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,16 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.model.encoder import Encoder
+from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import autocast, step_seed
+from bertkit.training.device import autocast, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
-
-COMPILED_SHAPES = 64
-"""How often torch may compile the same code: a handful of shapes in each phase, and once more for
-the last layer, which computes chosen rows. Beyond that torch would run the code uncompiled."""
 
 
 class BatchLike(Protocol):
@@ -235,48 +228,96 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
         )
 
 
-def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
-    """Compile the layers of an encoder in place; names and values of parameters stay.
-
-    Code is made for exact shapes (`dynamic=False`), so batches are rounded up to a few. The first
-    update of a shape waits for the compiler.
+class MetricWindow:
+    """The updates since the last journal line, averaged over all ranks.
 
     Args:
-        encoder: to be trained.
-        loss_fn: (model, `PretrainingBatch`) → sums, of a model with that encoder.
-        device: where it is trained.
-
-    Returns:
-        The loss on rounded batches, for `train_steps`.
-
-    Raises:
-        BertkitError: the device is not CUDA.
+        ranks: the processes that made them; all have to close the window together.
     """
-    if device.type != "cuda":
-        raise BertkitError(f"compiled training is for CUDA devices; leave it off for {device}")
-    import torch._dynamo
 
-    from bertkit.pretraining_data.buckets import on_rounded_batches
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.restart()
 
-    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
-    for layer in encoder.layers:
-        compile_in_training(layer)
-    return on_rounded_batches(loss_fn, encoder.config.max_position_embeddings)
+    def restart(self) -> None:
+        """Begin a new window now, so that evaluation and saving are not counted as training."""
+        self.began = time.perf_counter()
+        self.sums: Sums | None = None
+        self.counts: dict[str, int] = {}
+        self.tokens = self.squares = self.updates = 0
+        self.last: StepRecord[Any] | None = None
+
+    def add(self, record: StepRecord[Any]) -> None:
+        """Count one update."""
+        self.sums = merge_sums(self.sums, record.sums)
+        for name, count in record.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.tokens += record.tokens
+        self.squares += record.sum_squared_lengths
+        self.updates += 1
+        self.last = record
+
+    def close(self) -> dict[str, Any]:
+        """The journal's record of the window; the next one begins.
+
+        Raises:
+            BertkitError: the loss is not a number.
+        """
+        assert self.sums is not None
+        assert self.last is not None
+        values = self.ranks.all_reduce_scalars(
+            {name: kept.value for name, kept in self.sums.items()}
+        )
+        sums = {name: kept._replace(value=values[name]) for name, kept in self.sums.items()}
+        means = mean_losses(sums, self.counts)
+        norm = float(self.last.gradient_norm)
+        seconds = time.perf_counter() - self.began
+        check_finite(means["loss"], norm, self.last.step, self.last.learning_rate)
+        record = {
+            "kind": "step",
+            "step": self.last.step,
+            **means,
+            "learning_rate": self.last.learning_rate,
+            "gradient_norm": norm,
+            "tokens": self.tokens,
+            **self.counts,
+            "tokens_per_second": self.tokens / seconds,
+            "seconds": seconds,
+        }
+        self.restart()
+        return record
 
 
-def compile_in_training(layer: nn.Module, **options: Any) -> None:
-    """Give a layer compiled code that runs while the layer is in training mode.
+class PretrainMetrics(MetricWindow):
+    """A window of pre-training, whose record also says the phase and the MFU."""
 
-    In evaluation it runs uncompiled: batches of many shapes would all be compiled.
+    def __init__(
+        self, model: nn.Module, matmul_peak: float, phase: int, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(ranks)
+        self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
 
-    Args:
-        layer: is changed.
-        options: of `torch.compile`.
-    """
-    uncompiled = layer.forward
-    compiled = torch.compile(uncompiled, dynamic=False, **options)
+    def close(self) -> dict[str, Any]:
+        """See `MetricWindow`."""
+        squares, record = self.squares, super().close()
+        work = sum(
+            training_flops(
+                config,
+                tokens=record["tokens"],
+                targets=record["targets"] if has_words else 0,
+                sequences=record["sequences"],
+                sum_squared_lengths=squares,
+            )
+            for config, has_words in network_sizes(self.model)
+        )
+        mfu = work / record["seconds"] / (self.matmul_peak * self.ranks.world)
+        return {**record, "phase": self.phase, "mfu": mfu}
 
-    def forward(*inputs: Any) -> Any:
-        return (compiled if layer.training else uncompiled)(*inputs)
 
-    layer.forward = forward
+def network_sizes(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
+    """The encoders of a model in training, and whether a vocabulary projection is on each."""
+    generator = getattr(model, "generator", None)
+    assert isinstance(model.config, ModelConfig)
+    if generator is None:
+        return [(model.config, True)]
+    return [(model.config, False), (generator.config, True)]

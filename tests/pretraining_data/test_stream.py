@@ -207,10 +207,10 @@ def test_equal_lengths_are_runs() -> None:
     assert isinstance(packed.to("cpu"), Packed)
 
 
-def shown_and_targets(store: TokenStore, words: str, sentences: str = "next") -> PretrainingBatch:
-    table = ExampleSampler(store, PairOptions(max_length=LENGTH, sentences=sentences), 0)
+def shown_and_targets(store: TokenStore, token: str, pair: str = "nsp") -> PretrainingBatch:
+    table = ExampleSampler(store, PairOptions(max_length=LENGTH, pair=pair), 0)
     rows, _ = table.take(START, 40)
-    batch = BatchBuilder(store, MaskingOptions(), 7, 0, words)[rows]
+    batch = BatchBuilder(store, MaskingOptions(), 7, 0, token)[rows]
     assert batch.counts == {
         "targets": len(batch.target_ids),
         "sequences": 40,
@@ -219,12 +219,12 @@ def shown_and_targets(store: TokenStore, words: str, sentences: str = "next") ->
     return batch
 
 
-@pytest.mark.parametrize("sentences", ["next", "order", "single"])
-def test_causal_targets_are_the_neighbours(store: TokenStore, sentences: str) -> None:
+@pytest.mark.parametrize("pair", ["nsp", "sop", "single-segment"])
+def test_causal_targets_are_the_neighbours(store: TokenStore, pair: str) -> None:
     """The next piece from left to right, the one before from right to left; nothing is masked."""
-    right = shown_and_targets(store, "left_to_right", sentences)
-    left = shown_and_targets(store, "right_to_left", sentences)
-    text = restored(shown_and_targets(store, "masked", sentences))
+    right = shown_and_targets(store, "clm", pair)
+    left = shown_and_targets(store, "clm-reversed", pair)
+    text = restored(shown_and_targets(store, "mlm", pair))
     tokenizer = store.tokenizer
     for batch in (right, left):
         assert torch.equal(batch.packed.ids, text), "the text as it is"
@@ -244,12 +244,12 @@ def test_causal_targets_are_the_neighbours(store: TokenStore, sentences: str) ->
 
 def test_replaced_is_masked_alike(store: TokenStore) -> None:
     """ELECTRA's generator sees the very masks of BERT."""
-    one, other = shown_and_targets(store, "masked"), shown_and_targets(store, "replaced")
+    one, other = shown_and_targets(store, "mlm"), shown_and_targets(store, "rtd")
     assert contents([one]) == contents([other])
 
 
 def test_examples_of_one_segment(store: TokenStore) -> None:
-    batch = shown_and_targets(store, "masked", "single")
+    batch = shown_and_targets(store, "mlm", "single-segment")
     packed, text = batch.packed, restored(batch)
     tokenizer = store.tokenizer
     assert not packed.segment_ids.any()
@@ -261,10 +261,10 @@ def test_examples_of_one_segment(store: TokenStore) -> None:
     assert not torch.isin(batch.target_ids, special).any()
 
 
-@pytest.mark.parametrize("words", ["left_to_right", "replaced"])
-def test_other_targets_resume_and_share_alike(store: TokenStore, words: str) -> None:
-    table = ExampleSampler(store, PairOptions(max_length=LENGTH, sentences="single"), 0)
-    builder = BatchBuilder(store, MaskingOptions(), 7, 0, words)
+@pytest.mark.parametrize("token", ["clm", "rtd"])
+def test_other_targets_resume_and_share_alike(store: TokenStore, token: str) -> None:
+    table = ExampleSampler(store, PairOptions(max_length=LENGTH, pair="single-segment"), 0)
+    builder = BatchBuilder(store, MaskingOptions(), 7, 0, token)
 
     def made(place: DataPosition, count: int, **options: int) -> list[StreamStep]:
         return list(

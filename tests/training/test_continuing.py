@@ -17,11 +17,10 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import Objectives
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
+from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.state import pretrained_network
 
 RECIPE = PretrainRecipe(
@@ -107,7 +106,7 @@ def test_another_start_in_the_same_folder_is_refused(
 def test_a_model_that_does_not_fit_is_refused(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
-    causal = replace(RECIPE, objectives=Objectives(words="left_to_right", sentences="none"))
+    causal = replace(RECIPE, objectives=Objectives(token="clm", pair="none"))
     with pytest.raises(BertkitError, match="is bidirectional and the recipe"):
         pretrain(causal, store, tmp_path / "a", init_from=start)
     other = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
@@ -143,14 +142,14 @@ def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     assert not torch.equal(before[new], after[new]), "and the new row is trained"
 
 
-@pytest.mark.parametrize(("sentences", "kept"), [("order", True), ("next", False)])
+@pytest.mark.parametrize(("pair", "kept"), [("sop", True), ("nsp", False)])
 def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
-    start: Path, store: TokenStore, tmp_path: Path, sentences: str, kept: bool
+    start: Path, store: TokenStore, tmp_path: Path, pair: str, kept: bool
 ) -> None:
     """Without a recipe beside it, a network that shares its layers was trained on order."""
     config = replace(load_pretraining_model(start).config, share_layers=True)
     save_model(tmp_path / "albert", PretrainingModel(config), store.tokenizer, {})
-    recipe = replace(RECIPE, objectives=Objectives(sentences=sentences))
+    recipe = replace(RECIPE, objectives=Objectives(pair=pair))
     said: list[str] = []
     pretrained_network(tmp_path / "albert", recipe, store.tokenizer, said.append)
     assert ("new: cls.seq_relationship" in said[0]) != kept
