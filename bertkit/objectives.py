@@ -27,14 +27,14 @@ DISCRIMINATOR_WEIGHT = 50.0
 
 
 class LossSum(NamedTuple):
-    """A loss or a number of right answers, summed over a batch."""
+    """A loss or a number of correct predictions, summed over a batch."""
 
     value: Tensor
     """A scalar; losses in nats."""
     per: str
-    """The count it is divided by."""
+    """The name of the count that it is divided by."""
     weight: float = 1.0
-    """Of a loss among the losses."""
+    """The weight of a loss among the losses."""
 
 
 Sums = dict[str, LossSum]
@@ -62,7 +62,7 @@ def pretraining_objective(
 
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
-    """Cross entropy and right answers of logits (n, classes) for labels (n,)."""
+    """Cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
     logits = logits.float()
     return {
         f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
@@ -96,7 +96,7 @@ def num_correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def total_loss(sums: Sums, counts: Mapping[str, int]) -> Tensor:
-    """Every loss divided by its count over the whole step, weighted, added up: it is minimised."""
+    """The weighted sum of all losses, each divided by its count over the whole step."""
     losses = [
         s.weight * s.value / max(1, counts[s.per])
         for name, s in sums.items()

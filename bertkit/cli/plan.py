@@ -18,6 +18,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.outputs import FILE, NAMED, TEXT
+from bertkit.planning import GIB, HERE
 from bertkit.planning.corpus import (
     CorpusEstimate,
     assumed_corpus,
@@ -33,20 +34,18 @@ if TYPE_CHECKING:
     from bertkit.planning.estimate import Plan
 
 DEFAULTS = PretrainRecipe()
-GIB = 2**30
-HERE = "here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSize:
-    """How much text there is: one of the first three."""
+    """The amount of text, by one of the first three fields."""
 
     store: Path | None = None
     """A token store made by `bertkit prepare`."""
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Files, folders, globs; a sample is read."""
     tokens: int | None = None
-    """The number of tokens alone."""
+    """The number of tokens, where there is no text."""
     tokenizer: Path | None = None
     """For --text: a folder made by `bertkit learn`, a model directory, or a vocab.txt."""
     vocabulary_size: int = 30522
@@ -101,8 +100,8 @@ def plan_command(
     json
         A file to write the plan to.
     """
-    from bertkit.planning.estimate import make_plan
-    from bertkit.planning.measure import find_machine, this_machine
+    from bertkit.planning.estimate import make_plan, this_machine
+    from bertkit.planning.machine import find_machine
     from bertkit.training.device import choose_device, choose_precision
 
     check_flags(machine, device, seconds, mfu, price)
@@ -201,7 +200,7 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
 
 
 def memory_table(made: Plan) -> Table:
-    """Bytes by part, a column for each phase."""
+    """The table of the bytes by part, with a column for each phase."""
     table = Table("memory, GiB", title="memory of a micro-batch of full-length examples")
     for phase in made.phases:
         table.add_column(f"{phase.fit.micro_batch} x {phase.length}", justify="right")
@@ -213,7 +212,7 @@ def memory_table(made: Plan) -> Table:
 
 
 def speed_table(made: Plan) -> Table:
-    """A row for each phase, and for those of the paper that the recipe lacks."""
+    """The table of speeds: the recipe's phases, and the paper's that it lacks."""
     table = Table("length", "batch", "tokens/s", "MFU", "s/update", title="speed")
     own = {phase.length for phase in made.phases}
     for phase in (*made.phases, *[phase for phase in made.paper if phase.length not in own]):
@@ -229,7 +228,7 @@ def speed_table(made: Plan) -> Table:
 
 
 def budget_table(made: Plan, price: float | None) -> Table:
-    """A row for each schedule."""
+    """The table of the schedules."""
     table = Table("schedule", "updates", "tokens", "epochs", "time", title="time")
     if price is not None:
         table.add_column(f"cost at {price:g}/h", justify="right")
@@ -244,12 +243,12 @@ def budget_table(made: Plan, price: float | None) -> Table:
 
 
 def two_digits(number: float) -> str:
-    """Two digits, or all before the point."""
+    """Format a number with two digits, or all before the point."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def amount(number: float) -> str:
-    """Such as `1.2 G`."""
+    """Format a number such as `1.2 G`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
@@ -266,7 +265,7 @@ TIME_UNITS = (
 
 
 def duration(seconds: float) -> str:
-    """Such as `3.4 days`: in the largest unit of which there are 2."""
+    """Format a time such as `3.4 days`, in the largest unit of which there are 2."""
     for (name, size), _ in pairwise(TIME_UNITS):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {name}"

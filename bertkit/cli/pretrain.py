@@ -26,7 +26,7 @@ DEFAULTS = PretrainRecipe()
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Where the text comes from, for a run that begins with text."""
+    """The text, for a run that starts from text instead of a store."""
 
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Text to learn from: files, folders, globs, URLs, hf:NAME (instead of --store)."""
@@ -150,7 +150,7 @@ def pretrain_command(
 
 
 def has_steps(journal: Path) -> bool:
-    """Whether a run has something to report: it may have been stopped before its first update."""
+    """Whether a run has something to report, that is, was not stopped before its first update."""
     return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
 
 

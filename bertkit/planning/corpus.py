@@ -44,7 +44,7 @@ SIZED = ("text", "wikiextractor", "jsonl", "csv", "tsv")
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSample:
-    """The examples of one length, by a sample."""
+    """A sample of the examples of one maximum length."""
 
     lengths: tuple[int, ...]
     """(examples,) tokens of each, ascending."""
@@ -52,14 +52,14 @@ class LengthSample:
     """Tokens seen in an epoch for each token of the corpus."""
 
     def draw(self, sequences: int, seed: int) -> list[int]:
-        """Lengths of a batch, longest first."""
+        """Draw the lengths of a batch, longest first."""
         drawn = np.random.default_rng(seed).choice(self.lengths, sequences)
         return sorted(drawn.tolist(), reverse=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusEstimate:
-    """What a plan needs to know of the text."""
+    """The size of a corpus and the lengths of its examples."""
 
     title: str
     tokens: float
@@ -67,7 +67,7 @@ class CorpusEstimate:
     examples: dict[int, LengthSample]
     """By length."""
     assumed: tuple[str, ...] = ()
-    """What was not measured, in words."""
+    """The assumptions, in words."""
 
 
 def planned_lengths(recipe: PretrainRecipe) -> list[int]:
@@ -150,20 +150,21 @@ def text_corpus(
     total = sum(source.bytes * ratios[compression(source)] for source in sources)
     title = f"{len(sources):,} files, about {total / 1e6:,.1f} MB"
     title += f" ({unknown:,} of unknown type left out)" if unknown else ""
+
+    def blind(text_bytes: float, vocabulary: int, note: str) -> CorpusEstimate:
+        tokens = text_bytes / BYTES_PER_TOKEN
+        found = assumed_corpus(title, tokens, vocabulary, lengths, pair)
+        return replace(found, assumed=(f"{BYTES_PER_TOKEN} bytes {note}", *found.assumed))
+
     if tokenizer is None:
-        found = assumed_corpus(title, total / BYTES_PER_TOKEN, vocabulary, lengths, pair)
-        note = f"{BYTES_PER_TOKEN} bytes of a file a token; --tokenizer measures it"
-        return replace(found, assumed=(note, *found.assumed))
+        return blind(total, vocabulary, "of a file a token; --tokenizer measures it")
     with tempfile.TemporaryDirectory() as folder:
         copies, read = write_sample(sources, Path(folder))
         try:
             store = prepare(list(copies), tokenizer, Path(folder) / "store", options)
             found = store_corpus(store, lengths, pair)
         except TooFewDocumentsError:  # of a single document no pairs can be made
-            size = len(tokenizer.vocabulary)
-            found = assumed_corpus(title, read / BYTES_PER_TOKEN, size, lengths, pair)
-            note = f"{BYTES_PER_TOKEN} bytes a token, as the sample is of one document"
-            found = replace(found, assumed=(note, *found.assumed))
+            found = blind(read, tokenizer.size, "a token, as the sample is of one document")
         except BertkitError as error:
             message = str(error)
             for copy, source in copies.items():
@@ -196,7 +197,7 @@ def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]
 
 
 def compression(source: Source) -> str:
-    """The ending of a compressed file, in lower case; of others nothing."""
+    """The suffix of a compressed file in lower case; "" for other files."""
     ending = PurePosixPath(source.path).suffix.lower()
     return ending if ending in DECOMPRESSORS else ""
 
@@ -221,7 +222,7 @@ def expansion(source: Source) -> float:
 
 
 def unreadable_text(source: Source, error: Exception) -> BertkitError:
-    """What to say of a damaged file."""
+    """The error for a damaged file."""
     return BertkitError(
         f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
     )
@@ -269,7 +270,7 @@ def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """The size of a batch, or of a mean one."""
+    """The size of a batch, or the mean size of batches."""
 
     sequences: int
     tokens: float
@@ -283,7 +284,7 @@ class BatchSize:
 def typical_batch(
     examples: LengthSample, sequences: int, recipe: PretrainRecipe, phase: int
 ) -> BatchSize:
-    """What so many sequences of a phase hold on average."""
+    """The mean size of a batch of so many sequences of a phase."""
     most, share = recipe.phases.max_predictions[phase], sequences / len(examples.lengths)
     return BatchSize(
         sequences=sequences,
@@ -294,7 +295,7 @@ def typical_batch(
 
 
 def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> BatchSize:
-    """The most that so many sequences of a phase can hold: all of full length."""
+    """The largest size of a batch of so many sequences: all of full length."""
     length, most = recipe.phases.lengths[phase], recipe.phases.max_predictions[phase]
     return BatchSize(
         sequences=sequences,

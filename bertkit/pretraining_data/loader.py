@@ -42,7 +42,7 @@ class PretrainingBatch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the sums of the losses are divided by."""
+        """The counts that the sums of the losses are divided by."""
         return {
             "targets": len(self.target_ids),
             "sequences": len(self.next_labels),
@@ -193,7 +193,7 @@ class StepBuilder:
     world: int
 
     def __call__(self, request: Request) -> StreamStep:
-        """One step, here or in a loader process."""
+        """Build one step, in this process or in a loader process."""
         rows, after = request
         mine = share_rows(rows, self.micro_batches)[self.rank :: self.world]
         return StreamStep([self.builder[share] for share in mine], after)

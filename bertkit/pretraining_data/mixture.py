@@ -113,7 +113,7 @@ class MixedStore(TokenStore):
         return self.stores[member].arrays(index - self.first_shards[member])
 
     def origin(self) -> dict[str, Any]:
-        """What a run writes down to know the mixture again."""
+        """The record by which a run recognises the mixture."""
         return {
             "store": str(self.folder),
             "stores": [store.place for store in self.stores],
@@ -202,7 +202,7 @@ def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> S
 
 
 class MixedPosition(NamedTuple):
-    """Where a mixture stands; as JSON, two lists."""
+    """The position of a mixture; as JSON, two lists."""
 
     places: list[DataPosition]
     """The next example of each store."""
@@ -240,7 +240,7 @@ class MixtureSampler:
         return self.take(START, min(there, MEASURED if limit is None else limit))[0]
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the windows that are planned ahead."""
         for table in self.tables:
             table.close()
 

@@ -58,7 +58,7 @@ EXAMPLE_DTYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """How examples are cut."""
+    """Options of cutting documents into examples."""
 
     max_length: int = 128
     """Tokens of the longest example, [CLS] and both [SEP] included."""
@@ -300,7 +300,7 @@ def example_lengths(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """What a table of examples is really like; printed before training."""
+    """Statistics of a table of examples, which are printed before training."""
 
     examples: int
     random_share: float

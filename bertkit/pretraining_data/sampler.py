@@ -25,7 +25,7 @@ WINDOW_SHARDS = 8
 
 
 class DataPosition(NamedTuple):
-    """Where the stream stands: the next example to be used."""
+    """The position of the stream: the next example to be used."""
 
     epoch: int = 0
     window: int = 0
@@ -49,7 +49,7 @@ class ExampleSource(Protocol):
         """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the window that is planned ahead."""
 
 
 class ExampleSampler:
@@ -108,7 +108,7 @@ class ExampleSampler:
         return plan_block(self.store, shards, self.options, self.seed, epoch, number)
 
     def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
-        """A window's table, made by another thread; None where nobody wants it any more."""
+        """Plan a window in another thread; None if it was cancelled meanwhile."""
         for shard in self.shards_of(*name):
             if stop.is_set():
                 return None
@@ -116,7 +116,7 @@ class ExampleSampler:
         return None if stop.is_set() else self._plan(name)
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the window that is planned ahead."""
         if self._ahead is not None:
             self._ahead.give_up()
             self._ahead = None
@@ -168,7 +168,7 @@ class Prefetch:
         return None if self.rows.exception() else self.rows.result()
 
     def give_up(self) -> None:
-        """Stop soon; what was made is not kept."""
+        """Cancel the planning; its result is not kept."""
         self.stop.set()
         self.rows.cancel()
 

@@ -56,9 +56,9 @@ class Checkpoint:
     tensors: dict[str, dict[str, Tensor]]
     """By file name without its ending ("model", "optimizer"), then by tensor name; {} of shards."""
     progress: dict[str, Any]
-    """What the caller of `save_checkpoint` gave."""
+    """The values that the caller of `save_checkpoint` gave."""
     is_sharded: bool = False
-    """Whether each process has written its part (`bertkit.training.parallel` reads those)."""
+    """Whether each process wrote its shard, which `bertkit.training.parallel` reads."""
 
 
 def save_checkpoint(
@@ -162,7 +162,7 @@ def prune(folder: Path, step: int, keep: int) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed saves and removals have left; nobody else may be saving."""
+    """Remove leftovers of killed saves and removals; no other process may be saving."""
     for leftover in (*folder.glob(".step-*.tmp-*"), *folder.glob(".shards-*")):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -320,7 +320,7 @@ class CheckpointWriter:
         return checkpoint
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The state itself, not a copy."""
+        """The tensors of the model and the optimizer themselves, not copies."""
         return {
             "model": model_tensors(self.model),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
@@ -405,12 +405,12 @@ class CheckpointWriter:
 
 
 def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The optimizer's tensors under names that no weight has."""
+    """The optimizer's tensors, renamed so that no weight has the same name."""
     return {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
 
 
 def empty_folder(folder: Path) -> None:
-    """Make a folder anew."""
+    """Create an empty folder in place of whatever is there."""
     with disk_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -29,14 +29,14 @@ HELD_OUT_BATCH = 64
 
 
 def phase_seed(seed: int, phase: int) -> int:
-    """Each phase draws examples and masks of its own."""
+    """The seed of a phase, so that each phase draws its own examples and masks."""
     return seed + (phase << 32)
 
 
 def phase_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
 ) -> Examples:
-    """The examples of a phase in their order, and what makes batches of them."""
+    """The examples of a phase in their order, and the builder that makes batches of them."""
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
     table: ExampleSource
@@ -74,9 +74,9 @@ class TrainingData:
         return self._opened[1]
 
     def stream(
-        self, phase: int, *, steps: int, position: AnyPosition, ranks: Ranks, workers: int
+        self, phase: int, made: int, position: AnyPosition, ranks: Ranks, workers: int
     ) -> Generator[StreamStep, None, None]:
-        """The micro-batches of this rank, for so many updates of a phase from a position on.
+        """The micro-batches of this rank, for the rest of a phase of which `made` updates are made.
 
         Raises:
             BertkitError: the batch cannot be shared by the ranks, or `workers` is negative.
@@ -86,7 +86,7 @@ class TrainingData:
             examples,
             builder,
             batch_size=self.recipe.phases.batch_sizes[phase],
-            steps=steps,
+            steps=self.recipe.phases.steps[phase] - made,
             position=position,
             micro_batches=ranks.micro_batches(self.recipe.training.accumulate),
             rank=ranks.rank,
@@ -95,7 +95,7 @@ class TrainingData:
         )
 
     def close(self) -> None:
-        """Give up what is planned ahead; calling it again does nothing."""
+        """Cancel the window that is planned ahead; calling it again does nothing."""
         if self._opened is not None:
             self._opened[1][0].close()
             self._opened = None

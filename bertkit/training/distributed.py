@@ -40,15 +40,15 @@ class Ranks:
     """This process among the processes of a run."""
 
     rank: int = 0
-    """From 0; the first one writes the run directory."""
+    """Its number from 0; rank 0 writes the run directory."""
     world: int = 1
-    """How many there are."""
+    """The number of processes."""
     timeout: float = 600.0
     """Seconds to wait for the others before giving them up."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes, shows and decides for all."""
+        """Whether this is rank 0, which writes, prints and decides for all."""
         return self.rank == 0
 
     def micro_batches(self, wanted: int) -> int:
@@ -120,7 +120,7 @@ class Ranks:
         return result
 
     def broadcast_bool(self, question: Callable[[], bool]) -> bool:
-        """What the first rank finds, told to all; it may raise as in `on_rank0`."""
+        """The answer of rank 0, sent to all ranks; it may raise as in `on_rank0`."""
         found = self.on_rank0(question)
         return bool(self.all_reduce_counts({"yes": int(bool(found))})()["yes"])
 
@@ -242,7 +242,7 @@ class GracefulStop:
         self.patient = patient
         self.received: int | None = None
         self.signal: int | None = None
-        """What the run has decided to end by."""
+        """The signal that ends the run, once all ranks have agreed to stop."""
 
     @property
     def asked(self) -> bool:
@@ -262,7 +262,7 @@ class GracefulStop:
 
     @contextmanager
     def install(self) -> Iterator[GracefulStop]:
-        """Catch both signals inside the block; a second one acts as usual."""
+        """Catch SIGINT and SIGTERM inside the block; a second signal acts as usual."""
         before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: Any) -> None:
@@ -283,7 +283,7 @@ class GracefulStop:
 
 
 def mark_of_first(folder: Path, ranks: Ranks) -> str:
-    """What the first rank has just written into a folder, as this rank sees it."""
+    """A mark that rank 0 has just written into a folder, as this rank reads it."""
     path, mark = folder / ".ranks", secrets.token_hex(8)
     ranks.on_rank0(lambda: write_text(path, mark))
     for _ in range(10):
@@ -294,7 +294,7 @@ def mark_of_first(folder: Path, ranks: Ranks) -> str:
 
 
 def local_device(name: str) -> str:
-    """The device called `name` for this process: each on a host takes a GPU of its own."""
+    """The device called `name` for this process: each process of a host takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if is_alone() or local is None or name not in ("auto", "cuda"):
         return name

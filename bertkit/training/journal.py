@@ -113,7 +113,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def standard(value: Any) -> Any:
-    """A value as JSON knows it: no NaN, no infinity, no scalars of NumPy or torch, no paths."""
+    """Convert a value to standard JSON: no NaN, infinity, NumPy or torch scalars, or paths."""
     if isinstance(value, dict):
         return {str(key): standard(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -278,7 +278,7 @@ class Console:
         self.printed = now
 
     def _counted(self) -> str:
-        """Such as `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
+        """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
         (began, first), (now, done) = self.seen[0], self.seen[-1]
         parts = [f"{done:,} {self.unit}"]
         if self.total is not None:
@@ -329,7 +329,7 @@ def count_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The journal of a run, which its first rank has, and the console; the end closes both."""
+    """The journal of a run, which only rank 0 has, and the console; both are closed at the end."""
 
     journal: Journal | None
     console: Console

@@ -42,7 +42,7 @@ class OriginalAdam(torch.optim.AdamW):
 
 
 def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state a parameter has before its first update; shapes as the parameter, step a scalar."""
+    """The state of a parameter before its first update: two tensors of its shape, a scalar step."""
     first = PAST_BIAS_CORRECTION if isinstance(optimizer, OriginalAdam) else 0.0
     fused = optimizer.defaults.get("fused", False)
     return {

@@ -74,7 +74,7 @@ def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel
 
 
 def add_gradients(bucket: Any) -> torch.futures.Future[Tensor]:
-    """DDP's communication of one bucket of gradients: the sum over the ranks."""
+    """Sum one bucket of gradients over the ranks, as DDP's communication hook."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
@@ -112,7 +112,7 @@ def gather_full(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str
 
 
 def shard_like(whole_tensor: Tensor, own: Tensor) -> Tensor:
-    """What of a whole tensor belongs on this process, as `own` is shared out."""
+    """The shard of a whole tensor that belongs on this process, placed as `own` is."""
     if not isinstance(own, DTensor):
         return whole_tensor
     here = whole_tensor.to(own.device)

@@ -50,7 +50,7 @@ from bertkit.training.journal import Console, Journal, RunLog
 from bertkit.training.optimizer import trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
 from bertkit.training.state import (
-    Network,
+    InitialNetwork,
     TrainState,
     build_train_state,
     model_tensors,
@@ -63,7 +63,7 @@ from bertkit.training.step import LoopSettings, PretrainMetrics, evaluate_batche
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What stays the same while a run trains."""
+    """The settings of a run, which do not change while it trains."""
 
     recipe: PretrainRecipe
     recipe_name: str
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def micro_batches(self) -> int:
-        """Into how many micro-batches a global batch is cut, over all ranks."""
+        """The number of micro-batches of a global batch, over all ranks."""
         return self.ranks.micro_batches(self.recipe.training.accumulate)
 
     @property
     def arithmetic(self) -> dict[str, Any]:
-        """How an update is computed; with other values its last digits may differ."""
+        """The settings that decide the last digits of an update."""
         return {"micro_batches": self.micro_batches, "precision": self.precision}
 
     @cached_property
@@ -176,8 +176,8 @@ def pretrain(
             return train(run, state, checkpoints, log, stop, changes)
 
 
-def build_network(run: Run, init_from: Path | None) -> Network:
-    """Draw or load the network and bring it to its device, divided among the ranks for FSDP2."""
+def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
+    """Draw or load the network and move it to the device, divided among the ranks for FSDP2."""
     recipe, tokenizer = run.recipe, run.store.tokenizer
     if init_from is None:
         parts = run.ranks.world if run.sharded else 1
@@ -306,7 +306,7 @@ def announce(
     held_out: HeldOut,
     changes: Sequence[str],
 ) -> None:
-    """Say and write down what is about to be trained, and on what."""
+    """Log what is about to be trained, and on which data."""
     phase, _ = run.recipe.phases.locate(state.step)
     start = start_record(run.recipe, run.store, None if phase else data.open(0)[0])
     start |= {
@@ -361,15 +361,7 @@ def train_phases(
     for phase in range(phases.locate(state.step)[0], len(phases.steps)):
         made = phases.locate(state.step)[1]
         state.position = state.position if made else START
-        with closing(
-            data.stream(
-                phase,
-                steps=phases.steps[phase] - made,
-                position=state.position,
-                ranks=ranks,
-                workers=run.workers,
-            )
-        ) as steps:
+        with closing(data.stream(phase, made, state.position, ranks, run.workers)) as steps:
             window = PretrainMetrics(state.model, run.matmul_peak, phase, ranks)
             for update in train_steps(
                 model, state.optimizer, state.loss_fn, steps, settings, done=state.step
@@ -381,7 +373,7 @@ def train_phases(
                 evaluating, saving = due(every.evaluate_every), due(every.checkpoint_every)
                 exporting = state.step in run.save_models_at
 
-                if due(every.log_every) or phase_ends or evaluating or saving or exporting:
+                if phase_ends or evaluating or saving or exporting or due(every.log_every):
                     log_window(window, checkpoints, log)
                 if evaluating:
                     evaluate(run, state, held_out, phase, settings, log)

@@ -190,7 +190,7 @@ class Objectives:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Optimizer and schedule (A.2)."""
+    """The optimizer and the learning-rate schedule (A.2)."""
 
     learning_rate: float = 1e-4
     """Peak, reached at the end of the warm-up."""
@@ -226,7 +226,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """What a run writes down, and how often; in updates."""
+    """How often a run logs, evaluates and saves, in updates."""
 
     log_every: int = 50
     """Updates between lines of the journal."""
@@ -240,7 +240,7 @@ class Logging:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRecipe:
-    """Everything that decides a pre-training run, besides its corpus."""
+    """Every setting of a pre-training run except its corpus."""
 
     model: ModelSize = field(default_factory=ModelSize)
     phases: Phases = field(default_factory=Phases)
@@ -274,7 +274,7 @@ class PretrainRecipe:
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
     def targets_of(self, tokens: int, most: int) -> int:
-        """Targets of an example of `tokens` tokens: masks, at most `most`, or all but one token."""
+        """Targets of an example of `tokens` tokens: masks, at most `most`; for clm all but one."""
         if self.objectives.direction != "bidirectional":
             return tokens - 1
         return count_targets(tokens, self.masking.probability, most)
@@ -339,7 +339,7 @@ def mixture_record(store: TokenStore) -> MixedStore | None:
 
 
 def origin(store: TokenStore) -> dict[str, Any]:
-    """What a run writes down of its corpus: the folder, and of a mixture the stores and shares."""
+    """The run's record of its corpus: the folder, or a mixture's stores and shares."""
     mixture = mixture_record(store)
     return mixture.origin() if mixture else {"store": store.place}
 

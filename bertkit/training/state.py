@@ -33,7 +33,7 @@ from bertkit.training.recipe import ModelSize, PretrainRecipe
 
 @dataclass
 class TrainState:
-    """A network in training, on its device, and how far its training has come."""
+    """A network in training, on its device, with the progress of its training."""
 
     model: Any
     optimizer: torch.optim.Optimizer
@@ -48,7 +48,7 @@ class TrainState:
 
 
 def build_train_state(
-    recipe: PretrainRecipe, model: nn.Module, device: torch.device, *, compiled: bool
+    recipe: PretrainRecipe, model: Any, device: torch.device, *, compiled: bool
 ) -> TrainState:
     """Build the loss and the optimizer of a network that is on its device.
 
@@ -71,11 +71,11 @@ def build_train_state(
     return TrainState(model, optimizer, loss_fn, eval_loss_fn)
 
 
-class Network(NamedTuple):
+class InitialNetwork(NamedTuple):
     """A network before its first update."""
 
     recipe: PretrainRecipe
-    """With the sizes of the model that the weights come from."""
+    """The recipe with the sizes of the model that the weights come from."""
     model: nn.Module
     digest: str = ""
     """The SHA-256 of the weights; "" if they are random."""
@@ -83,7 +83,7 @@ class Network(NamedTuple):
 
 def random_network(
     recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device, parts: int
-) -> Network:
+) -> InitialNetwork:
     """Draw a new network from torch's generator.
 
     Args:
@@ -97,12 +97,12 @@ def random_network(
     """
     config = recipe.config(tokenizer.size)
     check_memory(count_parameters(config, heads=True) // parts, device)
-    return Network(recipe, recipe.objectives.model(config))
+    return InitialNetwork(recipe, recipe.objectives.model(config))
 
 
 def pretrained_network(
     path: Path, recipe: PretrainRecipe, tokenizer: Tokenizer, say: Callable[[str], None]
-) -> Network:
+) -> InitialNetwork:
     """Build the recipe's network with the weights of an existing model.
 
     The model's sizes replace the recipe's; dropout and everything else stay the recipe's.
@@ -151,7 +151,7 @@ def pretrained_network(
     new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
     left = f"; left behind: {shown_names(unused)}" if unused else ""
     say(f"the weights are those of {path}{new}{left}")
-    return Network(recipe, loaded.model.train(), found.digest)
+    return InitialNetwork(recipe, loaded.model.train(), found.digest)
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -253,7 +253,7 @@ def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first three names in order, and how many more."""
+    """The first three names in order, and the number of the others."""
     ordered = sorted(names)
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
     return ", ".join(ordered[:3]) + more

@@ -25,7 +25,7 @@ from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
 
 class BatchLike(Protocol):
-    """What the loop needs of a batch; the objective needs more."""
+    """The interface of a batch that the loop relies on; an objective needs more."""
 
     @property
     def packed(self) -> Packed:
@@ -40,7 +40,7 @@ class BatchLike(Protocol):
 
 
 AnyBatch = TypeVar("AnyBatch", bound=BatchLike)
-AnyPosition = TypeVar("AnyPosition")
+Position = TypeVar("Position")
 
 
 Objective = Callable[[Any, AnyBatch], Sums]
@@ -48,40 +48,40 @@ Objective = Callable[[Any, AnyBatch], Sums]
 
 
 @dataclass(frozen=True)
-class StepRecord(Generic[AnyPosition]):
+class StepRecord(Generic[Position]):
     """One update of the weights."""
 
     step: int
     """Counts from 1."""
-    after: AnyPosition
-    """Where the data stands after this step's batch."""
+    after: Position
+    """The position of the data stream after this step's batch."""
     sums: Sums
-    """Over this rank's micro-batches, detached, still on the device."""
+    """The sums over this rank's micro-batches, detached, still on the device."""
     counts: dict[str, int]
     gradient_norm: Tensor
-    """Before clipping."""
+    """The norm before clipping."""
     learning_rate: float
     tokens: int
-    """In the sequences of all ranks, as are the counts above."""
+    """Tokens in the sequences of all ranks; the counts above are of all ranks, too."""
     sum_squared_lengths: int
     stop: bool = False
-    """Whether, before this update, any rank was asked to stop."""
+    """Whether any rank was asked to stop before this update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """What one update needs to know besides model, optimizer, objective and data."""
+    """The settings of an update besides model, optimizer, objective and data."""
 
     device: torch.device
     precision: str
     seed: int
     max_gradient_norm: float
     learning_rate: Callable[[int], float]
-    """Learning rate of the update that follows so many updates."""
+    """(updates made) → learning rate of the next update."""
     ranks: Ranks = ALONE
     """The processes that share each global batch."""
     asked_to_stop: Callable[[], bool] = lambda: False
-    """Whether this rank was; all are told before the next update."""
+    """Whether this rank was asked to stop; all ranks learn of it before the next update."""
 
 
 def run_objective(
@@ -93,7 +93,7 @@ def run_objective(
 
 
 def merge_sums(first: Sums | None, second: Sums) -> Sums:
-    """Add two batches' sums; gradients are not followed further."""
+    """Add the sums of two batches, detached from the graph."""
     return {
         name: s._replace(value=s.value.detach() + (first[name].value if first else 0.0))
         for name, s in second.items()
@@ -104,11 +104,11 @@ def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     objective: Objective[AnyBatch],
-    steps: Iterable[tuple[Sequence[AnyBatch], AnyPosition]],
+    steps: Iterable[tuple[Sequence[AnyBatch], Position]],
     settings: LoopSettings,
     *,
     done: int = 0,
-) -> Iterator[StepRecord[AnyPosition]]:
+) -> Iterator[StepRecord[Position]]:
     """Make one update for each global batch.
 
     The loss of a step is normalised by the counts of all its micro-batches on all ranks together,
@@ -161,7 +161,7 @@ TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
 
 
 def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict[str, int]:
-    """What this rank contributes to a step."""
+    """The counts that this rank contributes to a step."""
     counts: Counter[str] = Counter()
     lengths: list[int] = []
     for batch in micro_batches:
@@ -174,7 +174,7 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
 def synchronized(
     model: nn.Module, ranks: Ranks, *, last: bool
 ) -> AbstractContextManager[None, bool | None]:
-    """A micro-batch's pass; ranks exchange gradients only in the last one of a step."""
+    """The context of a micro-batch's pass: ranks exchange gradients only in a step's last one."""
     if ranks.world == 1:
         return nullcontext()
     from bertkit.training.parallel import gradient_sync

@@ -22,6 +22,7 @@ from bertkit.model.cpu import merge_similar
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
+from bertkit.planning import GIB
 from bertkit.planning import corpus as expected
 from bertkit.planning.corpus import (
     BatchSize,
@@ -32,19 +33,24 @@ from bertkit.planning.corpus import (
     store_corpus,
     typical_batch,
 )
-from bertkit.planning.estimate import Plan, budget_steps, make_plan
-from bertkit.planning.measure import (
-    GIB,
-    MACHINES,
+from bertkit.planning.estimate import (
+    Plan,
     Trial,
+    budget_steps,
     calibrate,
-    cost_features,
-    find_machine,
-    fit,
+    fit_line,
+    make_plan,
     synthetic_batch,
     this_machine,
 )
-from bertkit.planning.memory import USABLE, activation_bytes, fit_memory, memory_needed
+from bertkit.planning.machine import (
+    MACHINES,
+    USABLE,
+    activation_bytes,
+    find_machine,
+    fit_memory,
+    memory_needed,
+)
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -185,20 +191,17 @@ def test_a_network_too_large_for_a_machine_is_refused() -> None:
         fit_memory(replace(BASE, num_hidden_layers=500), RECIPE, 1, MACHINES["t4"])
 
 
-def test_fit_finds_the_coefficients_of_noiseless_times() -> None:
-    true = np.array([0.01, 0.002, 3e-5, 0.001, 0.0005, 2e-5])
-    kinds = [(layers, m, t) for layers in (1, 3) for m, t in ((1, 400), (1, 100), (2, 200))]
-    found = fit([(cost_features(*kind), float(true @ cost_features(*kind))) for kind in kinds])
-    assert found == pytest.approx(true, rel=1e-6)
-    assert found @ cost_features(12, 4, 5000) == pytest.approx(true @ cost_features(12, 4, 5000))
+@pytest.mark.parametrize(("fixed", "slope"), [(0.01, 3e-5), (0.0, 2e-3), (0.2, 0.0)])
+def test_a_line_of_noiseless_times_is_found(fixed: float, slope: float) -> None:
+    found = fit_line([(n, fixed + slope * n) for n in (100, 107, 400, 409)])
+    assert found == pytest.approx([fixed, slope], abs=1e-9)
 
 
-def test_fit_gives_no_negative_cost() -> None:
-    points = [
-        (cost_features(1, 1, 100.0), 1.0),
-        (cost_features(1, 1, 400.0), 4.4),
-    ]  # more than in proportion
-    assert fit(points).min() >= 0
+def test_a_line_has_no_negative_cost() -> None:
+    more = fit_line([(100, 1.0), (400, 4.4)])  # than in proportion
+    assert more == pytest.approx([0, 5.4 / 500])
+    assert fit_line([(100, 2.0), (400, 1.0)]) == pytest.approx([1.5, 0])
+    assert fit_line([(100, 2.0), (100, 4.0)]) == pytest.approx([0, 0.03])
 
 
 def test_synthetic_batches_are_like_real_ones() -> None:
@@ -337,19 +340,19 @@ def test_calibration_extrapolates_a_known_law(
     """Times are replaced by a known law, which must come back at another depth and batch."""
     made: list[int] = []
 
-    def seconds(self: Trial, batch: PretrainingBatch, micro_batches: int = 1) -> float:
+    def seconds(self: Trial, batch: PretrainingBatch) -> float:
         made.append(self.layers)
-        tokens = micro_batches * len(batch.packed.ids)
+        tokens = len(batch.packed.ids)
         return 0.01 + 1e-4 * tokens + (self.layers - 1) * 5e-5 * tokens
 
     monkeypatch.setattr(Trial, "seconds", seconds)
     config = replace(SMALL.model.config(200), num_hidden_layers=6)
     sample = LengthSample(lengths=(10, 20, 32, 32), epoch_tokens=1.0)
     state = torch.get_rng_state()
-    speed = calibrate(config, SMALL, {32: (sample, 8, 1, 5)}, CPU, 0.2)
+    speed = calibrate(config, SMALL, {32: (sample, 8, 5)}, CPU, 0.2)
     assert torch.equal(torch.get_rng_state(), state)
     assert set(made) == {1, 4}
-    assert speed(32, 6, 1, 1000.0) == pytest.approx(0.01 + 0.1 + 5 * 0.05)
+    assert speed(32, 6, 1000.0) == pytest.approx(0.01 + 0.1 + 5 * 0.05)
 
 
 def test_a_plan_of_this_machine(store: TokenStore) -> None:

@@ -378,7 +378,7 @@ def test_launch_divides_by_torchruns_own_parser() -> None:
     assert found == (words[:3], words[3:], "3")
     assert threads_each("1") >= threads_each("3") >= 1
     assert threads_each("auto") == 1
-    with pytest.raises(BertkitError, match="only pretrain shares its work out, not 'finetune'"):
+    with pytest.raises(BertkitError, match=r"only pretrain runs in several .* not 'finetune'"):
         parse_words(["--nproc-per-node", "2", "finetune", "x"])
     with pytest.raises(BertkitError, match=r"torchrun: .*required"):
         parse_words(["--nproc-per-node", "2"])
