@@ -289,7 +289,7 @@ def typical_batch(
     return BatchSize(
         sequences=sequences,
         tokens=share * sum(examples.lengths),
-        targets=share * sum(recipe.targets_of(n, most) for n in examples.lengths),
+        targets=share * sum(recipe.num_targets(n, most) for n in examples.lengths),
         squares=share * sum(n * n for n in examples.lengths),
     )
 
@@ -300,6 +300,6 @@ def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> BatchSi
     return BatchSize(
         sequences=sequences,
         tokens=sequences * length,
-        targets=sequences * recipe.targets_of(length, most),
+        targets=sequences * recipe.num_targets(length, most),
         squares=sequences * length**2,
     )

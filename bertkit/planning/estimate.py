@@ -93,7 +93,7 @@ def synthetic_batch(
 ) -> PretrainingBatch:
     """A pre-training batch of random ids and targets, in examples of the given lengths."""
     rng = np.random.default_rng(len(lengths))
-    counts = [recipe.targets_of(n, max_predictions) for n in lengths]
+    counts = [recipe.num_targets(n, max_predictions) for n in lengths]
     starts = np.cumsum([0, *lengths[:-1]])
     places = [
         start + rng.choice(length, min(count, length), replace=False)
@@ -424,7 +424,11 @@ def make_plan(
         fitted.append((schedule, config, fits))
         for length, most, fit in zip(phases.lengths, phases.max_predictions, fits, strict=True):
             wanted.setdefault(length, (corpus.examples[length], fit.micro_batch, most))
-    speed = device and calibrate(fitted[1][1], recipe, wanted, device, seconds, progress)
+    speed = (
+        None
+        if device is None
+        else calibrate(fitted[1][1], recipe, wanted, device, seconds, progress)
+    )
     own, paper = (
         [
             plan_phase(config, schedule, phase, corpus.examples[length], machine, fit, speed)

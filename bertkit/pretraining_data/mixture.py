@@ -236,7 +236,7 @@ class MixtureSampler:
         At most `limit` (10,000 where absent), and as many as the first windows hold together; of a
         small store with a large share they are more than it has, and some repeat its text.
         """
-        there = sum(len(table.rows_of(0, 0)) for table in self.tables)
+        there = sum(len(table.window_rows(0, 0)) for table in self.tables)
         return self.take(START, min(there, MEASURED if limit is None else limit))[0]
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class ExampleSampler:
         self._order: tuple[int, np.ndarray] | None = None
         self._ahead: Prefetch | None = None
 
-    def rows_of(self, epoch: int, window: int) -> np.ndarray:
+    def window_rows(self, epoch: int, window: int) -> np.ndarray:
         """The table of one window; the last one asked for is kept."""
         wanted = (epoch, window)
         if self._current is None or self._current[0] != wanted:
@@ -91,7 +91,7 @@ class ExampleSampler:
             self._current = (wanted, self._plan(wanted) if rows is None else rows)
         return self._current[1]
 
-    def shards_of(self, epoch: int, window: int) -> list[int]:
+    def window_shards(self, epoch: int, window: int) -> list[int]:
         """The shards of one window: its share of the epoch's random order."""
         known = self._order  # another thread may plan the next epoch
         if known is None or known[0] != epoch:
@@ -104,12 +104,12 @@ class ExampleSampler:
     def _plan(self, name: tuple[int, int]) -> np.ndarray:
         epoch, window = name
         number = self.first_window + window
-        shards = self.shards_of(epoch, window)
+        shards = self.window_shards(epoch, window)
         return plan_block(self.store, shards, self.options, self.seed, epoch, number)
 
     def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
         """Plan a window in another thread; None if it was cancelled meanwhile."""
-        for shard in self.shards_of(*name):
+        for shard in self.window_shards(*name):
             if stop.is_set():
                 return None
             self.store.arrays(shard)
@@ -123,7 +123,7 @@ class ExampleSampler:
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows of the first window, in order, at most `limit`."""
-        return self.rows_of(0, 0)[:limit]
+        return self.window_rows(0, 0)[:limit]
 
     def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
         """The next `count` rows from a position, and the position after them; epochs run on."""
@@ -131,7 +131,7 @@ class ExampleSampler:
         taken: list[np.ndarray] = []
         missing = count
         while True:
-            whole = self.rows_of(epoch, window)
+            whole = self.window_rows(epoch, window)
             rows = whole[offset : offset + missing]
             taken.append(rows)
             missing -= len(rows)

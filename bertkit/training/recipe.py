@@ -273,11 +273,11 @@ class PretrainRecipe:
         """The network's configuration."""
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
-    def targets_of(self, tokens: int, most: int) -> int:
-        """Targets of an example of `tokens` tokens: masks, at most `most`; for clm all but one."""
+    def num_targets(self, tokens: int, max_predictions: int) -> int:
+        """Targets of an example of `tokens` tokens: its masks, or for clm all tokens but one."""
         if self.objectives.direction != "bidirectional":
             return tokens - 1
-        return count_targets(tokens, self.masking.probability, most)
+        return count_targets(tokens, self.masking.probability, max_predictions)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the update that follows `step` updates."""

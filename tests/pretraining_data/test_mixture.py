@@ -471,7 +471,7 @@ def test_held_out_examples_have_the_shares(
     assert sum(len(batch.next_labels) for batch in first) == 24
     table, _ = training_examples(TOY, mixture, 0)
     assert isinstance(table, MixtureSampler)
-    assert len(table.first()) == sum(len(member.rows_of(0, 0)) for member in table.tables)
+    assert len(table.first()) == sum(len(member.window_rows(0, 0)) for member in table.tables)
     assert np.array_equal(table.first(9), table.first()[:9])
 
 

@@ -63,7 +63,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: TokenStore) -> None:
 
 def test_epochs_use_every_example_once(store: TokenStore) -> None:
     table, _ = parts(store)
-    total = sum(len(table.rows_of(0, window)) for window in range(table.windows))
+    total = sum(len(table.window_rows(0, window)) for window in range(table.windows))
     rows, place = table.take(START, total + 1)
     names = {(row["epoch"], row["window"], row["row"]) for row in rows[:total]}
     assert len(names) == total
@@ -163,7 +163,7 @@ def test_masks_of_an_example_do_not_depend_on_its_batch(store: TokenStore) -> No
 
 def test_epochs_mask_differently(store: TokenStore) -> None:
     table, builder = parts(store)
-    row = table.rows_of(0, 0)[:1].copy()
+    row = table.window_rows(0, 0)[:1].copy()
     first = builder[row]
     row["epoch"] = 1
     assert not torch.equal(first.target_positions, builder[row].target_positions)
@@ -181,9 +181,11 @@ def test_many_shards_make_windows(tokenizer, tmp_path) -> None:
     assert len(many.shards) >= 16
     table, _ = parts(many)
     assert table.windows == len(many.shards) // 8
-    seen = np.concatenate([table.rows_of(0, window)["a_shard"] for window in range(table.windows)])
+    seen = np.concatenate(
+        [table.window_rows(0, window)["a_shard"] for window in range(table.windows)]
+    )
     assert set(seen.tolist()) == set(range(len(many.shards)))
-    rows = table.rows_of(1, 1)
+    rows = table.window_rows(1, 1)
     assert set(rows["b_shard"].tolist()) <= set(rows["a_shard"].tolist())
 
 

@@ -34,7 +34,7 @@ def test_special_tokens_are_targets_of_one_sided_models(
 ) -> None:
     recipe = replace(RECIPE, objectives=Objectives(token=token, pair=pair))
     table, builder = training_examples(recipe, store, 0)
-    targets = builder[table.rows_of(0, 0)].target_ids.numpy()
+    targets = builder[table.window_rows(0, 0)].target_ids.numpy()
     shares = np.bincount(targets) / len(targets)
     specials = {store.tokenizer.cls_id, store.tokenizer.sep_id}
     found = start_record(recipe, store)["baselines"]

@@ -182,7 +182,7 @@ def test_a_killed_process_is_started_again(store: TokenStore, tmp_path: Path) ->
     os.kill(victim, signal.SIGKILL)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
-    assert "going on from" in errors
+    assert "resuming from" in errors
     digests = [
         hashlib.sha256((tmp_path / name / "model" / "model.safetensors").read_bytes()).hexdigest()
         for name in ("whole", "killed")
