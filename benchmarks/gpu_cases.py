@@ -20,10 +20,9 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.pretraining_data.buckets import round_packed, shape_above
-from bertkit.training.compile import compile_layers
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.step import LoopSettings, train_steps
+from bertkit.training.step import LoopSettings, compile_layers, train_steps
 
 Update = Callable[[Both], None]
 

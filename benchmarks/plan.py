@@ -23,9 +23,9 @@ import torch
 from benchmarks.record import data_folder, summary, write_result
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
+from bertkit.planning import GIB
 from bertkit.planning.corpus import planned_lengths, store_corpus
-from bertkit.planning.estimate import make_plan
-from bertkit.planning.measure import GIB, resident_bytes, this_machine
+from bertkit.planning.estimate import make_plan, resident_bytes, this_machine
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_precision
 from bertkit.training.journal import read_journal

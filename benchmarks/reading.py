@@ -135,13 +135,13 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     started = time.perf_counter()
     store, opening = timed(lambda: (found := TokenStore(folder), found.content_hash)[0])
     table = ExampleSampler(store, PairOptions(max_length=LENGTH), seed)
-    _, verifying = timed(lambda: [store.arrays(shard) for shard in table.shards_of(0, 0)])
-    rows, planning = timed(lambda: table.rows_of(0, 0))
+    _, verifying = timed(lambda: [store.arrays(shard) for shard in table.window_shards(0, 0)])
+    rows, planning = timed(lambda: table.window_rows(0, 0))
     builder = BatchBuilder(store, MaskingOptions(), 20, seed)
     builder[table.take(START, BATCH)[0]]
     until_first_batch = time.perf_counter() - started
     _, building = timed(lambda: batches(builder, rows))
-    _, seeking = timed(lambda: table.rows_of(1000 + seed, table.windows - 1))
+    _, seeking = timed(lambda: table.window_rows(1000 + seed, table.windows - 1))
     scattered = anywhere(store, rows, seed)
     builder[scattered]  # maps their shards
     _, reading = timed(lambda: builder[scattered])
@@ -192,7 +192,7 @@ def longest_wait(table: Any) -> float:
 
     A pause stands for a step: 64,000 sequences a second are what several large GPUs use up.
     """
-    half = len(table.rows_of(0, 0)) // 2
+    half = len(table.window_rows(0, 0)) // 2
     place, max_length = (0, 0, half), 0.0
     for _ in range(half // BATCH + 4):
         started = time.perf_counter()

@@ -32,7 +32,7 @@ def measure(
     for repeat in range(repeats):
         table = ExampleSampler(store, PairOptions(max_length=length), seed=repeat)
         started = time.perf_counter()
-        rows = table.rows_of(0, 0)
+        rows = table.window_rows(0, 0)
         planning.append(len(rows) / (time.perf_counter() - started))
         builder = BatchBuilder(store, masking, predictions, seed=repeat)
         steps = stream_steps(table, builder, batch_size=256, steps=40)

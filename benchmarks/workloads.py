@@ -19,13 +19,14 @@ import numpy as np
 from benchmarks.tokenization import read_sentences
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.datasets.squad import read_squad
+from bertkit.model.encoder import ModelConfig
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items
 from bertkit.tasks.windows import surround
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import TransformerSize, training_flops
+from bertkit.training.device import training_flops
 
 MEAN_SHORT = 31
 DEVIATION_SHORT = 0.5
@@ -137,7 +138,7 @@ def flat(items: Items) -> list[Encoded]:
 
 
 def forward_flops(
-    config: TransformerSize,
+    config: ModelConfig,
     lengths: Sequence[int],
     *,
     targets: int = 0,

@@ -32,9 +32,9 @@ from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.buckets import on_rounded_batches, round_batch
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.compile import compile_in_training, compile_layers
 from bertkit.training.device import autocast
 from bertkit.training.journal import read_journal
+from bertkit.training.parallel import compile_in_training, compile_layers
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 

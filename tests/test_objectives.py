@@ -11,9 +11,10 @@ from bertkit.errors import BertkitError
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
-from bertkit.objectives import LossSum, Objectives, num_correct, pretraining_objective, total_loss
+from bertkit.objectives import LossSum, num_correct, pretraining_objective, total_loss
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.training.recipe import Objectives
 
 
 def batch_of(
@@ -131,24 +132,27 @@ def test_weights_of_losses() -> None:
     assert float(total_loss(sums, {"n": 3, "m": 8})) == 2 + 50 / 2
 
 
-@pytest.mark.parametrize("sentences", ["next", "order", "none", "single"])
-@pytest.mark.parametrize("words", ["masked", "left_to_right", "right_to_left"])
-def test_every_pair_of_objectives(words: str, sentences: str) -> None:
+DIRECTIONS = {"mlm": "bidirectional", "clm": "left_to_right", "clm-reversed": "right_to_left"}
+
+
+@pytest.mark.parametrize("pair", ["nsp", "sop", "none", "single-segment"])
+@pytest.mark.parametrize("token", ["mlm", "clm", "clm-reversed"])
+def test_every_pair_of_objectives(token: str, pair: str) -> None:
     """Which network is built, how it looks at the text, and what its losses are called."""
-    wanted = Objectives(words=words, sentences=sentences)
+    wanted = Objectives(token=token, pair=pair)
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=8, direction=wanted.direction,
     )  # fmt: skip
-    assert config.direction == ("bidirectional" if words == "masked" else words)
+    assert config.direction == DIRECTIONS[token]
     model = wanted.model(config)
     assert isinstance(model, PretrainingModel)
-    assert (model.nsp is not None) == wanted.has_pairs == (sentences in ("next", "order"))
+    assert (model.nsp is not None) == wanted.has_pairs == (pair in ("nsp", "sop"))
     batch = batch_of([[1, 2, 3, 4], [5, 6, 7]], [1, 5], [2, 3], [0, 1])
     sums = wanted.function()(model, batch)
-    names = {"mlm" if words == "masked" else "lm"}
-    names |= {"nsp"} if sentences == "next" else {"sop"} if sentences == "order" else set()
+    names = {"mlm" if token == "mlm" else "lm"}
+    names |= {pair} if pair in ("nsp", "sop") else set()
     assert set(sums) == {f"{name}_{end}" for name in names for end in ("loss", "accuracy")}
     total_loss(sums, batch.counts).backward()
     trained = {n for n, p in model.named_parameters() if p.requires_grad}
@@ -157,7 +161,7 @@ def test_every_pair_of_objectives(words: str, sentences: str) -> None:
 
 
 def test_replaced_builds_two_networks() -> None:
-    wanted = Objectives(words="replaced", sentences="single", generator_share=0.5)
+    wanted = Objectives(token="rtd", pair="single-segment", generator_share=0.5)
     with torch.device("meta"):
         model = wanted.model(ModelConfig(vocab_size=30, hidden_size=8, num_attention_heads=2))
     assert isinstance(model, ReplacedTokenModel)
@@ -168,10 +172,10 @@ def test_replaced_builds_two_networks() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"words": "mask"}, r"objectives\.words cannot be 'mask'; did you mean 'masked'"),
-        ({"sentences": "non"}, r"objectives\.sentences cannot be 'non'; did you mean 'none'"),
-        ({"words": "replaced"}, r"goes with objectives\.sentences = none or single"),
-        ({"words": "replaced", "sentences": "order"}, r"goes with objectives\.sentences"),
+        ({"token": "mml"}, r"objectives\.token cannot be 'mml'; did you mean 'mlm'"),
+        ({"pair": "non"}, r"objectives\.pair cannot be 'non'; did you mean 'none'"),
+        ({"token": "rtd"}, r"needs objectives\.pair = none or single-segment"),
+        ({"token": "rtd", "pair": "sop"}, r"needs objectives\.pair"),
         ({"generator_share": 0.0}, r"objectives\.generator_share must be above 0, at most 1"),
         ({"generator_share": 1.5}, r"at most 1, not 1\.5"),
         ({"generator_share": math.nan}, r"not nan"),

@@ -16,15 +16,15 @@ from bertkit.outputs import OWN_FILES, Read, Written, mark_of, matches, types_in
 from docs.commands import every_command
 from tests.test_cli import TOY
 
-INPUTS = {"--model", "--tokenizer", "--ensemble", "--start", "--path", "--store"}
+INPUTS = {"--model", "--tokenizer", "--ensemble", "--init-from", "--path", "--store"}
 """Parameters of type `Path` that are read, which the rule takes those without a mark for."""
 NO_PATHS = {
     *("--task", "--split", "--format", "--column", "--device", "--precision", "--pooling", "--to"),
     *("--head", "--text", "--pair", "--label", "--choices", "--id", "--separator", "--question"),
     *("--passage", "--answers", "--words", "--tags", "--document", "--layers", "--dtype", "--init"),
     *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
-    *("--sbatch", "--machine", "--place", "--strategy", "--objectives.words", "TABLES"),
-    *("--objectives.sentences", "--training.schedule", "--training.precision"),
+    *("--sbatch", "--machine", "--place", "--strategy", "--objectives.token", "TABLES"),
+    *("--objectives.pair", "--training.schedule", "--training.precision"),
 }
 """Parameters of text that name no file, in the commands that write."""
 COMMANDS = {

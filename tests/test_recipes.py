@@ -35,15 +35,15 @@ def test_recipe_builds_its_network(name: str) -> None:
 def test_objectives_of_the_recipes() -> None:
     """Each way of training is some recipe's, and what a recipe is named after is in it."""
     recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
-    found = {name: (r.objectives.words, r.objectives.sentences) for name, r in recipes.items()}
-    assert {n: pair for n, pair in found.items() if pair != ("masked", "next")} == {
-        "no-nsp": ("masked", "none"),
-        "left-to-right": ("left_to_right", "none"),
-        "right-to-left": ("right_to_left", "none"),
-        "sentence-order": ("masked", "order"),
-        "doc-sentences": ("masked", "single"),
-        "albert-base": ("masked", "order"),
-        "electra-small": ("replaced", "single"),
+    found = {name: (r.objectives.token, r.objectives.pair) for name, r in recipes.items()}
+    assert {n: pair for n, pair in found.items() if pair != ("mlm", "nsp")} == {
+        "no-nsp": ("mlm", "none"),
+        "left-to-right": ("clm", "none"),
+        "right-to-left": ("clm-reversed", "none"),
+        "sentence-order": ("mlm", "sop"),
+        "doc-sentences": ("mlm", "single-segment"),
+        "albert-base": ("mlm", "sop"),
+        "electra-small": ("rtd", "single-segment"),
     }
     base = recipes["base"]
     for name, pair in found.items():
@@ -89,7 +89,7 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
     assert len(steps) == len(recipe.phases.steps)
     words = "lm" if recipe.objectives.direction != "bidirectional" else "mlm"
     assert all(0 < record[f"{words}_loss"] < 12 for record in steps)
-    pairs = {"next": "nsp_loss", "order": "sop_loss"}.get(recipe.objectives.sentences)
+    pairs = {"nsp": "nsp_loss", "sop": "sop_loss"}.get(recipe.objectives.pair)
     assert all({n for n in record if n in ("nsp_loss", "sop_loss")} == {pairs} - {None}
                for record in steps)  # fmt: skip
 

@@ -54,12 +54,12 @@ class PretrainedWeights:
         return hub_commit(self.path) or str(self.path)
 
     @property
-    def pairs(self) -> str:
-        """What the head on pairs was trained on, "next" or "order"; unsaid, by the family."""
+    def pair(self) -> str:
+        """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
         if recipe := self.details.get("recipe"):  # an extended model has details and no recipe
             objectives = recipe.get("objectives") or {}
-            return "order" if objectives.get("sentences") == "order" else "next"
-        return "order" if self.config.share_layers else "next"  # ALBERT
+            return "sop" if objectives.get("pair") == "sop" else "nsp"
+        return "sop" if self.config.share_layers else "nsp"  # ALBERT
 
     def with_dropout(self, share: float) -> PretrainedWeights:
         """The same weights in a network with another dropout."""

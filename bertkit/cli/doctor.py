@@ -66,7 +66,7 @@ def diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
         )
     run = RunRecords(path)
     folders = dict.fromkeys(store.folder for store in run.stores)
-    about = [(folder, check_store(folder, console, run.sentences)) for folder in folders]
+    about = [(folder, check_store(folder, console, run.pair)) for folder in folders]
     in_stores = [finding for _, findings in about for finding in findings]
     parts = [(f"run {path}", check_run(run, in_stores))]
     return [*parts, *((f"its token store {folder}", findings) for folder, findings in about)]

@@ -21,14 +21,14 @@ the agent shares with them, and wait in vain (pytorch issue 135712)."""
 
 
 class Launch(NamedTuple):
-    """A command line, divided."""
+    """A command line, divided between torchrun and bertkit."""
 
     options: list[str]
-    """For torchrun."""
+    """The options of torchrun."""
     words: list[str]
-    """For bertkit: a verb and its own."""
+    """The command of bertkit and its flags."""
     processes: str
-    """On a host, as torchrun has it: a number, auto, cpu, gpu."""
+    """Processes on a host, in torchrun's words: a number, auto, cpu or gpu."""
 
 
 def launch_command(
@@ -36,14 +36,14 @@ def launch_command(
 ) -> None:
     """Start a command in several processes that work as one, on this host or on many.
 
-    Everything before the verb goes to torchrun as it is: --nproc-per-node, --nnodes,
+    Everything before the command goes to torchrun as it is: --nproc-per-node, --nnodes,
     --rdzv-endpoint, --max-restarts, ... Where OMP_NUM_THREADS is not set, the cores are shared out
     evenly among the processes of a host.
 
     Parameters
     ----------
     words
-        torchrun's options, then a bertkit verb with its own, such as
+        torchrun's options, then a bertkit command with its flags, such as
         --nproc-per-node 2 pretrain small --store STORE --out RUN
     """
     found = parse_words(words)
@@ -58,7 +58,7 @@ def parse_words(words: Sequence[str]) -> Launch:
     """What is torchrun's and what is bertkit's, by torchrun's own parser.
 
     Raises:
-        BertkitError: an option is not torchrun's, or the verb does not share its work out.
+        BertkitError: an option is not torchrun's, or the command cannot run in several processes.
     """
     from torch.distributed.run import get_args_parser
 
@@ -73,7 +73,9 @@ def parse_words(words: Sequence[str]) -> Launch:
         refuse(reason)
     own = [known.training_script, *known.training_script_args]
     if own[0] != "pretrain":
-        raise BertkitError(f"only pretrain shares its work out, not '{own[0]}'; use it as: {USAGE}")
+        raise BertkitError(
+            f"only pretrain runs in several processes, not '{own[0]}'; use it as: {USAGE}"
+        )
     return Launch([*words[: len(words) - len(own)]], own, known.nproc_per_node)
 
 

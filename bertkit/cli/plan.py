@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import rich.console
 from rich.table import Table
@@ -18,6 +18,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.outputs import FILE, NAMED, TEXT
+from bertkit.planning import GIB, HERE
 from bertkit.planning.corpus import (
     CorpusEstimate,
     assumed_corpus,
@@ -25,26 +26,26 @@ from bertkit.planning.corpus import (
     store_corpus,
     text_corpus,
 )
-from bertkit.planning.estimate import Plan, make_plan
-from bertkit.planning.measure import GIB, HERE, find_machine, this_machine
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import Console
 from bertkit.training.recipe import PretrainRecipe
+
+if TYPE_CHECKING:
+    from bertkit.planning.estimate import Plan
 
 DEFAULTS = PretrainRecipe()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSize:
-    """How much text there is: one of the first three."""
+    """The amount of text, by one of the first three fields."""
 
     store: Path | None = None
     """A token store made by `bertkit prepare`."""
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Files, folders, globs; a sample is read."""
     tokens: int | None = None
-    """The number of tokens alone."""
+    """The number of tokens, where there is no text."""
     tokenizer: Path | None = None
     """For --text: a folder made by `bertkit learn`, a model directory, or a vocab.txt."""
     vocabulary_size: int = 30522
@@ -99,6 +100,10 @@ def plan_command(
     json
         A file to write the plan to.
     """
+    from bertkit.planning.estimate import make_plan, this_machine
+    from bertkit.planning.machine import find_machine
+    from bertkit.training.device import choose_device, choose_precision
+
     check_flags(machine, device, seconds, mfu, price)
     precision = settings.training.precision
     named = None if machine == HERE else find_machine(machine, precision, mfu)
@@ -106,7 +111,7 @@ def plan_command(
     if where is not None:
         choose_precision(precision, where)  # refused before the corpus is measured
     with Console() as console:
-        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.sentences)
+        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.pair)
         if where is not None:
             console.say(f"calibrating for about {seconds:g} s; leave the machine to it")
             named = this_machine(where, settings)
@@ -146,8 +151,8 @@ def check_flags(
         raise BertkitError("--mfu is for a named --machine; on this one it is measured")
 
 
-def measure_corpus(size: CorpusSize, lengths: Sequence[int], sentences: str) -> CorpusEstimate:
-    """The corpus of the flags; `sentences` as in `PairOptions`.
+def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
+    """The corpus of the flags; `pair` as in `PairOptions`.
 
     Raises:
         BertkitError: no corpus was given, or more than one, or it is not there.
@@ -164,13 +169,12 @@ def measure_corpus(size: CorpusSize, lengths: Sequence[int], sentences: str) -> 
     if size.vocabulary_size < 1:
         raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
     if size.store is not None:
-        return store_corpus(TokenStore(size.store), lengths, sentences)
+        return store_corpus(TokenStore(size.store), lengths, pair)
     if size.tokens is not None:
-        pieces = size.vocabulary_size
-        return assumed_corpus("only its size", size.tokens, pieces, lengths, sentences)
+        return assumed_corpus("only its size", size.tokens, size.vocabulary_size, lengths, pair)
     tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
     options = PrepareOptions(format=size.format, column=size.column, held_out=0.0)
-    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, sentences)
+    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, pair)
 
 
 def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
@@ -178,7 +182,7 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
     config, machine = made.model, made.machine
     out.print(
         f"{recipe}: {config.num_hidden_layers} layers x {config.hidden_size}, "
-        f"{config.num_attention_heads} heads, {config.vocab_size:,} pieces: "
+        f"{config.num_attention_heads} heads, a vocabulary of {config.vocab_size:,}: "
         f"{made.parameters:,} parameters, {made.precision}\n"
         f"corpus: {made.corpus}, {made.corpus_tokens:,.0f} tokens\n"
         f"machine: {machine.title}, {machine.memory / GIB:.1f} GiB, "
@@ -196,7 +200,7 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
 
 
 def memory_table(made: Plan) -> Table:
-    """Bytes by part, a column for each phase."""
+    """The table of the bytes by part, with a column for each phase."""
     table = Table("memory, GiB", title="memory of a micro-batch of full-length examples")
     for phase in made.phases:
         table.add_column(f"{phase.fit.micro_batch} x {phase.length}", justify="right")
@@ -208,7 +212,7 @@ def memory_table(made: Plan) -> Table:
 
 
 def speed_table(made: Plan) -> Table:
-    """A row for each phase, and for those of the paper that the recipe lacks."""
+    """The table of speeds: the recipe's phases, and the paper's that it lacks."""
     table = Table("length", "batch", "tokens/s", "MFU", "s/update", title="speed")
     own = {phase.length for phase in made.phases}
     for phase in (*made.phases, *[phase for phase in made.paper if phase.length not in own]):
@@ -224,7 +228,7 @@ def speed_table(made: Plan) -> Table:
 
 
 def budget_table(made: Plan, price: float | None) -> Table:
-    """A row for each schedule."""
+    """The table of the schedules."""
     table = Table("schedule", "updates", "tokens", "epochs", "time", title="time")
     if price is not None:
         table.add_column(f"cost at {price:g}/h", justify="right")
@@ -239,12 +243,12 @@ def budget_table(made: Plan, price: float | None) -> Table:
 
 
 def two_digits(number: float) -> str:
-    """Two digits, or all before the point."""
+    """Format a number with two digits, or all before the point."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def amount(number: float) -> str:
-    """Such as `1.2 G`."""
+    """Format a number such as `1.2 G`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
@@ -261,7 +265,7 @@ TIME_UNITS = (
 
 
 def duration(seconds: float) -> str:
-    """Such as `3.4 days`: in the largest unit of which there are 2."""
+    """Format a time such as `3.4 days`, in the largest unit of which there are 2."""
     for (name, size), _ in pairwise(TIME_UNITS):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {name}"

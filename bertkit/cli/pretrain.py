@@ -18,9 +18,7 @@ from bertkit.outputs import FOLDER, NAMED, OWN, TEXT
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import JOURNAL, Console, read_journal
-from bertkit.training.pretrain import pretrain as pretrain_store
 from bertkit.training.recipe import PretrainRecipe
 
 DEFAULTS = PretrainRecipe()
@@ -28,16 +26,16 @@ DEFAULTS = PretrainRecipe()
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """Where the text comes from, for a run that begins with text."""
+    """The text, for a run that starts from text instead of a store."""
 
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Text to learn from: files, folders, globs, URLs, hf:NAME (instead of --store)."""
     tokenizer: Path | None = None
-    """An existing tokenizer for --text; without it a vocabulary is learnt."""
+    """An existing tokenizer for --text; without it a vocabulary is learned."""
     vocabulary_size: int = 30522
-    """Size of the vocabulary that is learnt from --text."""
+    """Size of the vocabulary that is learned from --text."""
     cased: bool = False
-    """The learnt vocabulary keeps upper case and accents."""
+    """The learned vocabulary keeps upper case and accents."""
     language: str = "en"
     """Language of --text, for the sentence splitter."""
     format: str = "auto"
@@ -61,7 +59,7 @@ def pretrain_command(
     smoothing: float | None = None,
     weights: tuple[float, ...] = (),
     corpus: Annotated[TextOptions, FLATTEN] = NO_TEXT,
-    start: Path | None = None,
+    init_from: Path | None = None,
     workers: int = 0,
     device: str = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
@@ -71,7 +69,7 @@ def pretrain_command(
 ) -> int:
     """Pre-train a BERT from text or a token store.
 
-    The same command again goes on with a stopped run. Ctrl-C saves and ends.
+    The same command resumes a stopped run. Ctrl-C saves and ends.
 
     Parameters
     ----------
@@ -87,14 +85,14 @@ def pretrain_command(
     cache
         Where the shards of a store with an address are kept while they are needed.
     cache_gigabytes
-        The most that the cache holds.
+        The largest size of that cache.
     smoothing
         Of several stores: one with the share p of all tokens gets a share of the examples
         proportional to p**S, from 1 (as they are, the default) to 0 (all alike).
     weights
         Of several stores: their shares of the examples, instead of smoothing.
-    start
-        A model to go on from, with its sizes; the store must have its tokenizer.
+    init_from
+        A model to take the weights and sizes from; the store must have its tokenizer.
     workers
         Loader processes; 0 suits CPUs.
     device
@@ -106,6 +104,9 @@ def pretrain_command(
     timeout
         Of several processes: seconds to wait for another one before giving it up.
     """
+    from bertkit.training.device import choose_device, choose_precision
+    from bertkit.training.pretrain import pretrain as pretrain_store
+
     if corpus.text and not is_alone():
         raise BertkitError(
             "several processes cannot begin with --text; make a store with `bertkit prepare` once "
@@ -122,7 +123,7 @@ def pretrain_command(
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
         max_length, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
-        if max_length < positions and start is None:
+        if max_length < positions and init_from is None:
             console.say(
                 f"examples have at most {max_length} tokens, so the last "
                 f"{positions - max_length} of the model's {positions} positions are never trained "
@@ -135,7 +136,7 @@ def pretrain_command(
             else locked_store_from_text(corpus, out, console),
             out,
             recipe_name=Path(recipe).stem,
-            start=start,
+            init_from=init_from,
             workers=workers,
             device=device,
             compiled=compile,
@@ -149,7 +150,7 @@ def pretrain_command(
 
 
 def has_steps(journal: Path) -> bool:
-    """Whether a run has something to report: it may have been stopped before its first update."""
+    """Whether a run has something to report, that is, was not stopped before its first update."""
     return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
 
 

@@ -23,8 +23,8 @@ from bertkit.training.journal import Console
 
 CheckResult = TypeVar("CheckResult")
 
-DRAWING = ("next", "none")
-"""The values of `PairOptions.sentences` that draw random next sentences from other documents."""
+DRAWING = ("nsp", "none")
+"""The values of `PairOptions.pair` that draw random next sentences from other documents."""
 SHOWN_CHARACTERS = 60
 """The maximum number of characters of a quoted sentence."""
 
@@ -35,14 +35,14 @@ def is_store(path: Path) -> bool:
     return begun or (path / "manifest.json").is_file()
 
 
-def check_store(path: Path, console: Console, sentences: str = "next") -> list[Finding]:
+def check_store(path: Path, console: Console, pair: str = "nsp") -> list[Finding]:
     """Return all findings about a token store; damage is reported as a finding, not raised.
 
     Args:
         path: the store's folder.
         console: the console that shows progress.
-        sentences: how examples are cut, as in `pretraining_data.pairs.PairOptions`; checks that do
-            not apply to such examples are left out.
+        pair: the pair objective, as in `pretraining_data.pairs.PairOptions`; checks that do not
+            apply to its examples are left out.
     """
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
@@ -50,13 +50,13 @@ def check_store(path: Path, console: Console, sentences: str = "next") -> list[F
         return [make_finding("files", "problem", {"damaged": 1}, str(error))]
     seen, kept = scan(train, console), scan(held_out, console)
     tokenizer, findings = check_files(train, seen, kept)
-    findings += check_store_sizes(seen, sentences)
+    findings += check_store_sizes(seen, pair)
     findings += check_held_out(seen, kept)
     if seen.documents:
         findings += check_copies(train, seen, tokenizer)
-        findings += check_shapes(seen, sentences)
+        findings += check_shapes(seen, pair)
         findings += check_vocabulary_use(train, tokenizer)
-        findings += check_pairs(train, seen.whole, sentences)
+        findings += check_pairs(train, seen.whole, pair)
     return findings
 
 
@@ -105,9 +105,9 @@ def check_files(
     return tokenizer, [files, pieces]
 
 
-def check_store_sizes(seen: Scan, sentences: str = "next") -> list[Finding]:
+def check_store_sizes(seen: Scan, pair: str = "nsp") -> list[Finding]:
     """Check that there is enough text, in enough documents, none of which dominates."""
-    draws = sentences in DRAWING
+    draws = pair in DRAWING
     purpose = ", from which random next sentences are drawn" if draws else ""
     findings = [
         judge_value(
@@ -211,7 +211,7 @@ def most_common_sentence(store: TokenStore, repeats: Tally, tokenizer: Tokenizer
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]} ..."
 
 
-def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
+def check_shapes(seen: Scan, pair: str = "nsp") -> list[Finding]:
     """Check for documents that are too short, and sentences that are too long, to form pairs."""
     single, long = seen.single / seen.documents, seen.long_tokens / seen.tokens
     findings = [
@@ -233,7 +233,7 @@ def check_shapes(seen: Scan, sentences: str = "next") -> list[Finding]:
             "check that the text has punctuation",
         ),
     ]
-    return findings if sentences == "next" else findings[1:]
+    return findings if pair == "nsp" else findings[1:]
 
 
 def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list[Finding]:

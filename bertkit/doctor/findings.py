@@ -148,21 +148,21 @@ def percent(value: float) -> str:
 
 
 PAIR_LABELS = {
-    "next": (
+    "nsp": (
         "a random next sentence",
         "the next sentence of a document or chunk of one sentence is always random: provide whole "
         "documents, split sentences (`bertkit prepare --language`), or raise phases.lengths",
     ),
-    "order": (
+    "sop": (
         "A and B swapped",
-        "a document of one token cannot be swapped: provide whole documents",
+        "a document of one sentence cannot be swapped: provide whole documents",
     ),
 }
-"""`PairOptions.sentences` -> what label 1 means, and advice on how to balance the labels."""
+"""`PairOptions.pair` -> what label 1 means, and advice on how to balance the labels."""
 
 
 def pair_findings(
-    random_share: float, cut_share: float, where: str, sentences: str = "next"
+    random_share: float, cut_share: float, where: str, pair: str = "nsp"
 ) -> list[Finding]:
     """Return the findings about label balance and truncated tokens of measured examples.
 
@@ -170,12 +170,12 @@ def pair_findings(
         random_share: the share of examples with label 1.
         cut_share: the share of the drawn tokens that truncation removes.
         where: a phrase that says which examples were measured.
-        sentences: how the examples are cut; label balance is only judged if pairs have a loss.
+        pair: the pair objective; label balance is only judged if pairs have a loss.
     """
     commoner = max(random_share, 1 - random_share)
     balance = []
-    if sentences in PAIR_LABELS:
-        label, change = PAIR_LABELS[sentences]
+    if pair in PAIR_LABELS:
+        label, change = PAIR_LABELS[pair]
         said = f"{percent(random_share)} of {where} have {label} (50% intended): always predicting "
         said += f"the more frequent label is {percent(commoner)} accurate"
         numbers = {"random_share": random_share}

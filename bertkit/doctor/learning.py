@@ -86,7 +86,7 @@ def blind_losses(run: RunRecords) -> tuple[float, float] | None:
         return None
     if run.words == "lm":  # all tokens but one are targets, including [CLS] and [SEP]: easy ones
         targets = sum(finite_number(record, "targets") or 0 for record in run.steps)
-        specials = SPECIALS - 1 - (run.sentences == "single")
+        specials = SPECIALS - 1 - (run.pair == "single-segment")
         easy = min(0.5, specials * run.sequences / max(1, targets))
         return entropy, (1 - easy) * entropy
     mask, random = run.setting("masking", "mask_share"), run.setting("masking", "random_share")

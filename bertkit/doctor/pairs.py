@@ -67,24 +67,24 @@ QUESTIONS = {
 learned, and the advice if they are learned without reading."""
 
 
-def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -> list[Finding]:
+def check_pairs(store: TokenStore, shards: list[int], pair: str = "nsp") -> list[Finding]:
     """Check the examples made from the first shards that together have two documents.
 
     Args:
         store: the training split.
         shards: the indices of its undamaged shards.
-        sentences: how examples are cut, as in `pretraining_data.pairs.PairOptions`.
+        pair: the pair objective, as in `pretraining_data.pairs.PairOptions`.
     """
     chosen = first_window(store, shards)
     if not chosen:
         return []
-    options = PairOptions(max_length=LENGTH, sentences=sentences)
+    options = PairOptions(max_length=LENGTH, pair=pair)
     rows = plan_block(store, chosen, options, 0, 0, 0)
     measured = measure_pairs(rows, LENGTH)
     where = f"{measured.examples:,} examples of length {LENGTH}"
     where += "" if len(chosen) == len(store.shards) else " (from the start of the corpus)"
-    findings = pair_findings(measured.random_share, measured.cut_share, where, sentences)
-    if sentences not in PAIR_LABELS:
+    findings = pair_findings(measured.random_share, measured.cut_share, where, pair)
+    if pair not in PAIR_LABELS:
         return findings
     sample = rows[:PAIR_SAMPLE]  # the table is shuffled
     labels = sample["is_random"].astype(bool)
@@ -101,7 +101,7 @@ def check_pairs(store: TokenStore, shards: list[int], sentences: str = "next") -
         f"(the more frequent label: {percent(most)}; {len(sample):,} pairs)",
         "documents have too little in common, so next-sentence prediction teaches nothing: put "
         "documents of one topic or language into a separate corpus, or train without NSP"
-        if sentences == "next"
+        if pair == "nsp"
         else "sentence order can be predicted without reading, so it teaches nothing: train "
         "without it",
     )

@@ -135,11 +135,11 @@ class RunRecords:
         return self.end == "finished"
 
     @property
-    def sentences(self) -> str:
-        """How examples are cut, as in `pretraining_data.pairs.PAIR_OBJECTIVES`; next by default."""
+    def pair(self) -> str:
+        """How examples are cut, as in `pretraining_data.pairs.PAIR_OBJECTIVES`; nsp by default."""
         objectives = self.recipe.get("objectives")
-        wanted = objectives.get("sentences") if isinstance(objectives, dict) else None
-        return wanted if wanted in PAIR_OBJECTIVES else "next"
+        wanted = objectives.get("pair") if isinstance(objectives, dict) else None
+        return wanted if wanted in PAIR_OBJECTIVES else "nsp"
 
     @property
     def store_names(self) -> list[str]:

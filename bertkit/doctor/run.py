@@ -178,7 +178,7 @@ def check_examples(run: RunRecords) -> list[Finding]:
     count = finite_number(pairs, "examples")
     where = "the examples of the first window" if count is None else f"the first {count:,.0f} "
     where += "" if count is None else "examples"
-    kind = {"nsp": "next", "sop": "order"}.get(run.pairs, "none")
+    kind = run.pairs or "none"
     phases = run.start.get("phases")
     lengths = [finite_number(p, "length") or 0 for p in phases or () if isinstance(p, dict)]
     if not lengths or max(lengths) == lengths[0]:

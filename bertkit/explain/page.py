@@ -20,7 +20,7 @@ from bertkit.report.html import render_page
 
 MAX_PAGE_WEIGHTS = 24_000_000
 """Attention weights of a page: more would load slowly. BERT base with 400 tokens has fewer."""
-QUESTION = {"next": "next-sentence prediction", "order": "sentence order"}
+QUESTION = {"nsp": "next-sentence prediction", "sop": "sentence order"}
 
 
 def write_page(path: Path, trace: Trace) -> None:

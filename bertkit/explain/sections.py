@@ -20,8 +20,8 @@ MAX_FAILED = 6
 """The number of candidates that did not match and are named."""
 MASK_KINDS = ("[MASK]", "random", "kept")
 ANSWERS = {
-    "next": ("IsNext: it follows", "NotNext: it is random"),
-    "order": ("in order: it follows", "swapped: it comes before"),
+    "nsp": ("IsNext: it follows", "NotNext: it is random"),
+    "sop": ("in order: it follows", "swapped: it comes before"),
 }
 """The two answers of a pair head, by what it was trained on."""
 MIN_PROBABILITY = 1e-38

@@ -88,7 +88,7 @@ class Trace:
     next_probability: float | None
     """Of the first answer about the two texts."""
     pairs: str
-    """What the pairs' head was trained on: "next", or "order" (ALBERT)."""
+    """What the pairs' head was trained on: "nsp", or "sop" (ALBERT)."""
     task: str
     """What a fine-tuned model says; "" where it was not fine-tuned."""
     left_out: dict[str, str]
@@ -149,7 +149,7 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         guesses=guesses,
         mlm_loss=sum(guess.loss for guess in guesses) / len(guesses) if guesses else None,
         next_probability=None if "nsp" in left_out else following,
-        pairs=start.pairs,
+        pairs=start.pair,
         task=task_says(Path(model), texts),
         left_out=left_out,
     )

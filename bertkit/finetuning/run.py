@@ -26,9 +26,9 @@ from bertkit.model.task_heads import TaskModel
 from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.journal import Journal
-from bertkit.training.metrics import MetricWindow
-from bertkit.training.optimizer import build_optimizer, learning_rate
-from bertkit.training.step import LoopSettings, train_steps
+from bertkit.training.optimizer import build_optimizer
+from bertkit.training.recipe import learning_rate
+from bertkit.training.step import LoopSettings, MetricWindow, train_steps
 
 
 class CompactEmbeddings:

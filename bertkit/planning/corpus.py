@@ -37,14 +37,14 @@ SAMPLE_FILES = 4
 EXPANDED_BYTES = 16_000_000
 """Text that is decompressed to know how much the rest of such files holds."""
 BYTES_PER_TOKEN = 4.7
-"""Assumed where there is no tokenizer; about English with 30,522 pieces."""
+"""Assumed where there is no tokenizer; about English with a vocabulary of 30,522 tokens."""
 SIZED = ("text", "wikiextractor", "jsonl", "csv", "tsv")
 """Formats whose size says how much text they hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSample:
-    """The examples of one length, by a sample."""
+    """A sample of the examples of one maximum length."""
 
     lengths: tuple[int, ...]
     """(examples,) tokens of each, ascending."""
@@ -52,14 +52,14 @@ class LengthSample:
     """Tokens seen in an epoch for each token of the corpus."""
 
     def draw(self, sequences: int, seed: int) -> list[int]:
-        """Lengths of a batch, longest first."""
+        """Draw the lengths of a batch, longest first."""
         drawn = np.random.default_rng(seed).choice(self.lengths, sequences)
         return sorted(drawn.tolist(), reverse=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusEstimate:
-    """What a plan needs to know of the text."""
+    """The size of a corpus and the lengths of its examples."""
 
     title: str
     tokens: float
@@ -67,7 +67,7 @@ class CorpusEstimate:
     examples: dict[int, LengthSample]
     """By length."""
     assumed: tuple[str, ...] = ()
-    """What was not measured, in words."""
+    """The assumptions, in words."""
 
 
 def planned_lengths(recipe: PretrainRecipe) -> list[int]:
@@ -83,9 +83,9 @@ def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
 
 
 def assumed_corpus(
-    title: str, tokens: float, vocabulary: int, lengths: Sequence[int], sentences: str = "next"
+    title: str, tokens: float, vocabulary: int, lengths: Sequence[int], pair: str = "nsp"
 ) -> CorpusEstimate:
-    """A corpus of which only the size is known; `sentences` as in `PairOptions`.
+    """A corpus of which only the size is known; `pair` as in `PairOptions`.
 
     Raises:
         BertkitError: it has no tokens.
@@ -93,7 +93,7 @@ def assumed_corpus(
     if tokens < 1:
         raise BertkitError(f"a corpus has at least 1 token, not {tokens:,.0f}; see --tokens")
     assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
-    drawn = sentences in ("next", "none")
+    drawn = pair in ("nsp", "none")
     repeated = (
         f"an epoch reads {EPOCH_TOKENS} tokens for each of the corpus (random next sentences)"
     )
@@ -107,10 +107,8 @@ def assumed_corpus(
     )
 
 
-def store_corpus(
-    store: TokenStore, lengths: Sequence[int], sentences: str = "next"
-) -> CorpusEstimate:
-    """A token store; its first shards show how long examples are; `sentences` as in `PairOptions`.
+def store_corpus(store: TokenStore, lengths: Sequence[int], pair: str = "nsp") -> CorpusEstimate:
+    """A token store; its first shards show how long examples are; `pair` as in `PairOptions`.
 
     Raises:
         BertkitError: the store has too few documents to make examples of, or is damaged.
@@ -121,7 +119,7 @@ def store_corpus(
         title=f"{store.folder}: {store.documents:,} documents",
         tokens=store.tokens,
         vocabulary_size=store.vocabulary_size,
-        examples={length: store_examples(store, length, sentences) for length in lengths},
+        examples={length: store_examples(store, length, pair) for length in lengths},
     )
 
 
@@ -131,7 +129,7 @@ def text_corpus(
     options: PrepareOptions,
     vocabulary: int,
     lengths: Sequence[int],
-    sentences: str = "next",
+    pair: str = "nsp",
 ) -> CorpusEstimate:
     """Text files: their size, and a sample of them that is prepared as a store.
 
@@ -139,9 +137,9 @@ def text_corpus(
         paths: files, folders, globs.
         tokenizer: without it, the bytes of a token are assumed.
         options: how the text is read.
-        vocabulary: pieces, where there is no tokenizer.
+        vocabulary: its size, where there is no tokenizer.
         lengths: of the examples.
-        sentences: as in `PairOptions`.
+        pair: as in `PairOptions`.
 
     Raises:
         BertkitError: a path does not exist, is damaged, or does not say how much text it holds.
@@ -152,20 +150,21 @@ def text_corpus(
     total = sum(source.bytes * ratios[compression(source)] for source in sources)
     title = f"{len(sources):,} files, about {total / 1e6:,.1f} MB"
     title += f" ({unknown:,} of unknown type left out)" if unknown else ""
+
+    def blind(text_bytes: float, vocabulary: int, note: str) -> CorpusEstimate:
+        tokens = text_bytes / BYTES_PER_TOKEN
+        found = assumed_corpus(title, tokens, vocabulary, lengths, pair)
+        return replace(found, assumed=(f"{BYTES_PER_TOKEN} bytes {note}", *found.assumed))
+
     if tokenizer is None:
-        found = assumed_corpus(title, total / BYTES_PER_TOKEN, vocabulary, lengths, sentences)
-        note = f"{BYTES_PER_TOKEN} bytes of a file a token; --tokenizer measures it"
-        return replace(found, assumed=(note, *found.assumed))
+        return blind(total, vocabulary, "of a file a token; --tokenizer measures it")
     with tempfile.TemporaryDirectory() as folder:
         copies, read = write_sample(sources, Path(folder))
         try:
             store = prepare(list(copies), tokenizer, Path(folder) / "store", options)
-            found = store_corpus(store, lengths, sentences)
+            found = store_corpus(store, lengths, pair)
         except TooFewDocumentsError:  # of a single document no pairs can be made
-            size = len(tokenizer.vocabulary)
-            found = assumed_corpus(title, read / BYTES_PER_TOKEN, size, lengths, sentences)
-            note = f"{BYTES_PER_TOKEN} bytes a token, as the sample is of one document"
-            found = replace(found, assumed=(note, *found.assumed))
+            found = blind(read, tokenizer.size, "a token, as the sample is of one document")
         except BertkitError as error:
             message = str(error)
             for copy, source in copies.items():
@@ -198,7 +197,7 @@ def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]
 
 
 def compression(source: Source) -> str:
-    """The ending of a compressed file, in lower case; of others nothing."""
+    """The suffix of a compressed file in lower case; "" for other files."""
     ending = PurePosixPath(source.path).suffix.lower()
     return ending if ending in DECOMPRESSORS else ""
 
@@ -223,7 +222,7 @@ def expansion(source: Source) -> float:
 
 
 def unreadable_text(source: Source, error: Exception) -> BertkitError:
-    """What to say of a damaged file."""
+    """The error for a damaged file."""
     return BertkitError(
         f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
     )
@@ -255,10 +254,10 @@ def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Sou
     return copies, read
 
 
-def store_examples(store: TokenStore, length: int, sentences: str) -> LengthSample:
+def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:
     """A sample of the examples of a store's first shards."""
     shards = list(range(min(SAMPLE_SHARDS, len(store.shards))))
-    options = PairOptions(max_length=length, sentences=sentences)
+    options = PairOptions(max_length=length, pair=pair)
     rows = plan_block(store, shards, options, 0, 0, 0)
     tokens = rows["a_length"].astype(np.int64) + rows["b_length"]
     places = (np.arange(SAMPLE) + 0.5) / SAMPLE * len(tokens)
@@ -271,7 +270,7 @@ def store_examples(store: TokenStore, length: int, sentences: str) -> LengthSamp
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """The size of a batch, or of a mean one."""
+    """The size of a batch, or the mean size of batches."""
 
     sequences: int
     tokens: float
@@ -285,22 +284,22 @@ class BatchSize:
 def typical_batch(
     examples: LengthSample, sequences: int, recipe: PretrainRecipe, phase: int
 ) -> BatchSize:
-    """What so many sequences of a phase hold on average."""
+    """The mean size of a batch of so many sequences of a phase."""
     most, share = recipe.phases.max_predictions[phase], sequences / len(examples.lengths)
     return BatchSize(
         sequences=sequences,
         tokens=share * sum(examples.lengths),
-        targets=share * sum(recipe.targets_of(n, most) for n in examples.lengths),
+        targets=share * sum(recipe.num_targets(n, most) for n in examples.lengths),
         squares=share * sum(n * n for n in examples.lengths),
     )
 
 
 def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> BatchSize:
-    """The most that so many sequences of a phase can hold: all of full length."""
+    """The largest size of a batch of so many sequences: all of full length."""
     length, most = recipe.phases.lengths[phase], recipe.phases.max_predictions[phase]
     return BatchSize(
         sequences=sequences,
         tokens=sequences * length,
-        targets=sequences * recipe.targets_of(length, most),
+        targets=sequences * recipe.num_targets(length, most),
         squares=sequences * length**2,
     )

@@ -1,26 +1,240 @@
-"""What a pre-training run will take, by arithmetic: time and cost of a schedule, or of a budget.
+"""What a pre-training run will take: time and cost of a schedule, or of a budget.
 
-The network's sizes give its parameters (`count_parameters`), the operations of an update
-(`training_flops`) and its memory (`memory.py`). How fast the operations go is measured or assumed:
-see `calibration.py`. The schedule is that of paper section A.2.
+This machine is measured by real updates (`train_steps`) of networks of one and of four layers, of
+the wanted width and vocabulary, on random ids. An update takes a constant and so much for each
+token; the shallow network has embeddings, heads, one layer and their share of the optimizer, and
+the deeper one tells what one more layer adds. A machine of the table reaches its assumed share of
+its peak. The paper's schedule (section A.2) is planned beside the recipe's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import count_parameters
+from bertkit.model.heads import PretrainingModel, count_parameters
+from bertkit.objectives import pretraining_objective
+from bertkit.planning import GIB
 from bertkit.planning.corpus import CorpusEstimate, LengthSample, typical_batch
-from bertkit.planning.measure import Machine, Speed, calibrate
-from bertkit.planning.memory import USABLE, Fit, fit_memory
+from bertkit.planning.machine import CONTEXT_BYTES, USABLE, Fit, Machine, fit_memory
+from bertkit.pretraining_data.batch import from_arrays
+from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import SPECIALS
-from bertkit.training.device import training_flops
+from bertkit.training.device import (
+    choose_precision,
+    cpu_model,
+    matmul_peak,
+    memory_gib,
+    synchronize,
+    training_flops,
+)
+from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import Phases, PretrainRecipe
+from bertkit.training.step import LoopSettings, train_steps
+
+DEEP = 4
+"""Layers of the deeper network. With two, noise would be multiplied by the number of layers."""
+ROUND = 12.0
+"""Measuring time over that of one large update of the deeper network, for 5 or 6 rounds."""
+
+
+Speed = Callable[[int, int, float], float]
+"""(length, layers, tokens) → seconds of an update."""
+
+
+def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
+    """The machine that runs this, its peak measured in about half a second.
+
+    Raises:
+        BertkitError: the system does not tell how much memory there is.
+    """
+    memory, precision = memory_gib(device), choose_precision(recipe.training.precision, device)
+    if memory is None:
+        raise BertkitError("the system does not tell its memory; name a --machine instead")
+    cuda = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if cuda else cpu_model()
+    peak = matmul_peak(device, precision, seconds=0.5)
+    tiny = ModelConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=128,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        trial = Trial(tiny, recipe, device, layers=1)  # loads what every training process loads
+        trial.seconds(trial.batch([8, 6], 1))
+    program = resident_bytes()
+    return Machine(
+        title=name if cuda else f"{name}, {torch.get_num_threads()} threads",
+        device=device.type,
+        memory=memory * GIB,
+        peak={precision: peak},
+        mfu={},
+        program=CONTEXT_BYTES if cuda or program is None else program,
+    )
+
+
+def resident_bytes(field: str = "VmRSS") -> float | None:
+    """Memory that this process holds (VmRSS) or held at most (VmHWM); None where unknown."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
+            found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
+    except OSError:
+        return None
+    return float(found[0]) * 1024 if found else None
+
+
+def synthetic_batch(
+    config: ModelConfig, lengths: Sequence[int], recipe: PretrainRecipe, max_predictions: int
+) -> PretrainingBatch:
+    """A pre-training batch of random ids and targets, in examples of the given lengths."""
+    rng = np.random.default_rng(len(lengths))
+    counts = [recipe.num_targets(n, max_predictions) for n in lengths]
+    starts = np.cumsum([0, *lengths[:-1]])
+    places = [
+        start + rng.choice(length, min(count, length), replace=False)
+        for start, length, count in zip(starts, lengths, counts, strict=True)
+    ]
+    positions = torch.from_numpy(np.concatenate(places))
+    ids = rng.integers(0, config.vocab_size, sum(lengths))
+    segments = np.concatenate([np.arange(n) * 2 >= n for n in lengths]).astype(np.int64)
+    packed = from_arrays(ids, segments, np.asarray(lengths))
+    labels = torch.from_numpy(rng.integers(0, 2, len(lengths)))
+    return PretrainingBatch(packed, positions, packed.ids[positions], labels)
+
+
+class Trial:
+    """A shallow network and the time of its updates.
+
+    Args:
+        config: of the network.
+        recipe: decides optimizer and precision.
+        device: where.
+        layers: of this network, in place of the config's.
+    """
+
+    def __init__(
+        self, config: ModelConfig, recipe: PretrainRecipe, device: torch.device, layers: int
+    ) -> None:
+        training, self.layers, self.recipe = recipe.training, layers, recipe
+        shallow = replace(config, num_hidden_layers=layers)
+        self.model = PretrainingModel(shallow).to(device).train()
+        self.optimizer = build_optimizer(
+            self.model, learning_rate=1e-6, bias_correction=training.bias_correction
+        )
+        self.settings = LoopSettings(
+            device=device,
+            precision=choose_precision(training.precision, device),
+            seed=training.seed,
+            max_gradient_norm=training.max_gradient_norm,
+            learning_rate=lambda step: 1e-6,
+        )
+
+    def batch(self, lengths: Sequence[int], max_predictions: int) -> PretrainingBatch:
+        """A batch of random ids, on the device."""
+        drawn = synthetic_batch(self.model.config, lengths, self.recipe, max_predictions)
+        return drawn.to(self.settings.device)
+
+    def seconds(self, batch: PretrainingBatch) -> float:
+        """Time one update."""
+        synchronize(self.settings.device)
+        started = time.perf_counter()
+        for _ in train_steps(
+            self.model, self.optimizer, pretraining_objective, [([batch], None)], self.settings
+        ):
+            synchronize(self.settings.device)
+        return time.perf_counter() - started
+
+
+def calibrate(
+    config: ModelConfig,
+    recipe: PretrainRecipe,
+    wanted: Mapping[int, tuple[LengthSample, int, int]],
+    device: torch.device,
+    seconds: float,
+    progress: Callable[[str], object] = lambda text: None,
+) -> Speed:
+    """Measure for some seconds, and extrapolate to any number of layers and tokens.
+
+    Args:
+        config: the network that is planned.
+        recipe: its optimizer, masks and precision.
+        wanted: length → examples, sequences of a micro-batch, max_predictions.
+        device: what is measured.
+        seconds: for all lengths together, besides making the networks.
+        progress: is told what is being measured.
+    """
+    deep = max(2, min(DEEP, config.num_hidden_layers))
+    found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    # the global generator is a caller's; the two networks serve all lengths
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        trials = [Trial(config, recipe, device, layers) for layers in (1, deep)]
+        for length, (examples, sequences, predictions) in wanted.items():
+            progress(f"calibrating: updates at length {length}")
+            share = seconds / len(wanted)
+            first, last = measure_length(trials, examples, sequences, predictions, share)
+            found[length] = first, np.maximum(0.0, last - first) / (deep - 1)
+
+    def speed(length: int, layers: int, tokens: float) -> float:
+        first, each = found[length]
+        fixed, per_token = first + (layers - 1) * each
+        return float(fixed + per_token * tokens)
+
+    return speed
+
+
+def measure_length(
+    trials: Sequence[Trial],
+    examples: LengthSample,
+    sequences: int,
+    max_predictions: int,
+    seconds: float,
+) -> list[np.ndarray]:
+    """Seconds of an update of each network: a constant, and so much for each token.
+
+    Updates are of the wanted batch, or of the largest that the time allows, and of a quarter of it.
+    They alternate, so that a busy machine slows all of them. Every update has a batch of its own:
+    as in training, nearly each has a new number of tokens.
+
+    Args:
+        trials: the networks, the deepest last.
+        examples: of that length.
+        sequences: of the wanted batch.
+        max_predictions: targets of an example, at most.
+        seconds: about how long to measure.
+    """
+
+    def update(trial: Trial, count: int, seed: int) -> tuple[int, float]:
+        batch = trial.batch(examples.draw(count, seed), max_predictions)
+        return len(batch.packed.ids), trial.seconds(batch)
+
+    end, small = time.perf_counter() + seconds, min(sequences, 4)
+    update(trials[-1], small, 0)  # makes the optimizer's state
+    affordable = int(small * seconds / ROUND / update(trials[-1], small, 1)[1])
+    large = max(min(sequences, 2), min(sequences, affordable))
+    points: list[list[tuple[int, float]]] = [[] for _ in trials]
+    seed = 1
+    while seed < 3 or time.perf_counter() < end:
+        seed += 1
+        for trial, seen in zip(trials, points, strict=True):
+            seen += [update(trial, size, seed) for size in (large, max(1, large // 4))]
+    return [fit_line(seen[2:]) for seen in points]  # the first round chose kernels and made state
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> np.ndarray:
+    """A constant and a slope, neither negative, for (tokens, seconds), of least squared error.
+
+    It is the mean that is wanted, not the best or the median: a run meets disturbances, too.
+    """
+    tokens, seconds = np.asarray(points, dtype=np.float64).T
+    slope, fixed = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, -1.0)
+    if fixed < 0:
+        return np.array([0.0, seconds.sum() / tokens.sum()])
+    return np.array([fixed, slope] if slope > 0 else [seconds.mean(), 0.0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +244,14 @@ class PhasePlan:
     length: int
     steps: int
     sequences: int
-    """In an update."""
+    """Sequences in an update."""
     fit: Fit
     tokens: float
-    """In an update, on average."""
+    """Mean tokens in an update."""
     corpus_tokens: float
     """Tokens of the corpus that an update goes through: an epoch reads some twice."""
     seconds: float
-    """Of an update."""
+    """Seconds of an update."""
     tokens_per_second: float
     mfu: float
 
@@ -53,8 +267,7 @@ def plan_phase(
 ) -> PhasePlan:
     """What an update of a phase takes; `speed` is measured, None for the machine's assumed MFU."""
     precision = machine.precision(recipe.training.precision)
-    length = recipe.phases.lengths[phase]
-    sequences = recipe.phases.batch_sizes[phase]
+    length, sequences = recipe.phases.lengths[phase], recipe.phases.batch_sizes[phase]
     batch = typical_batch(examples, sequences, recipe, phase)
     work = training_flops(
         config,
@@ -67,7 +280,7 @@ def plan_phase(
     if speed is None:
         seconds = work / (peak * machine.mfu[precision])
     else:
-        seconds = speed(length, config.num_hidden_layers, fit.micro_batches, batch.tokens)
+        seconds = speed(length, config.num_hidden_layers, batch.tokens)
     return PhasePlan(
         length=length,
         steps=recipe.phases.steps[phase],
@@ -94,18 +307,18 @@ def paper_schedule(recipe: PretrainRecipe) -> PretrainRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A schedule and what it takes."""
+    """A schedule with its time, tokens, epochs and cost."""
 
     title: str
     steps: tuple[int, ...]
     """Updates of each phase."""
     seconds: float
-    """Of the updates alone: evaluation, checkpoints and loading come on top."""
+    """Seconds of the updates alone: evaluation, checkpoints and loading come on top."""
     tokens: float
     epochs: float
-    """How often the corpus is gone through."""
+    """Passes over the corpus."""
     cost: float | None
-    """In the currency of the price."""
+    """The cost in the currency of the price."""
 
 
 def estimate_steps(
@@ -153,19 +366,19 @@ class Plan:
 
     model: ModelConfig
     parameters: int
-    """With both heads."""
+    """Parameters with both heads."""
     precision: str
     machine: Machine
     corpus: str
     corpus_tokens: float
     phases: tuple[PhasePlan, ...]
-    """Of the recipe."""
+    """The phases of the recipe."""
     paper: tuple[PhasePlan, ...]
-    """Of the paper's schedule with the recipe's network."""
+    """The phases of the paper's schedule with the recipe's network."""
     answers: tuple[Estimate, ...]
     flags: tuple[str, ...] = ()
-    """For `bertkit pretrain`, where the recipe would not fit or a budget was given."""
-    assumed: tuple[str, ...] = field(default=())
+    """Flags for `bertkit pretrain`, where the recipe would not fit or a budget was given."""
+    assumed: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -185,81 +398,45 @@ def make_plan(
         recipe: network, schedule and precision.
         corpus: with examples of the `planned_lengths`.
         machine: where.
-        device: is calibrated; None for the machine's assumed MFU.
+        device: is measured; None for the machine's assumed MFU.
         hours: a budget.
         price: of an hour.
-        seconds: of calibration.
+        seconds: about how long to measure.
         progress: is told what is being measured.
 
     Raises:
         BertkitError: the network does not fit, the budget is too short, or the recipe trains two
             networks.
     """
-    if recipe.objectives.words == "replaced":
+    if recipe.objectives.token == "rtd":
         raise BertkitError(
-            "a plan knows one network, and objectives.words = replaced trains two; plan the "
+            "a plan knows one network, and objectives.token = rtd trains two; plan the "
             "discriminator as a masked language model, and add a tenth to a third for the generator"
         )
-    schedules = (recipe, paper_schedule(recipe))
-    configs = [schedule.config(corpus.vocabulary_size) for schedule in schedules]
-    fits = [
-        [
+    wanted: dict[int, tuple[LengthSample, int, int]] = {}
+    fitted: list[tuple[PretrainRecipe, ModelConfig, list[Fit]]] = []
+    for schedule in (recipe, paper_schedule(recipe)):
+        config, phases = schedule.config(corpus.vocabulary_size), schedule.phases
+        fits = [
             fit_memory(config, schedule, phase, machine, corpus.tokens)
-            for phase in range(len(schedule.phases.lengths))
+            for phase in range(len(phases.lengths))
         ]
-        for config, schedule in zip(configs, schedules, strict=True)
-    ]
-    speed = None
-    if device is not None:
-        wanted: dict[int, tuple[LengthSample, int, int, int]] = {}
-        for schedule, found in zip(schedules, fits, strict=True):
-            phases = schedule.phases
-            for length, most, fit in zip(
-                phases.lengths, phases.max_predictions, found, strict=True
-            ):
-                known = wanted.get(length, (None, fit.micro_batch, 1, most))
-                count = max(known[2], fit.micro_batches)
-                wanted[length] = (corpus.examples[length], known[1], count, known[3])
-        speed = calibrate(configs[1], recipe, wanted, device, seconds, progress)
+        fitted.append((schedule, config, fits))
+        for length, most, fit in zip(phases.lengths, phases.max_predictions, fits, strict=True):
+            wanted.setdefault(length, (corpus.examples[length], fit.micro_batch, most))
+    speed = (
+        None
+        if device is None
+        else calibrate(fitted[1][1], recipe, wanted, device, seconds, progress)
+    )
     own, paper = (
         [
             plan_phase(config, schedule, phase, corpus.examples[length], machine, fit, speed)
-            for phase, (length, fit) in enumerate(zip(schedule.phases.lengths, found, strict=True))
+            for phase, (length, fit) in enumerate(zip(schedule.phases.lengths, fits, strict=True))
         ]
-        for config, schedule, found in zip(configs, schedules, fits, strict=True)
+        for schedule, config, fits in fitted
     )
-    return summarize(recipe, configs[0], corpus, machine, own, paper, hours, price)
-
-
-def summarize(
-    recipe: PretrainRecipe,
-    config: ModelConfig,
-    corpus: CorpusEstimate,
-    machine: Machine,
-    own: Sequence[PhasePlan],
-    paper: Sequence[PhasePlan],
-    hours: float | None,
-    price: float | None,
-) -> Plan:
-    """The answers to every question, from the phases."""
-    flags: list[str] = []
-    cut = max(phase.fit.micro_batches for phase in own)
-    if cut > recipe.training.accumulate:
-        flags.append(f"--training.accumulate {cut}")
-
-    def asked(title: str, phases: Sequence[PhasePlan], steps: Sequence[int]) -> Estimate:
-        return estimate_steps(title, phases, steps, corpus.tokens, price)
-
-    same = recipe.phases == Phases()
-    answers = [asked("the recipe" + ", as in the paper" * same, own, recipe.phases.steps)]
-    if hours is not None:
-        steps = budget_steps(own, hours)
-        warmup = recipe.training.warmup_steps * sum(steps) / recipe.phases.total_steps
-        answers.append(asked(f"{hours:g} hours", own, steps))
-        flags.append(f"--phases.steps {' '.join(map(str, steps))}")
-        flags.append(f"--training.warmup-steps {round(warmup)}")
-    if not same:
-        answers.append(asked("the paper's schedule", paper, Phases().steps))
+    answers, flags = answer(recipe, own, paper, corpus.tokens, hours, price)
     precision = machine.precision(recipe.training.precision)
     assumed = [*corpus.assumed, f"{1 - USABLE:.0%} of the memory is left to the allocator"]
     if machine.mfu:
@@ -267,6 +444,7 @@ def summarize(
         assumed.append(
             f"an MFU of {machine.mfu[precision]:.0%} of {peak:,.1f} TFLOP/s, not measured"
         )
+    config = fitted[0][1]
     return Plan(
         model=config,
         parameters=count_parameters(config, heads=True),
@@ -280,3 +458,28 @@ def summarize(
         flags=tuple(flags),
         assumed=tuple(assumed),
     )
+
+
+def answer(
+    recipe: PretrainRecipe,
+    own: Sequence[PhasePlan],
+    paper: Sequence[PhasePlan],
+    tokens: float,
+    hours: float | None,
+    price: float | None,
+) -> tuple[list[Estimate], list[str]]:
+    """The schedules and what they take, and flags for `bertkit pretrain`."""
+    same = recipe.phases == Phases()
+    title = "the recipe" + ", as in the paper" * same
+    answers = [estimate_steps(title, own, recipe.phases.steps, tokens, price)]
+    cut = max(phase.fit.micro_batches for phase in own)
+    flags = [f"--training.accumulate {cut}"] if cut > recipe.training.accumulate else []
+    if hours is not None:
+        steps = budget_steps(own, hours)
+        warmup = recipe.training.warmup_steps * sum(steps) / recipe.phases.total_steps
+        answers.append(estimate_steps(f"{hours:g} hours", own, steps, tokens, price))
+        flags.append(f"--phases.steps {' '.join(map(str, steps))}")
+        flags.append(f"--training.warmup-steps {round(warmup)}")
+    if not same:
+        answers.append(estimate_steps("the paper's schedule", paper, Phases().steps, tokens, price))
+    return answers, flags

@@ -188,7 +188,7 @@ def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor
     model = load_pretraining_model(directory)
     recipe = read_details(directory).get("recipe")
     objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
-    albert = "order" if model.config.share_layers else "next"  # of other people's models
+    albert = "sop" if model.config.share_layers else "nsp"  # of other people's models
     known = objectives if isinstance(objectives, dict) else {}
-    order = known.get("sentences", albert) == "order"
+    order = known.get("pair", albert) == "sop"
     return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)

@@ -43,12 +43,12 @@ class Packed:
 
     @property
     def first_tokens(self) -> TokenIndices:
-        """(sequences,) the place of each sequence's first token, [CLS]."""
+        """(sequences,) the index of each sequence's first token, [CLS]."""
         return self.cu_seqlens[:-1]
 
     @property
     def last_tokens(self) -> TokenIndices:
-        """(sequences,) the place of each sequence's last token, [SEP]."""
+        """(sequences,) the index of each sequence's last token, [SEP]."""
         return self.cu_seqlens[1:] - 1
 
     @cached_property
@@ -74,7 +74,7 @@ class Packed:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """What attention has worked out for this batch, kept for its other layers."""
+        """Values that attention computed for this batch, kept for its other layers."""
         return {}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:

@@ -1,4 +1,4 @@
-"""The endless stream of pre-training batches, a pure function of (seed, place).
+"""The endless stream of pre-training batches, a pure function of (seed, position).
 
 What its targets are is the objective (paper sections 3.1 and 5.1).
 
@@ -26,18 +26,15 @@ from bertkit.pretraining_data.rng import MASKS, keyed_rng
 from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
 from bertkit.shapes import SequenceLabels, TargetIndices
 
-WORDS = ("masked", "left_to_right", "right_to_left", "replaced")
-"""What the targets are; see `BatchBuilder`."""
-
 
 @dataclass(frozen=True)
 class PretrainingBatch:
-    """Packed examples with the targets of words and of sentence pairs."""
+    """Packed examples with the targets of the token objective and of the pair objective."""
 
     packed: Packed
     """Ids as the network sees them, masked."""
     target_positions: TargetIndices
-    """(targets,) places in the packed tokens."""
+    """(targets,) positions in the packed tokens."""
     target_ids: TargetIndices
     """(targets,) the true ids there."""
     next_labels: SequenceLabels
@@ -45,7 +42,7 @@ class PretrainingBatch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the sums of the losses are divided by."""
+        """The counts that the sums of the losses are divided by."""
         return {
             "targets": len(self.target_ids),
             "sequences": len(self.next_labels),
@@ -57,7 +54,7 @@ class PretrainingBatch:
         packed = self.packed
         arrays = (packed.ids, packed.segment_ids, packed.cu_seqlens.diff())
         targets = (self.target_positions, self.target_ids, self.next_labels)
-        return batch_of, tuple(tensor.numpy() for tensor in (*arrays, *targets))
+        return make_batch, tuple(tensor.numpy() for tensor in (*arrays, *targets))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
         """The same batch on another device."""
@@ -69,7 +66,7 @@ class PretrainingBatch:
         )
 
 
-def batch_of(
+def make_batch(
     ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray, *others: np.ndarray
 ) -> PretrainingBatch:
     """A batch from NumPy arrays; the others are target positions, target ids and labels."""
@@ -80,15 +77,15 @@ def batch_of(
 class BatchBuilder:
     """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
 
-    Targets are masked pieces ("masked", "replaced"), or, unmasked, at each token the next one
-    ("left_to_right") or the one before ("right_to_left").
+    Targets are masked tokens ("mlm", "rtd"), or, unmasked, at each token the next one ("clm") or
+    the one before ("clm-reversed").
 
     Args:
         store: the corpus the rows point into.
         masking: see `MaskingOptions`.
         max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
         seed: of the run.
-        words: one of `WORDS`.
+        token: one of `pairs.TOKEN_OBJECTIVES`.
     """
 
     def __init__(
@@ -97,14 +94,14 @@ class BatchBuilder:
         masking: MaskingOptions,
         max_predictions: int,
         seed: int,
-        words: str = "masked",
+        token: str = "mlm",
     ) -> None:
         tokenizer = store.tokenizer
         self.store = store
         self.masking = masking
         self.max_predictions = max_predictions
         self.seed = seed
-        self.words = words
+        self.token = token
         self.cls_id, self.sep_id, self.mask_id = (
             tokenizer.cls_id,
             tokenizer.sep_id,
@@ -133,7 +130,7 @@ class BatchBuilder:
             targets.append(originals)
         at, truth = np.concatenate(positions), np.concatenate(targets)
         labels = rows["is_random"].astype(np.int64)
-        return batch_of(ids, segment_ids, lengths, at, truth, labels)
+        return make_batch(ids, segment_ids, lengths, at, truth, labels)
 
     def _fill(self, example: np.ndarray, row: np.void) -> int:
         """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; returns where B begins."""
@@ -151,10 +148,10 @@ class BatchBuilder:
     def _targets(
         self, example: np.ndarray, row: np.void, middle: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Places where something is predicted, and the ids to predict; masks where that is it."""
-        if self.words == "left_to_right":
+        """Target positions and the ids to predict there; the MLM also masks the example."""
+        if self.token == "clm":
             return np.arange(len(example) - 1), example[1:].copy()
-        if self.words == "right_to_left":
+        if self.token == "clm-reversed":
             return np.arange(1, len(example)), example[:-1].copy()
         return self._mask(example, row, middle)
 
@@ -176,14 +173,14 @@ class BatchBuilder:
 
 
 class StreamStep(NamedTuple):
-    """One global batch: its rows, this rank's micro-batches, and the place after it."""
+    """One global batch: its rows, this rank's micro-batches, and the position after it."""
 
     micro_batches: list[PretrainingBatch]
     after: AnyPosition
 
 
 Request = tuple[np.ndarray, AnyPosition]
-"""The rows of a global batch, and the place after it."""
+"""The rows of a global batch, and the position after it."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ class StepBuilder:
     world: int
 
     def __call__(self, request: Request) -> StreamStep:
-        """One step, here or in a loader process."""
+        """Build one step, in this process or in a loader process."""
         rows, after = request
         mine = share_rows(rows, self.micro_batches)[self.rank :: self.world]
         return StreamStep([self.builder[share] for share in mine], after)
@@ -214,20 +211,20 @@ def stream_steps(
     *,
     batch_size: int,
     steps: int,
-    place: AnyPosition = START,
+    position: AnyPosition = START,
     micro_batches: int = 1,
     rank: int = 0,
     world: int = 1,
     workers: int = 0,
 ) -> Generator[StreamStep, None, None]:
-    """Yield `steps` global batches from a place on.
+    """Yield `steps` global batches from a position on.
 
     Args:
         table: which examples, in which order.
         builder: rows → batch.
         batch_size: sequences in a global batch, over all ranks and micro-batches.
         steps: how many batches.
-        place: where to begin; `Step.after` of the last batch used, to resume.
+        position: where to begin; `Step.after` of the last batch used, to resume.
         micro_batches: into how many the global batch is cut, over all ranks; the same cut for any
             number of ranks.
         rank: this process's number; it gets micro-batches rank, rank + world, ...
@@ -248,18 +245,18 @@ def stream_steps(
     assert micro_batches % world == 0, "every rank gets the same number of micro-batches"
 
     build = StepBuilder(builder, micro_batches, rank, world)
-    requests = take_rows(table, batch_size, steps, place)
+    requests = take_rows(table, batch_size, steps, position)
     return build_steps(build, requests, workers)
 
 
 def take_rows(
-    table: ExampleSource, batch_size: int, steps: int, place: AnyPosition
+    table: ExampleSource, batch_size: int, steps: int, position: AnyPosition
 ) -> Iterator[Request]:
-    """The rows of each global batch from a place on."""
+    """The rows of each global batch from a position on."""
     try:
         for _ in range(steps):
-            rows, place = table.take(place, batch_size)
-            yield rows, place
+            rows, position = table.take(position, batch_size)
+            yield rows, position
     finally:
         table.close()
 

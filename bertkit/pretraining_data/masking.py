@@ -1,9 +1,9 @@
 """Which tokens are masked, and by what (paper, section 3.1, task 1, and A.1).
 
 Of n tokens, specials included, min(max_predictions, max(1, round(0.15 n))) become targets; never
-[CLS] or [SEP]. Of the targets 80 % are replaced by [MASK], 10 % by a random piece of the whole
-vocabulary, and 10 % keep their piece. Whole-word masking chooses words instead of pieces and skips
-a word that would exceed the count; the 80/10/10 draw stays per piece, as in the original.
+[CLS] or [SEP]. Of the targets 80 % are replaced by [MASK], 10 % by a random token of the whole
+vocabulary, and 10 % keep their token. Whole-word masking chooses words instead of tokens and skips
+a word that would exceed the count; the 80/10/10 draw stays per token, as in the original.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class MaskingOptions:
     mask_share: float = 0.8
     """Share of targets shown as [MASK]."""
     random_share: float = 0.1
-    """Share of targets shown as a random piece; the rest is shown unchanged."""
+    """Share of targets shown as a random token; the rest is shown unchanged."""
     whole_words: bool = False
-    """Mask all pieces of a word together."""
+    """Mask all tokens of a word together."""
 
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
@@ -54,25 +54,25 @@ def choose_tokens(candidates: np.ndarray, count: int, rng: np.random.Generator) 
 def choose_whole_words(
     candidates: np.ndarray, continuation: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Positions of whole words, at most `count` pieces in all, in ascending order.
+    """Positions of whole words, at most `count` tokens in all, in ascending order.
 
     Args:
         candidates: (m,) ascending positions that may be masked.
-        continuation: (m,) whether the piece at each candidate begins with ##.
+        continuation: (m,) whether the token at each candidate begins with ##.
         count: the most positions to choose.
         rng: the example's generator.
     """
     starts_word = ~continuation
-    starts_word[1:] |= np.diff(candidates) > 1  # a piece after [SEP] belongs to no earlier word
+    starts_word[1:] |= np.diff(candidates) > 1  # a token after [SEP] belongs to no earlier word
     starts_word[:1] = True
     bounds = np.append(np.flatnonzero(starts_word), len(candidates))
     chosen: list[np.ndarray] = []
     total = 0
     for word in rng.permutation(len(bounds) - 1):
-        pieces = candidates[bounds[word] : bounds[word + 1]]
-        if total + len(pieces) <= count:
-            chosen.append(pieces)
-            total += len(pieces)
+        tokens = candidates[bounds[word] : bounds[word + 1]]
+        if total + len(tokens) <= count:
+            chosen.append(tokens)
+            total += len(tokens)
         if total == count:
             break
     return np.sort(np.concatenate(chosen)) if chosen else candidates[:0]
@@ -92,7 +92,7 @@ def draw_masks(
     Args:
         ids: (tokens,) of the example, specials included.
         candidates: (m,) ascending positions that may be masked.
-        continuation: (vocabulary,) whether a piece begins with ##.
+        continuation: (vocabulary,) whether a token begins with ##.
         most: targets that an example may have.
         options: how to mask.
         mask_id: id of [MASK].
@@ -122,8 +122,8 @@ def corrupt(
         originals: (targets,) the true ids.
         options: the shares.
         mask_id: id of [MASK].
-        vocabulary_size: random pieces are drawn from all of it, specials included, as in the
-            original; a draw may hit the true piece.
+        vocabulary_size: random tokens are drawn from all of it, specials included, as in the
+            original; a draw may hit the true token.
         rng: the example's generator.
     """
     draw = rng.random(len(originals))

@@ -113,7 +113,7 @@ class MixedStore(TokenStore):
         return self.stores[member].arrays(index - self.first_shards[member])
 
     def origin(self) -> dict[str, Any]:
-        """What a run writes down to know the mixture again."""
+        """The record by which a run recognises the mixture."""
         return {
             "store": str(self.folder),
             "stores": [store.place for store in self.stores],
@@ -202,7 +202,7 @@ def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> S
 
 
 class MixedPosition(NamedTuple):
-    """Where a mixture stands; as JSON, two lists."""
+    """The position of a mixture; as JSON, two lists."""
 
     places: list[DataPosition]
     """The next example of each store."""
@@ -236,23 +236,23 @@ class MixtureSampler:
         At most `limit` (10,000 where absent), and as many as the first windows hold together; of a
         small store with a large share they are more than it has, and some repeat its text.
         """
-        there = sum(len(table.rows_of(0, 0)) for table in self.tables)
+        there = sum(len(table.window_rows(0, 0)) for table in self.tables)
         return self.take(START, min(there, MEASURED if limit is None else limit))[0]
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the windows that are planned ahead."""
         for table in self.tables:
             table.close()
 
-    def take(self, place: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
-        """The next `count` rows from a place, and the place after them; epochs run on.
+    def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
+        """The next `count` rows from a position, and the position after them; epochs run on.
 
         Args:
-            place: `START`, a `MixedPosition`, or one that came back from JSON.
+            position: `START`, a `MixedPosition`, or one that came back from JSON.
             count: of rows.
         """
         members = len(self.tables)
-        begun = MixedPosition([START] * members, [0] * members) if place == START else place
+        begun = MixedPosition([START] * members, [0] * members) if position == START else position
         places = [DataPosition(*member) for member in begun[0]]
         chosen, counts = deal_examples(self.store.parts, begun[1], count)
         rows = np.empty(count, dtype=EXAMPLE_DTYPE)
@@ -284,9 +284,9 @@ def deal_examples(
     after, total = np.array(counts, dtype=np.int64), parts.sum()
     deficits = parts * after.sum() - after * total  # in units of 1 / total of a sequence
     chosen = np.empty(number, dtype=np.int64)
-    for place in range(number):
+    for position in range(number):
         deficits += parts
-        member = chosen[place] = deficits.argmax()
+        member = chosen[position] = deficits.argmax()
         deficits[member] -= total
     after += np.bincount(chosen, minlength=len(parts))
     return chosen, after.tolist()

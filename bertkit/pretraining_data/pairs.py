@@ -29,8 +29,10 @@ from bertkit.pretraining_data.rng import PAIRS, keyed_rng
 SPECIALS = 3
 """[CLS] A [SEP] B [SEP]; one fewer where B is empty."""
 
-PAIR_OBJECTIVES = ("next", "order", "none", "single")
-"""What A and B are: see `PairOptions.sentences`."""
+TOKEN_OBJECTIVES = ("mlm", "clm", "clm-reversed", "rtd")
+"""What is predicted at a token: see `training.recipe.Objectives`."""
+PAIR_OBJECTIVES = ("nsp", "sop", "none", "single-segment")
+"""What A and B are: see `PairOptions.pair`."""
 
 EXAMPLE_DTYPE = np.dtype(
     [
@@ -56,25 +58,25 @@ EXAMPLE_DTYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """How examples are cut."""
+    """Options of cutting documents into examples."""
 
     max_length: int = 128
     """Tokens of the longest example, [CLS] and both [SEP] included."""
     short_probability: float = 0.1
     """Share of documents whose target length is drawn from 2 to max_length - 3 (Google's 10 %)."""
-    sentences: str = "next"
-    """next: B follows A or, half the time, comes from another document; none: the same; order: B
-    follows A, or the two are swapped; single: B is empty."""
+    pair: str = "nsp"
+    """nsp: B follows A or, half the time, comes from another document; none: the same, without a
+    loss; sop: B follows A, or the two are swapped; single-segment: B is empty."""
 
     @property
     def room(self) -> int:
         """Tokens that A and B may have together."""
-        return self.max_length - SPECIALS + (self.sentences == "single")
+        return self.max_length - SPECIALS + (self.pair == "single-segment")
 
     def __post_init__(self) -> None:
-        if self.sentences not in PAIR_OBJECTIVES:
-            hint = nearest(self.sentences, PAIR_OBJECTIVES)
-            raise BertkitError(f"no kind of sentence pairs is called '{self.sentences}'{hint}")
+        if self.pair not in PAIR_OBJECTIVES:
+            hint = nearest(self.pair, PAIR_OBJECTIVES)
+            raise BertkitError(f"no pair objective is called '{self.pair}'{hint}")
         if self.max_length < SPECIALS + 2:
             raise BertkitError(
                 f"a pair needs a maximum length of at least {SPECIALS + 2}, got {self.max_length}"
@@ -147,16 +149,16 @@ def plan_block(
         BertkitError: the window has fewer than two documents.
     """
     window = open_block(store, shards)
-    if len(window.documents) < 3 and options.sentences in ("next", "none"):
+    if len(window.documents) < 3 and options.pair in ("nsp", "none"):
         raise BertkitError(
             f"store {store.place} ({store.split}) has fewer than two documents in shards "
             f"{list(shards)}; next-sentence pairs need a second one to draw from"
         )
     rng = keyed_rng(seed, PAIRS, epoch=epoch, window=number)
     spans = cut_documents(window, options, rng)
-    if options.sentences == "order":
+    if options.pair == "sop":
         spans = swap(spans)
-    elif options.sentences != "single":
+    elif options.pair != "single-segment":
         spans = draw_random_next(window, spans, rng)
     return example_rows(window, spans, options.room, epoch, number, rng)
 
@@ -175,7 +177,9 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
         first, stop = cursor[active], window.documents[active + 1]
         target = targets[active]
         end = np.searchsorted(starts, starts[first] + target)  # first end that reaches the target
-        if options.sentences == "single":  # no pair that truncation evens out: the last that fits
+        if (
+            options.pair == "single-segment"
+        ):  # no pair that truncation evens out: the last that fits
             end = np.searchsorted(starts, starts[first] + target, side="right") - 1
         end = np.clip(end, first + 1, stop)
         size = end - first
@@ -183,9 +187,9 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
         is_random = rng.random(len(active)) < 0.5
         middle = starts[first + a_size]
         next_cursor = end
-        if options.sentences == "order":
+        if options.pair == "sop":
             middle = np.where(size == 1, cut_sentence(starts[first], starts[end], rng), middle)
-        elif options.sentences == "single":
+        elif options.pair == "single-segment":
             middle, is_random = starts[end], np.zeros(len(active), dtype=bool)
         else:
             is_random |= size == 1
@@ -296,7 +300,7 @@ def example_lengths(rows: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """What a table of examples is really like; printed before training."""
+    """Statistics of a table of examples, which are printed before training."""
 
     examples: int
     random_share: float

@@ -16,7 +16,7 @@ SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, SPLIT = range(5)
 def keyed_rng(
     seed: int, purpose: int, *, epoch: int = 0, window: int = 0, row: int = 0
 ) -> np.random.Generator:
-    """The random generator of one purpose at one place of the corpus."""
+    """The random generator of one purpose at one position of the corpus."""
     counter = np.array([0, row, window, epoch], dtype=np.uint64)
     key = np.array([seed, purpose], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))

@@ -1,9 +1,9 @@
-"""The examples of a store in their order of use, a pure function of (seed, place).
+"""The examples of a store in their order of use, a pure function of (seed, position).
 
 An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
-shuffled table of examples (`plan_block`; paper, appendix A.2). A place is (epoch, window, offset),
-so seeking costs one window's plan, whatever the size of the corpus. While a window is used, another
-thread plans the next one, and fetches and verifies its shards, so that no step waits.
+shuffled table of examples (`plan_block`; paper, appendix A.2). A position is (epoch, window,
+offset), so seeking costs one window's plan, whatever the size of the corpus. While a window is
+used, another thread plans the next one, and fetches and verifies its shards, so that no step waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WINDOW_SHARDS = 8
 
 
 class DataPosition(NamedTuple):
-    """Where the stream stands: the next example to be used."""
+    """The position of the stream: the next example to be used."""
 
     epoch: int = 0
     window: int = 0
@@ -42,14 +42,14 @@ AnyPosition = tuple[Any, ...]
 class ExampleSource(Protocol):
     """Examples in their order of use: an `ExampleSampler` or a `mixture.MixtureSampler`."""
 
-    def take(self, place: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
-        """The next `count` rows from a place, and the place after them."""
+    def take(self, position: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
+        """The next `count` rows from a position, and the position after them."""
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the window that is planned ahead."""
 
 
 class ExampleSampler:
@@ -80,7 +80,7 @@ class ExampleSampler:
         self._order: tuple[int, np.ndarray] | None = None
         self._ahead: Prefetch | None = None
 
-    def rows_of(self, epoch: int, window: int) -> np.ndarray:
+    def window_rows(self, epoch: int, window: int) -> np.ndarray:
         """The table of one window; the last one asked for is kept."""
         wanted = (epoch, window)
         if self._current is None or self._current[0] != wanted:
@@ -91,7 +91,7 @@ class ExampleSampler:
             self._current = (wanted, self._plan(wanted) if rows is None else rows)
         return self._current[1]
 
-    def shards_of(self, epoch: int, window: int) -> list[int]:
+    def window_shards(self, epoch: int, window: int) -> list[int]:
         """The shards of one window: its share of the epoch's random order."""
         known = self._order  # another thread may plan the next epoch
         if known is None or known[0] != epoch:
@@ -104,34 +104,34 @@ class ExampleSampler:
     def _plan(self, name: tuple[int, int]) -> np.ndarray:
         epoch, window = name
         number = self.first_window + window
-        shards = self.shards_of(epoch, window)
+        shards = self.window_shards(epoch, window)
         return plan_block(self.store, shards, self.options, self.seed, epoch, number)
 
     def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
-        """A window's table, made by another thread; None where nobody wants it any more."""
-        for shard in self.shards_of(*name):
+        """Plan a window in another thread; None if it was cancelled meanwhile."""
+        for shard in self.window_shards(*name):
             if stop.is_set():
                 return None
             self.store.arrays(shard)
         return None if stop.is_set() else self._plan(name)
 
     def close(self) -> None:
-        """Give up what is planned ahead."""
+        """Cancel the window that is planned ahead."""
         if self._ahead is not None:
             self._ahead.give_up()
             self._ahead = None
 
     def first(self, limit: int | None = None) -> np.ndarray:
         """Rows of the first window, in order, at most `limit`."""
-        return self.rows_of(0, 0)[:limit]
+        return self.window_rows(0, 0)[:limit]
 
-    def take(self, place: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
-        """The next `count` rows from a place, and the place after them; epochs run on."""
-        epoch, window, offset = place
+    def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
+        """The next `count` rows from a position, and the position after them; epochs run on."""
+        epoch, window, offset = position
         taken: list[np.ndarray] = []
         missing = count
         while True:
-            whole = self.rows_of(epoch, window)
+            whole = self.window_rows(epoch, window)
             rows = whole[offset : offset + missing]
             taken.append(rows)
             missing -= len(rows)
@@ -168,7 +168,7 @@ class Prefetch:
         return None if self.rows.exception() else self.rows.result()
 
     def give_up(self) -> None:
-        """Stop soon; what was made is not kept."""
+        """Cancel the planning; its result is not kept."""
         self.stop.set()
         self.rows.cancel()
 

@@ -108,7 +108,7 @@ def pretraining_operations(recipe: PretrainRecipe, config: ModelConfig) -> float
         strict=True,
     )
     for length, steps, sequences, most in phases:
-        targets = recipe.targets_of(length, most)
+        targets = recipe.num_targets(length, most)
         total += steps * training_flops(
             config,
             tokens=sequences * length,

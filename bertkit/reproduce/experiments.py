@@ -19,9 +19,9 @@ PLAIN = HeadSettings()
 BASE = "bert"
 SNAPSHOTS = (BASE, "left-to-right")
 """Networks whose intermediate models are kept for figure 5, whichever table they are made for."""
-LEFT_TO_RIGHT = ("--objectives.words", "left_to_right", "--objectives.sentences", "none")
-RIGHT_TO_LEFT = ("--objectives.words", "right_to_left", "--objectives.sentences", "none")
-NO_NSP = ("--objectives.sentences", "none")
+LEFT_TO_RIGHT = ("--objectives.token", "clm", "--objectives.pair", "none")
+RIGHT_TO_LEFT = ("--objectives.token", "clm-reversed", "--objectives.pair", "none")
+NO_NSP = ("--objectives.pair", "none")
 PERPLEXITY = "perplexity"
 METRICS = {
     "squad-1.1": "f1",

@@ -13,7 +13,7 @@ from bertkit.finetuning.grid import RunResult, metric_spread
 from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment, TaskRun
 from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.run import Reproduction
-from bertkit.training.data import commoner_label, held_out_rows
+from bertkit.training.data import HeldOut
 
 LEARNED = 0.02
 """The margin over the majority baseline at which next-sentence prediction counts as learned."""
@@ -80,9 +80,8 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
 def last_majority(work: Reproduction, flags: Sequence[str]) -> float:
     """Return the majority baseline of NSP accuracy on the held-out examples of the last phase."""
     recipe = work.recipe(flags)
-    held_out = TokenStore(work.out / "text" / "store", "held_out")
-    phase = len(recipe.phases.lengths) - 1
-    return commoner_label(recipe, held_out_rows(recipe, held_out, phase), phase)
+    held_out = HeldOut(recipe, TokenStore(work.out / "text" / "store"))
+    return held_out.majority(len(recipe.phases.lengths) - 1)
 
 
 def table_facts(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,32 +22,11 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import has_bf16
 
+if TYPE_CHECKING:
+    from bertkit.model.encoder import ModelConfig
+
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16")
-
-
-class TransformerSize(Protocol):
-    """What `training_flops` needs to know of a model's configuration."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of a hidden state."""
-
-    @property
-    def embedding_width(self) -> int:
-        """Width of the embeddings."""
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Transformer layers."""
-
-    @property
-    def intermediate_size(self) -> int:
-        """Width of the feed-forward layer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Pieces in the vocabulary."""
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -121,7 +100,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given; the CPU always has."""
+    """Wait until the device has finished its work; on a CPU it always has."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -164,7 +143,7 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> f
 
 
 def training_flops(
-    config: TransformerSize, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
+    config: ModelConfig, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
 ) -> float:
     """Floating-point operations of a pre-training update that were needed, padding not counted.
 
@@ -194,7 +173,7 @@ def training_flops(
 
 
 def environment() -> dict[str, Any]:
-    """What a run was made with and on, as plain JSON values; the host's name is not among them."""
+    """The software and hardware of a run as plain JSON values, without the host's name."""
     packages = ("numpy", "tokenizers", "safetensors")
     allowed = getattr(os, "sched_getaffinity", None)
     return {
@@ -217,7 +196,7 @@ def environment() -> dict[str, Any]:
 
 
 def keep_environment(folder: Path) -> list[str]:
-    """Write `environment.json`, or say what is different here since it was written."""
+    """Write `environment.json`, or return the differences since it was written."""
     path, now = folder / "environment.json", environment()
     if not path.is_file():
         write_json(path, now)

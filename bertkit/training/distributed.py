@@ -15,13 +15,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,15 +40,15 @@ class Ranks:
     """This process among the processes of a run."""
 
     rank: int = 0
-    """From 0; the first one writes the run directory."""
+    """Its number from 0; rank 0 writes the run directory."""
     world: int = 1
-    """How many there are."""
+    """The number of processes."""
     timeout: float = 600.0
     """Seconds to wait for the others before giving them up."""
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes, shows and decides for all."""
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which writes, prints and decides for all."""
         return self.rank == 0
 
     def micro_batches(self, wanted: int) -> int:
@@ -68,7 +69,7 @@ class Ranks:
             )
         return count
 
-    def total(self, counts: Mapping[str, int]) -> Callable[[], dict[str, int]]:
+    def all_reduce_counts(self, counts: Mapping[str, int]) -> Callable[[], dict[str, int]]:
         """Begin to add up counts over all ranks; what is returned waits for the sums.
 
         Every rank has to give the same names. Between the two calls this rank may compute.
@@ -87,7 +88,7 @@ class Ranks:
 
         return wait
 
-    def add(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def all_reduce_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Scalars added up over all ranks, in fp64; on the CPU where there are several ranks."""
         if self.world == 1:
             return dict(values)
@@ -97,7 +98,7 @@ class Ranks:
         distributed.all_reduce(numbers)
         return dict(zip(values, numbers, strict=True))
 
-    def together(self, work: Callable[[], RankResult]) -> RankResult | None:
+    def on_rank0(self, work: Callable[[], RankResult]) -> RankResult | None:
         """Do something on the first rank while the others wait; they get None.
 
         Whatever it raises is raised on the first rank, which alone says it; the others, which would
@@ -106,24 +107,24 @@ class Ranks:
         if self.world == 1:
             return work()
         result, failure = None, None
-        if self.first:
+        if self.is_first:
             try:
                 result = work()
             except BaseException as error:
                 failure = error
-        failed = self.total({"failed": int(failure is not None)})()["failed"]
+        failed = self.all_reduce_counts({"failed": int(failure is not None)})()["failed"]
         if failure is not None:
             raise failure
         if failed:
             raise SystemExit(2)
         return result
 
-    def first_says(self, question: Callable[[], bool]) -> bool:
-        """What the first rank finds, told to all; it may raise as in `together`."""
-        found = self.together(question)
-        return bool(self.total({"yes": int(bool(found))})()["yes"])
+    def broadcast_bool(self, question: Callable[[], bool]) -> bool:
+        """The answer of rank 0, sent to all ranks; it may raise as in `on_rank0`."""
+        found = self.on_rank0(question)
+        return bool(self.all_reduce_counts({"yes": int(bool(found))})()["yes"])
 
-    def agree(self, facts: Mapping[str, str]) -> None:
+    def assert_same_on_all_ranks(self, facts: Mapping[str, str]) -> None:
         """Make sure that all ranks work on the same.
 
         Args:
@@ -142,7 +143,7 @@ class Ranks:
         )
         found = [torch.empty_like(own) for _ in range(self.world)]
         distributed.all_gather(found, own)
-        self.together(lambda: check_equal(list(facts), found))
+        self.on_rank0(lambda: check_equal(list(facts), found))
 
 
 def check_equal(names: list[str], found: list[Tensor]) -> None:
@@ -229,10 +230,62 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         distributed.destroy_process_group()
 
 
+class GracefulStop:
+    """Set by Ctrl-C or SIGTERM: the run saves after the current update and ends.
+
+    Args:
+        patient: a second signal does nothing. torchrun sends on a signal that a terminal has sent
+            to every process already, and kills processes that take too long.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.patient = patient
+        self.received: int | None = None
+        self.signal: int | None = None
+        """The signal that ends the run, once all ranks have agreed to stop."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether this process has received a signal."""
+        return self.received is not None
+
+    def should_stop(self, all_ranks: bool, ranks: Ranks) -> bool:
+        """Whether the run ends now; several ranks end after the same update.
+
+        Args:
+            all_ranks: whether any rank was asked, as all know.
+            ranks: of the run; one alone need not wait for the next update.
+        """
+        if all_ranks or (ranks.world == 1 and self.asked):
+            self.signal = self.received or signal.SIGTERM
+        return self.signal is not None
+
+    @contextmanager
+    def install(self) -> Iterator[GracefulStop]:
+        """Catch SIGINT and SIGTERM inside the block; a second signal acts as usual."""
+        before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM)}
+
+        def remember(number: int, frame: Any) -> None:
+            self.received = number
+            if not self.patient:
+                signal.signal(number, before[signal.Signals(number)])
+
+        try:
+            for name in before:
+                signal.signal(name, remember)
+        except ValueError:  # not the main thread: the caller handles signals
+            before = {}
+        try:
+            yield self
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+
 def mark_of_first(folder: Path, ranks: Ranks) -> str:
-    """What the first rank has just written into a folder, as this rank sees it."""
+    """A mark that rank 0 has just written into a folder, as this rank reads it."""
     path, mark = folder / ".ranks", secrets.token_hex(8)
-    ranks.together(lambda: write_text(path, mark))
+    ranks.on_rank0(lambda: write_text(path, mark))
     for _ in range(10):
         if path.is_file():
             return path.read_text()
@@ -241,7 +294,7 @@ def mark_of_first(folder: Path, ranks: Ranks) -> str:
 
 
 def local_device(name: str) -> str:
-    """The device called `name` for this process: each on a host takes a GPU of its own."""
+    """The device called `name` for this process: each process of a host takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if is_alone() or local is None or name not in ("auto", "cuda"):
         return name

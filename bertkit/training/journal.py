@@ -1,4 +1,4 @@
-"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it goes on.
+"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it runs.
 
 A journal is a text file with one JSON object a line, and each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: a number that is not finite is
@@ -15,6 +15,7 @@ import os
 import sys
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, time
@@ -91,7 +92,7 @@ class Journal:
                 if name not in NOT_PLOTTED and isinstance(value, int | float):
                     place = f"{group}/{name}"
                     self.events.add_scalar(place, value, record["step"], stamped["time"])
-        except OSError as error:  # its thread could not write; the training can go on without it
+        except OSError as error:  # its thread could not write; the training continues without it
             self.events = None
             message = f"no more TensorBoard events: {error.strerror or error}"
             self.write({"kind": "note", "step": record["step"], "message": message})
@@ -112,7 +113,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def standard(value: Any) -> Any:
-    """A value as JSON knows it: no NaN, no infinity, no scalars of NumPy or torch, no paths."""
+    """Convert a value to standard JSON: no NaN, infinity, NumPy or torch scalars, or paths."""
     if isinstance(value, dict):
         return {str(key): standard(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -214,7 +215,7 @@ class Console:
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
     ) -> None:
-        """Begin a stretch of work; an earlier one is closed.
+        """Begin to show a task; an earlier one is closed.
 
         Args:
             total: how many units in all, or None where that is not known.
@@ -277,7 +278,7 @@ class Console:
         self.printed = now
 
     def _counted(self) -> str:
-        """Such as `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
+        """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
         (began, first), (now, done) = self.seen[0], self.seen[-1]
         parts = [f"{done:,} {self.unit}"]
         if self.total is not None:
@@ -324,3 +325,31 @@ def count_text(name: str, value: Any) -> str:
     if name == "bytes":
         return f"{value / 1e6:,.1f} MB"
     return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """The journal of a run, which only rank 0 has, and the console; both are closed at the end."""
+
+    journal: Journal | None
+    console: Console
+
+    def write(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Append a record to the journal, and `show` it on the console."""
+        if self.journal is not None:
+            self.journal.write(record)
+        if show:
+            self.console.update(record)
+
+    def note(self, step: int, message: str) -> None:
+        """Write a message into the journal and say it."""
+        self.write({"kind": "note", "step": step, "message": message})
+        self.console.say(message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.journal is not None:
+            self.journal.close()
+        self.console.close()

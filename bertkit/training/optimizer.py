@@ -1,8 +1,7 @@
-"""The optimizer: AdamW or the paper's own Adam, its two parameter groups, schedule and clipping.
+"""The optimizer: AdamW or the paper's own Adam, its two parameter groups, and clipping.
 
-Paper section A.2: Adam with learning rate 1e-4, beta1 0.9, beta2 0.999, weight decay 0.01, warm-up
-over the first 10,000 steps and linear decay. What Google's `optimization.py` does beyond that text
-is kept under the name "original".
+Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. What Google's
+`optimization.py` does beyond that text is `OriginalAdam`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertkit.errors import BertkitError, nearest
-
-SCHEDULES = ("linear", "original", "constant")
+from bertkit.errors import BertkitError
 
 PAST_BIAS_CORRECTION = 2.0**40
 """A step so late that 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
@@ -45,7 +42,7 @@ class OriginalAdam(torch.optim.AdamW):
 
 
 def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state a parameter has before its first update; shapes as the parameter, step a scalar."""
+    """The state of a parameter before its first update: two tensors of its shape, a scalar step."""
     first = PAST_BIAS_CORRECTION if isinstance(optimizer, OriginalAdam) else 0.0
     fused = optimizer.defaults.get("fused", False)
     return {
@@ -124,45 +121,6 @@ def build_optimizer(
         raise BertkitError("the model has no parameter to train; unfreeze some of them")
     kind = torch.optim.AdamW if bias_correction else OriginalAdam
     return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
-
-
-def learning_rate(
-    step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: str = "linear"
-) -> float:
-    """The learning rate of one update.
-
-    `step` is the number of updates already made: 0 for the first, total_steps - 1 for the last.
-
-    - "linear": warm-up peak * (step + 1) / warmup_steps for step < warmup_steps, so that the first
-      update is not wasted on a rate of 0 and update number warmup_steps has the peak; then
-      peak * (total_steps - step) / (total_steps - warmup_steps), which is the peak at
-      step = warmup_steps and would be 0 at step = total_steps.
-    - "original": Google's. Warm-up peak * step / warmup_steps, whose first update has rate 0; then
-      peak * (1 - step / total_steps), a decay that began at step 0, so at the end of the
-      warm-up the rate jumps down by peak * warmup_steps / total_steps.
-    - "constant": the warm-up of "linear", then the peak.
-
-    From step = total_steps on, "linear" and "original" are 0.
-
-    Raises:
-        BertkitError: unknown schedule, or a warm-up that does not end before training does.
-        ValueError: a negative step.
-    """
-    if schedule not in SCHEDULES:
-        raise BertkitError(f"no schedule is called '{schedule}'{nearest(schedule, SCHEDULES)}")
-    if not 0 <= warmup_steps < total_steps:
-        raise BertkitError(
-            f"the warm-up of {warmup_steps} steps must end before the {total_steps} steps of "
-            "training do; shorten the warm-up or train longer"
-        )
-    if step < 0:
-        raise ValueError(f"step counts from 0, but is {step}")
-    if step < warmup_steps:
-        return peak * (step if schedule == "original" else step + 1) / warmup_steps
-    if schedule == "constant":
-        return peak
-    remaining = max(0, total_steps - step)
-    return peak * remaining / (total_steps - (0 if schedule == "original" else warmup_steps))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -1,4 +1,4 @@
-"""One network on several processes: whole on each (DDP), or its weights shared out (FSDP2).
+"""A network on several processes, whole on each (DDP) or divided (FSDP2), and compiled layers.
 
 Both *add* gradients up, because every rank has divided its losses by the counts of the whole global
 batch already (`bertkit.objectives`); torch's own default is the mean over the ranks.
@@ -6,6 +6,10 @@ batch already (`bertkit.objectives`); torch's own default is the mean over the r
 FSDP2 (`fully_shard`) keeps a part of the weights, gradients and moments on each process and
 gathers one layer at a time: for networks that do not fit otherwise. Its checkpoints are written by
 `torch.distributed.checkpoint`, every process its own part, as safetensors: no pickle.
+
+On CUDA the layers may be compiled: dropout, residual, LayerNorm and GELU become a few fused
+kernels, forward and backward. Only the layers are compiled, because they are most of the work and
+share their code. Matrix products and attention stay the library's own kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +35,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
-from bertkit.model.encoder import Layer
+from bertkit.model.encoder import Encoder, Layer
+from bertkit.pretraining_data.buckets import on_rounded_batches
+
+COMPILED_SHAPES = 64
+"""How often torch may compile the same code: a handful of shapes in each phase, and once more for
+the last layer, which computes chosen rows. Beyond that torch would run the code uncompiled."""
 
 
 def apply_fsdp(model: nn.Module, device: torch.device) -> None:
@@ -65,7 +74,7 @@ def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel
 
 
 def add_gradients(bucket: Any) -> torch.futures.Future[Tensor]:
-    """DDP's communication of one bucket of gradients: the sum over the ranks."""
+    """Sum one bucket of gradients over the ranks, as DDP's communication hook."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda done: done.value()[0])
@@ -103,7 +112,7 @@ def gather_full(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str
 
 
 def shard_like(whole_tensor: Tensor, own: Tensor) -> Tensor:
-    """What of a whole tensor belongs on this process, as `own` is shared out."""
+    """The shard of a whole tensor that belongs on this process, placed as `own` is."""
     if not isinstance(own, DTensor):
         return whole_tensor
     here = whole_tensor.to(own.device)
@@ -118,7 +127,7 @@ def begin_sharded_save(
     Args:
         folder: of this checkpoint, the same on all ranks; files named `shard-...` come into it.
         tensors: parts (DTensor) or what is the same everywhere.
-        group: used by nothing else, as the work goes on beside the training.
+        group: used by nothing else, as the save runs beside the training.
 
     Returns:
         A future; it is done when the files of all ranks are there.
@@ -141,7 +150,7 @@ def load_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
         reason = str(error).strip().splitlines()[-1]
         raise BertkitError(
             f"{folder} does not fit this run ({reason}); resume with the recipe that it was made "
-            "with, or remove it to go on from the one before"
+            "with, or remove it to resume from the one before"
         ) from error
 
 
@@ -160,3 +169,48 @@ def wait_for_shards(written: Any, folder: Path) -> None:
             with disk_errors(folder):
                 raise of_the_disk[0] from error
         raise BertkitError(f"cannot write {folder}: {failures[0]}") from error
+
+
+def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
+    """Compile the layers of an encoder in place; names and values of parameters stay.
+
+    Code is made for exact shapes (`dynamic=False`), so batches are rounded up to a few. The first
+    update of a shape waits for the compiler.
+
+    Args:
+        encoder: to be trained.
+        loss_fn: (model, `PretrainingBatch`) → sums, of a model with that encoder.
+        device: where it is trained.
+
+    Returns:
+        The loss on rounded batches, for `train_steps`.
+
+    Raises:
+        BertkitError: the device is not CUDA.
+    """
+    if device.type != "cuda":
+        raise BertkitError(f"compiled training is for CUDA devices; leave it off for {device}")
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
+    for layer in encoder.layers:
+        compile_in_training(layer)
+    return on_rounded_batches(loss_fn, encoder.config.max_position_embeddings)
+
+
+def compile_in_training(layer: nn.Module, **options: Any) -> None:
+    """Give a layer compiled code that runs while the layer is in training mode.
+
+    In evaluation it runs uncompiled: batches of many shapes would all be compiled.
+
+    Args:
+        layer: is changed.
+        options: of `torch.compile`.
+    """
+    uncompiled = layer.forward
+    compiled = torch.compile(uncompiled, dynamic=False, **options)
+
+    def forward(*inputs: Any) -> Any:
+        return (compiled if layer.training else uncompiled)(*inputs)
+
+    layer.forward = forward

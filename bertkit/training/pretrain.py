@@ -1,7 +1,7 @@
 """Pre-training: a token store and a recipe → a run directory with a model (paper section 3.1, A.2).
 
 A run directory holds `recipe.json` (the resolved recipe), `environment.json`, `journal.jsonl`,
-`checkpoints/`, `model/` and `report.html`. Running the same command again goes on from the last
+`checkpoints/`, `model/` and `report.html`. Running the same command again resumes from the last
 good checkpoint, and the weights at the end are byte for byte those of an undisturbed run. Where
 torchrun starts many processes (`bertkit launch`), they share every batch, and the first one writes.
 """
@@ -12,42 +12,33 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.config import as_json, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, read_json
-from bertkit.pretraining_data.loader import BatchBuilder, stream_steps
-from bertkit.pretraining_data.sampler import START, AnyPosition, ExampleSource
-from bertkit.training.checkpoint_writer import CheckpointWriter, model_tensors, restore_model
+from bertkit.pretraining_data.sampler import START
+from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
-    commoner_label,
-    held_out_batches,
-    held_out_rows,
-    held_out_store,
+    HeldOut,
+    TrainingData,
     missing_evaluations,
     opening_lines,
     start_record,
-    training_examples,
 )
-from bertkit.training.device import (
-    choose_device,
-    choose_precision,
-    matmul_peak,
-    slow_precision,
-)
+from bertkit.training.device import choose_device, choose_precision, matmul_peak, slow_precision
 from bertkit.training.distributed import (
-    ALONE,
+    GracefulStop,
     Ranks,
     check_strategy,
     code_digest,
@@ -55,368 +46,56 @@ from bertkit.training.distributed import (
     local_device,
     mark_of_first,
 )
-from bertkit.training.journal import Console, Journal
-from bertkit.training.metrics import GracefulStop, PretrainMetrics
+from bertkit.training.journal import Console, Journal, RunLog
 from bertkit.training.optimizer import trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
-from bertkit.training.setup import build_train_state
-from bertkit.training.step import LoopSettings, evaluate_batches, train_steps
+from bertkit.training.state import (
+    InitialNetwork,
+    TrainState,
+    build_train_state,
+    model_tensors,
+    pretrained_network,
+    random_network,
+    restore_model,
+)
+from bertkit.training.step import LoopSettings, PretrainMetrics, evaluate_batches, train_steps
 
 
-class PretrainingRun:
-    """One run directory being filled.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The settings of a run, which do not change while it trains."""
 
-    Args:
-        recipe: what to do.
-        store: the corpus, or a mixture; its tokenizer becomes the model's.
-        folder: the run directory; a run stopped earlier goes on.
-        recipe_name: for the journal and the report.
-        workers: loader processes; 0 suits CPUs.
-        device: "auto", "cpu", "cuda", "cuda:1", ...
-        compiled: compile the layers, for CUDA; the first update of a shape takes long.
-        save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
-        start: a model to go on from; its sizes take the place of the recipe's.
-        ranks: the processes that share the work.
-        strategy: of several ranks: "ddp", or "fsdp" for a network too large for one.
-        held: keeps other processes out of the folder until it is closed.
-        console: where progress is shown.
+    recipe: PretrainRecipe
+    recipe_name: str
+    store: TokenStore
+    folder: Path
+    ranks: Ranks
+    device: torch.device
+    precision: str
+    strategy: str
+    workers: int
+    save_models_at: frozenset[int]
+    console: Console
 
-    Raises:
-        BertkitError: the folder holds a run of another recipe or store, or something else; or the
-            ranks disagree.
-    """
+    @property
+    def sharded(self) -> bool:
+        """Whether FSDP2 divides the network among the ranks."""
+        return self.strategy == "fsdp" and self.ranks.world > 1
 
-    def __init__(
-        self,
-        recipe: PretrainRecipe,
-        store: TokenStore,
-        folder: Path,
-        *,
-        recipe_name: str = "recipe",
-        workers: int = 0,
-        device: str = "auto",
-        compiled: bool = False,
-        save_models_at: Sequence[int] = (),
-        start: Path | None = None,
-        ranks: Ranks = ALONE,
-        strategy: str = "ddp",
-        held: ExitStack,
-        console: Console,
-    ) -> None:
-        self.store, self.folder = store, folder
-        self.ranks, self.sharded = ranks, strategy == "fsdp" and ranks.world > 1
-        self.recipe_name, self.workers, self.console = recipe_name, workers, console
-        self.save_models_at = frozenset(save_models_at)
-        self.tokenizer = store.tokenizer
-        self.device = choose_device(device)
-        self.precision = choose_precision(recipe.training.precision, self.device)
-        self.micro_batches = ranks.micro_batches(recipe.training.accumulate)
-        self.stop = GracefulStop(patient=ranks.world > 1)
-        trained = build_train_state(
-            recipe,
-            store,
-            start,
-            self.device,
-            parts=ranks.world if self.sharded else 1,
-            compiled=compiled,
-            say=console.say,
-        )
-        self.recipe, self.config = trained.recipe, trained.config
-        self.model, self.optimizer = trained.model, trained.optimizer
-        self.objective, self.written = trained.objective, trained.eval_loss_fn
-        self.settings = LoopSettings(
-            device=self.device,
-            precision=self.precision,
-            seed=recipe.training.seed,
-            max_gradient_norm=recipe.training.max_gradient_norm,
-            learning_rate=recipe.learning_rate,
-            ranks=ranks,
-            asked_to_stop=lambda: self.stop.asked,
-        )
-        # of several, the first may have been cut off and replaced, and still be saving
-        wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
-        ranks.together(lambda: held.enter_context(exclusive_lock(folder, wait)))
-        ranks.agree(self._facts(trained.start, strategy))
-        self.changes = ranks.together(self._claim(trained.start)) or []
-        self.checkpoints = CheckpointWriter(
-            folder / "checkpoints", self.model, self.optimizer, ranks, sharded=self.sharded
-        )
-        self.done, self.place = self._resume()
-        self.trained = self._spread()
-        self.opened: tuple[int, ExampleSource, BatchBuilder] | None = None
-        self.evaluated: tuple[int, np.ndarray] | None = None  # the held-out examples of a phase
-        self.matmul_peak = matmul_peak(self.device, self.precision, seconds=0.3)
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of a global batch, over all ranks."""
+        return self.ranks.micro_batches(self.recipe.training.accumulate)
 
-    def _facts(self, start: str, strategy: str) -> dict[str, str]:
-        """What must be the same for all ranks."""
-        if self.ranks.world == 1:
-            return {}
-        return {
-            "bertkit's code": code_digest(),
-            "the version of torch": torch.__version__,
-            "the recipe": json.dumps(as_json(self.recipe)),
-            "the corpus": self.store.content_hash,
-            "the tokenizer": self.store.tokenizer_hash,
-            "the weights to start from": start,
-            "the run directory, which all hosts have to share": mark_of_first(
-                self.folder, self.ranks
-            ),
-            "the kind of device": self.device.type,
-            "the precision (training.precision)": self.precision,
-            "--strategy": strategy,
-            "--save-models-at": str(sorted(self.save_models_at)),
-        }
-
-    def _claim(self, start: str) -> Callable[[], list[str]]:
-        recipe = as_json(self.recipe)
-        return lambda: claim_run_folder(self.folder, recipe, self.recipe_name, self.store, start)
-
-    def _resume(self) -> tuple[int, AnyPosition]:
-        checkpoint = self.checkpoints.resume(self.console.say)
-        if checkpoint is None:
-            return 0, START
-        self.console.say(f"going on from {checkpoint.path} ({checkpoint.step:,} updates made)")
-        for name, now in self._computed().items():
-            if (before := checkpoint.progress.get(name, now)) != now:
-                self.changes.append(f"{name.replace('_', '-')} of an update {before} -> {now}")
-        return checkpoint.step, tuple(checkpoint.progress["place"])
-
-    def _computed(self) -> dict[str, Any]:
-        """How an update is computed here; on another machine it may differ in its last digits."""
+    @property
+    def arithmetic(self) -> dict[str, Any]:
+        """The settings that decide the last digits of an update."""
         return {"micro_batches": self.micro_batches, "precision": self.precision}
 
-    def _spread(self) -> nn.Module:
-        """The model as the ranks train it together."""
-        if self.ranks.world == 1 or self.sharded:
-            return self.model
-        from bertkit.training.parallel import apply_ddp
-
-        return apply_ddp(self.model, self.device)
-
-    def run(self) -> int | None:
-        """Train to the end of the recipe, or until a signal; the folder is held by the caller.
-
-        Returns:
-            None at the end of the recipe, else the number of the signal that stopped the run.
-
-        Raises:
-            BertkitError: training diverged, a shard is damaged, or the disk is full.
-        """
-        total = self.recipe.phases.total_steps
-        if self.ranks.first_says(lambda: self.done == total and self.model_is_current()):
-            message = f"{self.folder} is finished ({self.done:,} updates); nothing to do"
-            self.console.say(message)
-            return None
-        self.journal = self.ranks.together(lambda: Journal(self.folder, resume_step=self.done))
-        started = time.perf_counter()
-        try:
-            with self.stop.install():
-                self._announce()
-                self.console.start(total, self.done, title="training")
-                self.model.train()
-                while self.done < total and not self.stop.should_stop(False, self.ranks):
-                    self._run_phase(self.recipe.phases.locate(self.done)[0])
-                return self._finish(time.perf_counter() - started)
-        except DivergedError:
-            self._write({"kind": "end", "step": self.done, "reason": "diverged"})
-            raise
-        finally:
-            self._close_examples()
-            self.checkpoints.close()
-            if self.journal is not None:
-                self.journal.close()
-            self.console.close()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        """Append to the journal, which the first rank has."""
-        if self.journal is not None:
-            self.journal.write(record)
-
-    def model_is_current(self) -> bool:
-        """Whether `model/` holds the weights after `done` updates."""
-        details = self.folder / "model" / "bertkit.json"
-        if not details.is_file() or not (self.folder / "model" / "model.safetensors").is_file():
-            return False
-        return bool(read_json(details).get("steps") == self.done)
-
-    def _announce(self) -> None:
-        phase, _ = self.recipe.phases.locate(self.done)
-        start = start_record(self.recipe, self.store, None if phase else self._examples(0)[0])
-        start |= {
-            "step": self.done,
-            "recipe_name": self.recipe_name,
-            "matmul_peak": self.matmul_peak,
-            "precision": self.precision,
-            "parameters": sum(weights.numel() for _, weights in trainable_parameters(self.model)),
-        }
-        self._write(start)
-        for line in opening_lines(start, self.recipe, self.store):
-            self.console.say(line)
-        if self.changes:
-            self._note(f"resumed with changes: {'; '.join(self.changes)}")
-        if slow := slow_precision(self.precision, self.device):
-            self._note(slow)
-        for line in missing_evaluations(start, self.held_out):
-            self._note(line)
-
-    def _note(self, message: str) -> None:
-        self._write({"kind": "note", "step": self.done, "message": message})
-        self.console.say(message)
-
-    def _examples(self, phase: int) -> tuple[ExampleSource, BatchBuilder]:
-        """The examples of a phase; those of the phase before are given up."""
-        if self.opened is None or self.opened[0] != phase:
-            self._close_examples()
-            self.opened = (phase, *training_examples(self.recipe, self.store, phase))
-        return self.opened[1:]
-
-    def _close_examples(self) -> None:
-        if self.opened is not None:
-            self.opened[1].close()
-            self.opened = None
-
-    def _run_phase(self, phase: int) -> None:
-        """Make the updates of a phase that are still to be made."""
-        phases = self.recipe.phases
-        _, made = phases.locate(self.done)
-        if made == 0:
-            self.place = START
-        table, builder = self._examples(phase)
-        steps = stream_steps(
-            table,
-            builder,
-            batch_size=phases.batch_sizes[phase],
-            steps=phases.steps[phase] - made,
-            place=self.place,
-            micro_batches=self.micro_batches,
-            rank=self.ranks.rank,
-            world=self.ranks.world,
-            workers=self.workers,
-        )
-        interval = PretrainMetrics(self.model, self.matmul_peak, phase, self.ranks)
-        records = train_steps(
-            self.trained, self.optimizer, self.objective, steps, self.settings, done=self.done
-        )
-        with closing(steps):
-            for record in records:
-                self.done, self.place = record.step, record.after
-                interval.add(record)
-                saved = self._watch(interval, phase)
-                if self.stop.should_stop(record.stop, self.ranks):
-                    if not saved:
-                        self._log(interval)
-                        self.save()
-                    return
-
-    def _watch(self, interval: PretrainMetrics, phase: int) -> bool:
-        """Log, evaluate and save where the recipe says so; returns whether it saved."""
-        logging, phases = self.recipe.logging, self.recipe.phases
-        last = self.done == phases.total_steps
-        ends_phase = phases.locate(self.done)[0] != phase
-        saving = last or self.done % logging.checkpoint_every == 0
-        evaluating = last or self.done % logging.evaluate_every == 0
-        writing = self.done in self.save_models_at
-        is_log_due = ends_phase or self.done % logging.log_every == 0
-        if saving or evaluating or writing or is_log_due:
-            self._log(interval)  # which stops where weights are no longer numbers
-        if evaluating:
-            self._evaluate(phase)
-        if writing:
-            self.write_model(self.folder / "models" / f"step-{self.done:08d}")
-        if saving:
-            self.save()
-        if evaluating or saving:
-            interval.restart()
-        return saving
-
-    def _log(self, interval: PretrainMetrics) -> None:
-        """Write the interval down, which refuses a loss that is not a number."""
-        self._note_saved(wait=False)
-        if interval.updates:
-            record = interval.close()
-            self._write(record)
-            self.console.update(record)
-
     @cached_property
-    def held_out(self) -> TokenStore | None:
-        """Opened and verified once for all evaluations."""
-        return held_out_store(self.store)
-
-    def _evaluate(self, phase: int) -> None:
-        if self.held_out is None:
-            return
-        if self.evaluated is None or self.evaluated[0] != phase:
-            self.evaluated = (phase, held_out_rows(self.recipe, self.held_out, phase))
-        rows = self.evaluated[1]
-        batches = held_out_batches(self.recipe, self.held_out, phase, rows)
-        torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
-        means, counts = evaluate_batches(self.model, self.written, batches, self.settings)
-        words = "mlm" if "mlm_loss" in means else "lm"
-        perplexity = math.exp(min(means[f"{words}_loss"], 700.0))
-        record = {"kind": "evaluation", "step": self.done, "phase": phase, **means}
-        record |= {f"{words}_perplexity": perplexity, **counts}
-        if self.recipe.objectives.has_pairs:
-            record["nsp_majority"] = commoner_label(self.recipe, rows, phase)
-        self._write(record)
-        self.console.update(record)
-
-    def save(self) -> None:
-        """Begin a checkpoint of the current state; the one before is finished first."""
-        self._note_saved(wait=True)
-        self.checkpoints.save_async(self.done, {"place": list(self.place), **self._computed()})
-        self._note_saved(wait=False)
-
-    def _note_saved(self, *, wait: bool) -> None:
-        """Write down a checkpoint that has been finished, or refuse to go on without it."""
-        if record := self.checkpoints.poll(wait=wait):
-            self._write(record)
-
-    def write_model(self, folder: Path) -> None:
-        """Write the current weights as a model directory; before it, ELECTRA's generator.
-
-        All ranks have to call this; the first one writes.
-        """
-        tensors: dict[str, Tensor] = {}
-        if self.sharded:
-            from bertkit.training.parallel import gather_full
-
-            tensors = gather_full(model_tensors(self.model), keep=self.ranks.first)
-        self.ranks.together(lambda: self._write_whole(tensors, folder))
-
-    def _write_whole(self, tensors: dict[str, Tensor], folder: Path) -> None:
-        model: Any = self.model
-        if self.sharded:
-            model = self.recipe.objectives.model(self.config)
-            restore_model(model, tensors)
-        details = {
-            "task": "pretraining",
-            "made_by": "bertkit pretrain",
-            "recipe": as_json(self.recipe),
-            "steps": self.done,
-            **origin(self.store),
-        }
-        if self.recipe.objectives.words == "replaced":
-            beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
-            save_generator(folder.with_name(beside), model, self.tokenizer, details)
-        # last, because a run with a model is a finished one
-        save_model(folder, model, self.tokenizer, details)
-
-    def _finish(self, seconds: float) -> int | None:
-        """Write the model and the end of the journal; returns the signal, if one ended the run."""
-        finished = self.done == self.recipe.phases.total_steps
-        self._note_saved(wait=True)
-        if self.done:
-            self.write_model(self.folder / "model")
-        reason = "finished" if finished else "interrupted"
-        self._write({"kind": "end", "step": self.done, "reason": reason, "seconds": seconds})
-        if finished:
-            self.console.say(f"finished: the model is in {self.folder / 'model'}")
-            return None
-        assert self.stop.signal is not None
-        what = f"saved after {self.done:,} updates" if self.done else "before the first update"
-        name = signal.Signals(self.stop.signal).name
-        self.console.say(f"stopped by {name}, {what}; run the same command to go on")
-        return self.stop.signal
+    def matmul_peak(self) -> float:
+        """FLOP/s of matrix products on this device, against which the MFU is measured."""
+        return matmul_peak(self.device, self.precision, seconds=0.3)
 
 
 def pretrain(
@@ -429,7 +108,7 @@ def pretrain(
     device: str = "auto",
     compiled: bool = False,
     save_models_at: Sequence[int] = (),
-    start: Path | None = None,
+    init_from: Path | None = None,
     strategy: str = "ddp",
     timeout: float = 600.0,
     console: Console | None = None,
@@ -438,15 +117,17 @@ def pretrain(
 
     Args:
         recipe: a `PretrainRecipe`, or the path or name of one.
-        store: a token store or its folder, or several stores as a `mixture.mix`.
-        out: the run directory; an unfinished run of the same recipe goes on.
+        store: a token store or its folder, or several stores as a `mixture.mix_stores`; its
+            tokenizer becomes the model's.
+        out: the run directory; an unfinished run of the same recipe is resumed.
         recipe_name: for the report, where the recipe is not given by name.
         workers: loader processes; 0 suits CPUs.
-        device: "auto", "cpu", "cuda", ...
+        device: "auto", "cpu", "cuda", "cuda:1", ...
         compiled: compile the layers, for long runs on CUDA.
         save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
-        start: a model to go on from, such as one with domain words added (`bertkit vocab extend`).
-        strategy: of several processes: "ddp" or "fsdp"; see `bertkit.training.parallel`.
+        init_from: a model to take the weights and sizes from, such as one with domain words added
+            (`bertkit vocab extend`).
+        strategy: of several processes: "ddp", or "fsdp" for a network too large for one.
         timeout: seconds to wait for another process before giving it up.
         console: shows progress; a new one where absent.
 
@@ -454,26 +135,333 @@ def pretrain(
         None when the recipe was finished, else the number of the signal that stopped the run.
 
     Raises:
-        BertkitError: see `PretrainingRun`; or another process works in the folder.
+        BertkitError: the folder holds a run of another recipe or store, or something else; another
+            process works in it; the ranks disagree; training diverged; a shard is damaged; or the
+            disk is full.
     """
     name = recipe if isinstance(recipe, str) else recipe_name
-    resolved = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
-    opened = store if isinstance(store, TokenStore) else TokenStore(store)
+    recipe = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     device = local_device(device)
     check_strategy(strategy)
-    with init_distributed(choose_device(device), timeout) as ranks, ExitStack() as held:
-        return PretrainingRun(
-            resolved,
-            opened,
-            Path(out),
+    with init_distributed(choose_device(device), timeout) as ranks, ExitStack() as stack:
+        run = Run(
+            recipe=recipe,
             recipe_name=Path(name).stem,
-            workers=workers,
-            device=device,
-            compiled=compiled,
-            save_models_at=save_models_at,
-            start=start,
+            store=store if isinstance(store, TokenStore) else TokenStore(store),
+            folder=Path(out),
             ranks=ranks,
+            device=choose_device(device),
+            precision=choose_precision(recipe.training.precision, choose_device(device)),
             strategy=strategy,
-            held=held,
+            workers=workers,
+            save_models_at=frozenset(save_models_at),
             console=console or Console(),
-        ).run()
+        )
+        torch.manual_seed(recipe.training.seed)
+        network = build_network(run, init_from)
+        run = replace(run, recipe=network.recipe)  # with the sizes of the model
+        state = build_train_state(run.recipe, network.model, run.device, compiled=compiled)
+        changes = claim_folder(run, network.digest, stack)
+        checkpoints = CheckpointWriter(
+            run.folder / "checkpoints", state.model, state.optimizer, ranks, sharded=run.sharded
+        )
+        changes += resume(run, state, checkpoints)
+        if ranks.broadcast_bool(lambda: is_finished(run, state)):
+            run.console.say(f"{run.folder} is finished ({state.step:,} updates); nothing to do")
+            return None
+        journal = ranks.on_rank0(lambda: Journal(run.folder, resume_step=state.step))
+        log = stack.enter_context(RunLog(journal, run.console))
+        stack.callback(checkpoints.close)
+        with GracefulStop(patient=ranks.world > 1).install() as stop:
+            return train(run, state, checkpoints, log, stop, changes)
+
+
+def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
+    """Draw or load the network and move it to the device, divided among the ranks for FSDP2."""
+    recipe, tokenizer = run.recipe, run.store.tokenizer
+    if init_from is None:
+        parts = run.ranks.world if run.sharded else 1
+        network = random_network(recipe, tokenizer, run.device, parts)
+    else:
+        network = pretrained_network(init_from, recipe, tokenizer, run.console.say)
+    network.model.to(run.device)
+    if run.sharded:
+        from bertkit.training.parallel import apply_fsdp
+
+        apply_fsdp(network.model, run.device)
+    return network
+
+
+def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
+    """Lock the run directory, check that all ranks do the same, and write the recipe down.
+
+    Args:
+        run: see `Run`.
+        digest: of the initial weights.
+        held: keeps the lock.
+
+    Returns:
+        What has changed since the run was begun, on the first rank.
+    """
+    ranks, recipe = run.ranks, as_json(run.recipe)
+    # of several, the first may have been cut off and replaced, and still be saving
+    wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
+    ranks.on_rank0(lambda: held.enter_context(exclusive_lock(run.folder, wait)))
+    if ranks.world > 1:
+        ranks.assert_same_on_all_ranks(
+            {
+                "bertkit's code": code_digest(),
+                "the version of torch": torch.__version__,
+                "the recipe": json.dumps(recipe),
+                "the corpus": run.store.content_hash,
+                "the tokenizer": run.store.tokenizer_hash,
+                "the initial weights": digest,
+                "the run directory, which all hosts have to share": mark_of_first(
+                    run.folder, ranks
+                ),
+                "the kind of device": run.device.type,
+                "the precision (training.precision)": run.precision,
+                "--strategy": run.strategy,
+                "--save-models-at": str(sorted(run.save_models_at)),
+            }
+        )
+    changes = ranks.on_rank0(
+        lambda: claim_run_folder(run.folder, recipe, run.recipe_name, run.store, digest)
+    )
+    return changes or []
+
+
+def resume(run: Run, state: TrainState, checkpoints: CheckpointWriter) -> list[str]:
+    """Restore the newest whole checkpoint, if any; returns what will be computed differently."""
+    checkpoint = checkpoints.resume(run.console.say)
+    if checkpoint is None:
+        return []
+    state.step, state.position = checkpoint.step, tuple(checkpoint.progress["position"])
+    run.console.say(f"resuming from {checkpoint.path} ({state.step:,} updates made)")
+    return [
+        f"{name.replace('_', '-')} of an update {before} -> {now}"
+        for name, now in run.arithmetic.items()
+        if (before := checkpoint.progress.get(name, now)) != now
+    ]
+
+
+def is_finished(run: Run, state: TrainState) -> bool:
+    """Whether all updates are made and `model/` holds their weights."""
+    model = run.folder / "model"
+    if state.step != run.recipe.phases.total_steps or not (model / "model.safetensors").is_file():
+        return False
+    details = model / "bertkit.json"
+    return details.is_file() and bool(read_json(details).get("steps") == state.step)
+
+
+def train(
+    run: Run,
+    state: TrainState,
+    checkpoints: CheckpointWriter,
+    log: RunLog,
+    stop: GracefulStop,
+    changes: Sequence[str],
+) -> int | None:
+    """Make the updates that are left, and write the model.
+
+    Returns:
+        None at the end of the recipe, else the number of the signal that stopped the run.
+
+    Raises:
+        BertkitError: training diverged, a shard is damaged, or the disk is full.
+    """
+    started, total = time.perf_counter(), run.recipe.phases.total_steps
+    held_out = HeldOut(run.recipe, run.store)
+    with closing(TrainingData(run.recipe, run.store)) as data:
+        announce(run, state, log, data, held_out, changes)
+        run.console.start(total, state.step, title="training")
+        state.model.train()
+        try:
+            train_phases(run, state, data, held_out, checkpoints, log, stop)
+        except DivergedError:
+            log.write({"kind": "end", "step": state.step, "reason": "diverged"})
+            raise
+    seconds = time.perf_counter() - started
+    log_checkpoint(checkpoints, log, wait=True)
+    if state.step:
+        write_model(run, state, run.folder / "model")
+    finished = state.step == total
+    reason = "finished" if finished else "interrupted"
+    log.write({"kind": "end", "step": state.step, "reason": reason, "seconds": seconds})
+    if finished:
+        run.console.say(f"finished: the model is in {run.folder / 'model'}")
+        return None
+    assert stop.signal is not None
+    saved = f"saved after {state.step:,} updates" if state.step else "before the first update"
+    name = signal.Signals(stop.signal).name
+    run.console.say(f"stopped by {name}, {saved}; run the same command to resume")
+    return stop.signal
+
+
+def announce(
+    run: Run,
+    state: TrainState,
+    log: RunLog,
+    data: TrainingData,
+    held_out: HeldOut,
+    changes: Sequence[str],
+) -> None:
+    """Log what is about to be trained, and on which data."""
+    phase, _ = run.recipe.phases.locate(state.step)
+    start = start_record(run.recipe, run.store, None if phase else data.open(0)[0])
+    start |= {
+        "step": state.step,
+        "recipe_name": run.recipe_name,
+        "matmul_peak": run.matmul_peak,
+        "precision": run.precision,
+        "parameters": sum(weights.numel() for _, weights in trainable_parameters(state.model)),
+    }
+    log.write(start)
+    for line in opening_lines(start, run.recipe, run.store):
+        run.console.say(line)
+    if changes:
+        log.note(state.step, f"resumed with changes: {'; '.join(changes)}")
+    if slow := slow_precision(run.precision, run.device):
+        log.note(state.step, slow)
+    for line in missing_evaluations(start, held_out.store):
+        log.note(state.step, line)
+
+
+def train_phases(
+    run: Run,
+    state: TrainState,
+    data: TrainingData,
+    held_out: HeldOut,
+    checkpoints: CheckpointWriter,
+    log: RunLog,
+    stop: GracefulStop,
+) -> None:
+    """Train, log, evaluate and save, until the end of the recipe or a signal."""
+    phases, every, ranks = run.recipe.phases, run.recipe.logging, run.ranks
+    settings = LoopSettings(
+        device=run.device,
+        precision=run.precision,
+        seed=run.recipe.training.seed,
+        max_gradient_norm=run.recipe.training.max_gradient_norm,
+        learning_rate=run.recipe.learning_rate,
+        ranks=ranks,
+        asked_to_stop=lambda: stop.asked,
+    )
+    model = state.model
+    if ranks.world > 1 and not run.sharded:
+        from bertkit.training.parallel import apply_ddp
+
+        model = apply_ddp(model, run.device)
+
+    def due(interval: int) -> bool:
+        return state.step % interval == 0 or state.step == phases.total_steps
+
+    if stop.should_stop(False, ranks):
+        return
+    for phase in range(phases.locate(state.step)[0], len(phases.steps)):
+        made = phases.locate(state.step)[1]
+        state.position = state.position if made else START
+        with closing(data.stream(phase, made, state.position, ranks, run.workers)) as steps:
+            window = PretrainMetrics(state.model, run.matmul_peak, phase, ranks)
+            for update in train_steps(
+                model, state.optimizer, state.loss_fn, steps, settings, done=state.step
+            ):
+                state.step, state.position = update.step, update.after
+                window.add(update)
+
+                phase_ends = phases.locate(state.step)[0] != phase
+                evaluating, saving = due(every.evaluate_every), due(every.checkpoint_every)
+                exporting = state.step in run.save_models_at
+
+                if phase_ends or evaluating or saving or exporting or due(every.log_every):
+                    log_window(window, checkpoints, log)
+                if evaluating:
+                    evaluate(run, state, held_out, phase, settings, log)
+                if exporting:
+                    write_model(run, state, run.folder / "models" / f"step-{state.step:08d}")
+                if saving:
+                    begin_checkpoint(run, state, checkpoints, log)
+                if evaluating or saving:
+                    window.restart()  # evaluation and saving do not count as training
+                if stop.should_stop(update.stop, ranks):
+                    if not saving:
+                        log_window(window, checkpoints, log)
+                        begin_checkpoint(run, state, checkpoints, log)
+                    return
+
+
+def log_window(window: PretrainMetrics, checkpoints: CheckpointWriter, log: RunLog) -> None:
+    """Write down the updates since the last line of the journal.
+
+    Raises:
+        DivergedError: the loss or the gradient became NaN or infinite.
+    """
+    log_checkpoint(checkpoints, log, wait=False)
+    if window.updates:
+        log.write(window.close(), show=True)
+
+
+def log_checkpoint(checkpoints: CheckpointWriter, log: RunLog, *, wait: bool) -> None:
+    """Write down a checkpoint that has been saved, or raise the error that it met."""
+    if record := checkpoints.poll(wait=wait):
+        log.write(record)
+
+
+def evaluate(
+    run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings, log: RunLog
+) -> None:
+    """Measure the model on the held-out examples of a phase, if there are any."""
+    if held_out.store is None:
+        return
+    torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
+    means, counts = evaluate_batches(
+        state.model, state.eval_loss_fn, held_out.batches(phase), settings
+    )
+    token = "mlm" if "mlm_loss" in means else "lm"
+    perplexity = math.exp(min(means[f"{token}_loss"], 700.0))
+    record = {"kind": "evaluation", "step": state.step, "phase": phase, **means}
+    record |= {f"{token}_perplexity": perplexity, **counts}
+    if run.recipe.objectives.has_pairs:
+        record["nsp_majority"] = held_out.majority(phase)
+    log.write(record, show=True)
+
+
+def begin_checkpoint(
+    run: Run, state: TrainState, checkpoints: CheckpointWriter, log: RunLog
+) -> None:
+    """Begin to save the current state; the checkpoint before is finished first."""
+    log_checkpoint(checkpoints, log, wait=True)
+    checkpoints.save_async(state.step, {"position": list(state.position), **run.arithmetic})
+    log_checkpoint(checkpoints, log, wait=False)
+
+
+def write_model(run: Run, state: TrainState, folder: Path) -> None:
+    """Write the weights as a model directory, and ELECTRA's generator before it.
+
+    All ranks have to call this; the first one writes.
+    """
+    tensors: dict[str, Tensor] = {}
+    if run.sharded:
+        from bertkit.training.parallel import gather_full
+
+        tensors = gather_full(model_tensors(state.model), keep=run.ranks.is_first)
+
+    def write() -> None:
+        model = state.model
+        if run.sharded:
+            model = run.recipe.objectives.model(model.config)
+            restore_model(model, tensors)
+        details = {
+            "task": "pretraining",
+            "made_by": "bertkit pretrain",
+            "recipe": as_json(run.recipe),
+            "steps": state.step,
+            **origin(run.store),
+        }
+        if run.recipe.objectives.token == "rtd":
+            beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
+            save_generator(folder.with_name(beside), model, run.store.tokenizer, details)
+        # last, because a run with a model is a finished one
+        save_model(folder, model, run.store.tokenizer, details)
+
+    run.ranks.on_rank0(write)

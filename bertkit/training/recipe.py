@@ -6,23 +6,29 @@ The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertkit.config import as_json, claim_settings, differences
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, nearest
 from bertkit.files import write_json
-from bertkit.model.encoder import ModelConfig
-from bertkit.objectives import Objectives
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
-from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.training.device import keep_environment
-from bertkit.training.optimizer import learning_rate
+from bertkit.pretraining_data.pairs import PAIR_OBJECTIVES, TOKEN_OBJECTIVES, PairOptions
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from bertkit.model.encoder import ModelConfig
+    from bertkit.objectives import Sums
+    from bertkit.pretraining_data.loader import PretrainingBatch
     from bertkit.pretraining_data.mixture import MixedStore
+
+
+SCHEDULES = ("linear", "original", "constant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,8 @@ class ModelSize:
 
     def config(self, vocabulary_size: int, *, direction: str = "bidirectional") -> ModelConfig:
         """The configuration with a feed-forward width of four times the hidden size, as in BERT."""
+        from bertkit.model.encoder import ModelConfig
+
         return ModelConfig(
             vocab_size=vocabulary_size,
             hidden_size=self.hidden_size,
@@ -105,8 +113,84 @@ class Phases:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Objectives:
+    """What a model is trained to do (paper sections 3.1 and 5.1).
+
+    | `token`      | model         | a target is                                         |
+    |--------------|---------------|-----------------------------------------------------|
+    | mlm          | bidirectional | the token that was masked (task 1)                  |
+    | clm          | left to right | the next token (section 5.1)                        |
+    | clm-reversed | right to left | the token before                                    |
+    | rtd          | bidirectional | whether the token was replaced (`model.electra`)    |
+
+    | `pair`         | B                                              | loss          |
+    |----------------|------------------------------------------------|---------------|
+    | nsp            | what follows A, or half the time a random text | NSP, task 2   |
+    | sop            | what follows A, or the two swapped (ALBERT)    | which of them |
+    | none           | as with nsp                                    | none          |
+    | single-segment | empty: A is all that fits                      | none          |
+    """
+
+    token: str = "mlm"
+    """mlm, clm (left to right), clm-reversed (right to left) or rtd (ELECTRA)."""
+    pair: str = "nsp"
+    """nsp, sop, none or single-segment."""
+    generator_share: float = 1 / 3
+    """Width of the generator as a share of the model's, for rtd."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("token", TOKEN_OBJECTIVES), ("pair", PAIR_OBJECTIVES)):
+            value = getattr(self, name)
+            if value not in known:
+                raise BertkitError(
+                    f"objectives.{name} cannot be {value!r}{nearest(str(value), known)}; it is "
+                    f"one of {', '.join(known)}"
+                )
+        if self.token == "rtd" and self.has_pairs:
+            raise BertkitError(
+                "objectives.token = rtd needs objectives.pair = none or single-segment"
+            )
+        if not 0 < self.generator_share <= 1:
+            raise BertkitError(
+                f"objectives.generator_share must be above 0, at most 1, not {self.generator_share}"
+            )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether there is a loss on sentence pairs."""
+        return self.pair in ("nsp", "sop")
+
+    @property
+    def direction(self) -> str:
+        """The direction of the model's attention: one of `DIRECTIONS`."""
+        causal = {"clm": "left_to_right", "clm-reversed": "right_to_left"}
+        return causal.get(self.token, "bidirectional")
+
+    def model(self, config: ModelConfig) -> nn.Module:
+        """A new network for these objectives, drawn from torch's generator."""
+        if self.token == "rtd":
+            from bertkit.model.electra import ReplacedTokenModel
+
+            return ReplacedTokenModel(config, self.generator_share)
+        from bertkit.model.heads import PretrainingModel
+
+        return PretrainingModel(config, pairs=self.has_pairs)
+
+    def function(self) -> Callable[[Any, PretrainingBatch], Sums]:
+        """The loss of these objectives: (model, batch) → sums."""
+        from bertkit.objectives import pretraining_objective, replaced_objective
+
+        if self.token == "rtd":
+            return replaced_objective
+        token = "mlm" if self.direction == "bidirectional" else "lm"
+        return partial(
+            pretraining_objective, token=token, pair="sop" if self.pair == "sop" else "nsp"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Training:
-    """Optimizer and schedule (A.2)."""
+    """The optimizer and the learning-rate schedule (A.2)."""
 
     learning_rate: float = 1e-4
     """Peak, reached at the end of the warm-up."""
@@ -142,7 +226,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """What a run writes down, and how often; in updates."""
+    """How often a run logs, evaluates and saves, in updates."""
 
     log_every: int = 50
     """Updates between lines of the journal."""
@@ -156,7 +240,7 @@ class Logging:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRecipe:
-    """Everything that decides a pre-training run, besides its corpus."""
+    """Every setting of a pre-training run except its corpus."""
 
     model: ModelSize = field(default_factory=ModelSize)
     phases: Phases = field(default_factory=Phases)
@@ -173,13 +257,14 @@ class PretrainRecipe:
                 f"{self.model.max_position_embeddings}; raise it or shorten the examples"
             )
         for length in self.phases.lengths:
-            PairOptions(max_length=length, sentences=self.objectives.sentences)
+            PairOptions(max_length=length, pair=self.objectives.pair)
         if min(self.phases.batch_sizes) < self.training.accumulate:
             raise BertkitError(
                 f"phases.batch_sizes has {min(self.phases.batch_sizes)} sequences, too few for "
                 f"training.accumulate = {self.training.accumulate} micro-batches"
             )
-        self.config(vocabulary_size=1)
+        if self.model != ModelSize():  # the defaults are right, and `--help` needs no torch
+            self.config(vocabulary_size=1)
         self.learning_rate(0)  # refuses an impossible schedule before anything is made
         if min(vars(self.logging).values()) < 1:
             raise BertkitError("the logging fields must be at least 1")
@@ -188,11 +273,11 @@ class PretrainRecipe:
         """The network's configuration."""
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
-    def targets_of(self, tokens: int, most: int) -> int:
-        """Targets of an example of `tokens` tokens: masks, at most `most`, or all but one token."""
+    def num_targets(self, tokens: int, max_predictions: int) -> int:
+        """Targets of an example of `tokens` tokens: its masks, or for clm all tokens but one."""
         if self.objectives.direction != "bidirectional":
             return tokens - 1
-        return count_targets(tokens, self.masking.probability, most)
+        return count_targets(tokens, self.masking.probability, max_predictions)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of the update that follows `step` updates."""
@@ -205,6 +290,45 @@ class PretrainRecipe:
         )
 
 
+def learning_rate(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: str = "linear"
+) -> float:
+    """The learning rate of one update (paper section A.2).
+
+    `step` is the number of updates already made: 0 for the first, total_steps - 1 for the last.
+
+    - "linear": warm-up peak * (step + 1) / warmup_steps for step < warmup_steps, so that the first
+      update is not wasted on a rate of 0 and update number warmup_steps has the peak; then
+      peak * (total_steps - step) / (total_steps - warmup_steps), which is the peak at
+      step = warmup_steps and would be 0 at step = total_steps.
+    - "original": Google's. Warm-up peak * step / warmup_steps, whose first update has rate 0; then
+      peak * (1 - step / total_steps), a decay that began at step 0, so at the end of the
+      warm-up the rate jumps down by peak * warmup_steps / total_steps.
+    - "constant": the warm-up of "linear", then the peak.
+
+    From step = total_steps on, "linear" and "original" are 0.
+
+    Raises:
+        BertkitError: unknown schedule, or a warm-up that does not end before training does.
+        ValueError: a negative step.
+    """
+    if schedule not in SCHEDULES:
+        raise BertkitError(f"no schedule is called '{schedule}'{nearest(schedule, SCHEDULES)}")
+    if not 0 <= warmup_steps < total_steps:
+        raise BertkitError(
+            f"the warm-up of {warmup_steps} steps must end before the {total_steps} steps of "
+            "training do; shorten the warm-up or train longer"
+        )
+    if step < 0:
+        raise ValueError(f"step counts from 0, but is {step}")
+    if step < warmup_steps:
+        return peak * (step if schedule == "original" else step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    remaining = max(0, total_steps - step)
+    return peak * remaining / (total_steps - (0 if schedule == "original" else warmup_steps))
+
+
 def mixture_record(store: TokenStore) -> MixedStore | None:
     """The store, if it is a mixture of several."""
     if type(store) is TokenStore:
@@ -215,25 +339,25 @@ def mixture_record(store: TokenStore) -> MixedStore | None:
 
 
 def origin(store: TokenStore) -> dict[str, Any]:
-    """What a run writes down of its corpus: the folder, and of a mixture the stores and shares."""
+    """The run's record of its corpus: the folder, or a mixture's stores and shares."""
     mixture = mixture_record(store)
     return mixture.origin() if mixture else {"store": store.place}
 
 
 def claim_run_folder(
-    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, start: str = ""
+    folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, init_from: str = ""
 ) -> list[str]:
-    """Begin a run directory, or make sure that it holds this very run.
+    """Write the recipe of a new run down, or check that the directory holds this very run.
 
     Args:
         folder: the run directory.
         recipe: resolved, as JSON values.
         name: of the recipe.
         store: the corpus.
-        start: SHA-256 of the weights that the run begins with; "" for random ones.
+        init_from: SHA-256 of the initial weights; "" for random ones.
 
     Returns:
-        What is different since the run was begun, about how it is watched and about this machine.
+        What is different since the run was begun: its logging settings, and this machine.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or corpus, or something else.
@@ -245,10 +369,12 @@ def claim_run_folder(
         "tokenizer_hash": store.tokenizer_hash,
         "corpus": store.content_hash,
     }
-    if start:
-        settings["start"] = start
-    # a store may move, a recipe may be renamed, and how a run is watched changes no weight
+    if init_from:
+        settings["init_from"] = init_from
+    # a store may move, a recipe may be renamed, and logging changes no weight
     may_change = {"store", "stores", "recipe_name", "recipe.logging"}
+    from bertkit.training.device import keep_environment
+
     path = folder / "recipe.json"
     defaults = {"recipe": as_json(PretrainRecipe())}
     begun = claim_settings(path, settings, "a run", ignored=may_change, defaults=defaults)

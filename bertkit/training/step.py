@@ -5,6 +5,7 @@ The caller logs, evaluates, saves, and stops by no longer asking for the next st
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError, DivergedError
+from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import autocast, step_seed
+from bertkit.training.device import autocast, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
 
 class BatchLike(Protocol):
-    """What the loop needs of a batch; the objective needs more."""
+    """The interface of a batch that the loop relies on; an objective needs more."""
 
     @property
     def packed(self) -> Packed:
@@ -38,7 +40,7 @@ class BatchLike(Protocol):
 
 
 AnyBatch = TypeVar("AnyBatch", bound=BatchLike)
-AnyPlace = TypeVar("AnyPlace")
+Position = TypeVar("Position")
 
 
 Objective = Callable[[Any, AnyBatch], Sums]
@@ -46,40 +48,40 @@ Objective = Callable[[Any, AnyBatch], Sums]
 
 
 @dataclass(frozen=True)
-class StepRecord(Generic[AnyPlace]):
+class StepRecord(Generic[Position]):
     """One update of the weights."""
 
     step: int
     """Counts from 1."""
-    after: AnyPlace
-    """Where the data stands after this step's batch."""
+    after: Position
+    """The position of the data stream after this step's batch."""
     sums: Sums
-    """Over this rank's micro-batches, detached, still on the device."""
+    """The sums over this rank's micro-batches, detached, still on the device."""
     counts: dict[str, int]
     gradient_norm: Tensor
-    """Before clipping."""
+    """The norm before clipping."""
     learning_rate: float
     tokens: int
-    """In the sequences of all ranks, as are the counts above."""
+    """Tokens in the sequences of all ranks; the counts above are of all ranks, too."""
     sum_squared_lengths: int
     stop: bool = False
-    """Whether, before this update, any rank was asked to stop."""
+    """Whether any rank was asked to stop before this update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """What one update needs to know besides model, optimizer, objective and data."""
+    """The settings of an update besides model, optimizer, objective and data."""
 
     device: torch.device
     precision: str
     seed: int
     max_gradient_norm: float
     learning_rate: Callable[[int], float]
-    """Learning rate of the update that follows so many updates."""
+    """(updates made) → learning rate of the next update."""
     ranks: Ranks = ALONE
     """The processes that share each global batch."""
     asked_to_stop: Callable[[], bool] = lambda: False
-    """Whether this rank was; all are told before the next update."""
+    """Whether this rank was asked to stop; all ranks learn of it before the next update."""
 
 
 def run_objective(
@@ -91,7 +93,7 @@ def run_objective(
 
 
 def merge_sums(first: Sums | None, second: Sums) -> Sums:
-    """Add two batches' sums; gradients are not followed further."""
+    """Add the sums of two batches, detached from the graph."""
     return {
         name: s._replace(value=s.value.detach() + (first[name].value if first else 0.0))
         for name, s in second.items()
@@ -102,11 +104,11 @@ def train_steps(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     objective: Objective[AnyBatch],
-    steps: Iterable[tuple[Sequence[AnyBatch], AnyPlace]],
+    steps: Iterable[tuple[Sequence[AnyBatch], Position]],
     settings: LoopSettings,
     *,
     done: int = 0,
-) -> Iterator[StepRecord[AnyPlace]]:
+) -> Iterator[StepRecord[Position]]:
     """Make one update for each global batch.
 
     The loss of a step is normalised by the counts of all its micro-batches on all ranks together,
@@ -118,7 +120,7 @@ def train_steps(
         model: in training mode; on several ranks as `bertkit.training.parallel` makes it.
         optimizer: of the model's parameters.
         objective: (model, batch) → sums.
-        steps: (micro-batches of this rank, place after them) for each update.
+        steps: (micro-batches of this rank, position after them) for each update.
         settings: see `LoopSettings`.
         done: updates already made.
     """
@@ -126,7 +128,7 @@ def train_steps(
     for step, (micro_batches, after) in enumerate(steps, start=done):
         rate = settings.learning_rate(step)
         set_learning_rate(optimizer, rate)
-        exchanged = ranks.total(step_counts(micro_batches, settings.asked_to_stop()))
+        exchanged = ranks.all_reduce_counts(step_counts(micro_batches, settings.asked_to_stop()))
         counts: dict[str, int] = {}
         kept: Sums | None = None
         for number, batch in enumerate(micro_batches):
@@ -159,7 +161,7 @@ TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
 
 
 def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict[str, int]:
-    """What this rank contributes to a step."""
+    """The counts that this rank contributes to a step."""
     counts: Counter[str] = Counter()
     lengths: list[int] = []
     for batch in micro_batches:
@@ -172,7 +174,7 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
 def synchronized(
     model: nn.Module, ranks: Ranks, *, last: bool
 ) -> AbstractContextManager[None, bool | None]:
-    """A micro-batch's pass; ranks exchange gradients only in the last one of a step."""
+    """The context of a micro-batch's pass: ranks exchange gradients only in a step's last one."""
     if ranks.world == 1:
         return nullcontext()
     from bertkit.training.parallel import gradient_sync
@@ -224,3 +226,98 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
             f"(learning rate {learning_rate:.2e}); start a new run with a lower learning rate or "
             "a longer warm-up"
         )
+
+
+class MetricWindow:
+    """The updates since the last journal line, averaged over all ranks.
+
+    Args:
+        ranks: the processes that made them; all have to close the window together.
+    """
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new window now, so that evaluation and saving are not counted as training."""
+        self.began = time.perf_counter()
+        self.sums: Sums | None = None
+        self.counts: dict[str, int] = {}
+        self.tokens = self.squares = self.updates = 0
+        self.last: StepRecord[Any] | None = None
+
+    def add(self, record: StepRecord[Any]) -> None:
+        """Count one update."""
+        self.sums = merge_sums(self.sums, record.sums)
+        for name, count in record.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+        self.tokens += record.tokens
+        self.squares += record.sum_squared_lengths
+        self.updates += 1
+        self.last = record
+
+    def close(self) -> dict[str, Any]:
+        """The journal's record of the window; the next one begins.
+
+        Raises:
+            BertkitError: the loss is not a number.
+        """
+        assert self.sums is not None
+        assert self.last is not None
+        values = self.ranks.all_reduce_scalars(
+            {name: kept.value for name, kept in self.sums.items()}
+        )
+        sums = {name: kept._replace(value=values[name]) for name, kept in self.sums.items()}
+        means = mean_losses(sums, self.counts)
+        norm = float(self.last.gradient_norm)
+        seconds = time.perf_counter() - self.began
+        check_finite(means["loss"], norm, self.last.step, self.last.learning_rate)
+        record = {
+            "kind": "step",
+            "step": self.last.step,
+            **means,
+            "learning_rate": self.last.learning_rate,
+            "gradient_norm": norm,
+            "tokens": self.tokens,
+            **self.counts,
+            "tokens_per_second": self.tokens / seconds,
+            "seconds": seconds,
+        }
+        self.restart()
+        return record
+
+
+class PretrainMetrics(MetricWindow):
+    """A window of pre-training, whose record also says the phase and the MFU."""
+
+    def __init__(
+        self, model: nn.Module, matmul_peak: float, phase: int, ranks: Ranks = ALONE
+    ) -> None:
+        super().__init__(ranks)
+        self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
+
+    def close(self) -> dict[str, Any]:
+        """See `MetricWindow`."""
+        squares, record = self.squares, super().close()
+        work = sum(
+            training_flops(
+                config,
+                tokens=record["tokens"],
+                targets=record["targets"] if has_words else 0,
+                sequences=record["sequences"],
+                sum_squared_lengths=squares,
+            )
+            for config, has_words in network_sizes(self.model)
+        )
+        mfu = work / record["seconds"] / (self.matmul_peak * self.ranks.world)
+        return {**record, "phase": self.phase, "mfu": mfu}
+
+
+def network_sizes(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
+    """The encoders of a model in training, and whether a vocabulary projection is on each."""
+    generator = getattr(model, "generator", None)
+    assert isinstance(model.config, ModelConfig)
+    if generator is None:
+        return [(model.config, True)]
+    return [(model.config, False), (generator.config, True)]

@@ -152,17 +152,17 @@ def test_vocabulary_of_another_language(build: Build, words: str, expected: set[
     assert expected <= problems(folder)
 
 
-@pytest.mark.parametrize("sentences", ["order", "none", "single"])
-def test_what_other_examples_do_not_need_is_not_judged(build: Build, sentences: str) -> None:
+@pytest.mark.parametrize("pair", ["sop", "none", "single-segment"])
+def test_what_other_examples_do_not_need_is_not_judged(build: Build, pair: str) -> None:
     rng = np.random.default_rng(1)
     folder = build([make_document(rng, 1) for _ in range(1500)])
     assert problems(folder) == {"one-sentence-documents", "label-balance"}
-    found = {one.name: one for one in check_store(folder, Console(stream=SILENT), sentences)}
+    found = {one.name: one for one in check_store(folder, Console(stream=SILENT), pair)}
     assert not [name for name, one in found.items() if one.severity == "problem"]
     assert "one-sentence-documents" not in found
-    assert ("label-balance" in found) == (sentences == "order")
-    assert ("largest-document" in found) == (sentences == "none")
-    if sentences == "order":
+    assert ("label-balance" in found) == (pair == "sop")
+    assert ("largest-document" in found) == (pair == "none")
+    if pair == "sop":
         assert found["label-balance"].numbers["random_share"] == pytest.approx(0.5, abs=0.05)
         assert found["pair-shortcut"].numbers["accuracy"] < 0.7
 

@@ -65,7 +65,7 @@ def test_bytes_that_are_no_text_are_written_out(directory: Path, tmp_path: Path)
 
 def test_the_question_of_the_pairs_is_named(trace: Trace) -> None:
     assert "next-sentence prediction" in Page(explanation_page(trace)).prose()
-    swapped = Page(explanation_page(replace(trace, pairs="order"))).prose()
+    swapped = Page(explanation_page(replace(trace, pairs="sop"))).prose()
     assert "sentence order" in swapped
     assert "next-sentence prediction" not in swapped
 

@@ -238,13 +238,11 @@ def test_a_model_of_one_direction_masks_nothing(
     assert (unseen(trace.inside.attention, shift) == 0).all()
 
 
-@pytest.mark.parametrize(
-    ("sentences", "expected"), [("next", "next"), ("order", "order"), ("none", "next")]
-)
+@pytest.mark.parametrize(("pair", "expected"), [("nsp", "nsp"), ("sop", "sop"), ("none", "nsp")])
 def test_what_a_pair_was_trained_on(
-    tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path, sentences: str, expected: str
+    tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path, pair: str, expected: str
 ) -> None:
-    details = {"recipe": {"objectives": {"sentences": sentences}}}
+    details = {"recipe": {"objectives": {"pair": pair}}}
     save_model(tmp_path / "model", PretrainingModel(sizes), tokenizer, details)
     assert trace_example(tmp_path / "model", TEXT, PAIR).pairs == expected
 
@@ -255,7 +253,7 @@ def test_pairs_of_an_albert_of_unknown_recipe_are_ordered(
 ) -> None:
     shared = replace(sizes, share_layers=True)
     save_model(tmp_path / "model", PretrainingModel(shared), tokenizer, details)
-    assert trace_example(tmp_path / "model", TEXT, PAIR).pairs == "order"
+    assert trace_example(tmp_path / "model", TEXT, PAIR).pairs == "sop"
 
 
 def test_a_fine_tuned_model_says_its_answer(

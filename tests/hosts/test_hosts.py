@@ -120,7 +120,7 @@ def test_a_lost_host_is_done_without(
     running[2].wait(timeout=30)
     assert [process.returncode for process in running[:2]] == [0, 0], seen()
     log = logs[0].read_text() + logs[1].read_text()
-    assert "going on from" in log, "the run was at its end before the host was lost"
+    assert "resuming from" in log, "the run was at its end before the host was lost"
     records = read_journal(out / "journal.jsonl")
     assert records[-1]["reason"] == "finished"
     assert sum(r["sequences"] for r in records if r["kind"] == "step") == STEPS * 12

@@ -39,7 +39,7 @@ from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
 from bertkit.tokenizer.normalize import is_cjk
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
-from bertkit.training.data import held_out_batches, held_out_rows, held_out_store, training_examples
+from bertkit.training.data import HeldOut, training_examples
 from bertkit.training.journal import Console, read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
@@ -280,7 +280,7 @@ def test_loader_processes_change_nothing(mixture: MixedStore, workers: int) -> N
     for first, second in zip(alone, parallel, strict=True):
         assert plain(first.after) == plain(second.after)
         assert contents(first.micro_batches) == contents(second.micro_batches)
-    rest = made(mixture, 2, workers=workers, place=parallel[2].after)
+    rest = made(mixture, 2, workers=workers, position=parallel[2].after)
     assert contents(rest[1].micro_batches) == contents(alone[4].micro_batches)
 
 
@@ -389,7 +389,7 @@ def test_run_over_a_mixture_is_recorded(
 
     steps, size = TOY.phases.steps[1], TOY.phases.batch_sizes[1]
     kept = read_json(finished / "checkpoints" / "step-00000018" / "progress.json")
-    _, counts = kept["progress"]["place"]
+    _, counts = kept["progress"]["position"]
     assert counts == deal_examples(mixture.parts, [0] * len(folders), steps * size)[1]
 
 
@@ -459,19 +459,19 @@ def test_command_line_makes_the_same_run(
 def test_held_out_examples_have_the_shares(
     mixture: MixedStore, languages: dict[str, TokenStore]
 ) -> None:
-    held_out = held_out_store(mixture)
+    evaluated = HeldOut(TOY, mixture)
+    held_out = evaluated.store
     assert isinstance(held_out, MixedStore)
     assert held_out.split == "held_out"
     rows = MixtureSampler(held_out, OPTIONS, 0).first(60)
     seen = np.bincount(members_of(held_out, rows["a_shard"]), minlength=len(languages))
     assert np.abs(seen - 60 * np.array(held_out.shares)).max() < 2
-    evaluated = held_out_rows(TOY, held_out, 0)
-    first, second = (list(held_out_batches(TOY, held_out, 0, evaluated)) for _ in range(2))
+    first, second = (list(evaluated.batches(0)) for _ in range(2))
     assert contents(first) == contents(second)
     assert sum(len(batch.next_labels) for batch in first) == 24
     table, _ = training_examples(TOY, mixture, 0)
     assert isinstance(table, MixtureSampler)
-    assert len(table.first()) == sum(len(member.rows_of(0, 0)) for member in table.tables)
+    assert len(table.first()) == sum(len(member.window_rows(0, 0)) for member in table.tables)
     assert np.array_equal(table.first(9), table.first()[:9])
 
 
@@ -479,7 +479,7 @@ def test_store_without_held_out_documents_is_named(store: TokenStore, tmp_path: 
     text = str(store.folder.parent / "corpus.txt")
     other = prepare([text], store.tokenizer, tmp_path / "bare", PrepareOptions(held_out=0))
     both = mix_stores([store, other], weights=[1.0, 3.0])
-    held_out = held_out_store(both)
+    held_out = HeldOut(TOY, both).store
     assert isinstance(held_out, MixedStore)
     assert [member.folder for member in held_out.stores] == [store.folder]
     assert held_out.shares == [1.0]
@@ -490,7 +490,7 @@ def test_store_without_held_out_documents_is_named(store: TokenStore, tmp_path: 
     notes = [record["message"] for record in records if record["kind"] == "note"]
     assert any(f"no evaluation on: {other.folder}" in note for note in notes)
     assert [record for record in records if record["kind"] == "evaluation"]
-    assert held_out_store(mix_stores([other, other])) is None
+    assert HeldOut(TOY, mix_stores([other, other])).store is None
 
 
 def test_damaged_shard_is_named_by_its_own_store(

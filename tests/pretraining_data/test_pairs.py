@@ -50,10 +50,10 @@ def plan(
     length: int = 64,
     seed: int = 0,
     epoch: int = 0,
-    sentences: str = "next",
+    pair: str = "nsp",
     short: float = 0.1,
 ) -> np.ndarray:
-    options = PairOptions(max_length=length, sentences=sentences, short_probability=short)
+    options = PairOptions(max_length=length, pair=pair, short_probability=short)
     return plan_block(store, range(len(store.shards)), options, seed, epoch, 0)
 
 
@@ -229,21 +229,21 @@ def test_too_short_length_is_refused() -> None:
 
 
 def test_unknown_sentences_name_the_nearest() -> None:
-    with pytest.raises(BertkitError, match="'singel'; did you mean 'single'"):
-        PairOptions(sentences="singel")
+    with pytest.raises(BertkitError, match="'single-segmet'; did you mean 'single-segment'"):
+        PairOptions(pair="single-segmet")
 
 
 def test_none_is_the_very_table_of_next(store: TokenStore) -> None:
     for epoch in range(3):
         np.testing.assert_array_equal(
-            plan(store, epoch=epoch, sentences="none"), plan(store, epoch=epoch)
+            plan(store, epoch=epoch, pair="none"), plan(store, epoch=epoch)
         )
 
 
-@pytest.mark.parametrize("sentences", PAIR_OBJECTIVES)
-def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, sentences: str) -> None:
+@pytest.mark.parametrize("pair", PAIR_OBJECTIVES)
+def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, pair: str) -> None:
     window = open_block(store, range(len(store.shards)))
-    rows = np.concatenate([plan(store, epoch=n, length=40, sentences=sentences) for n in range(4)])
+    rows = np.concatenate([plan(store, epoch=n, length=40, pair=pair) for n in range(4)])
     assert (rows["a_length"] >= 1).all()
     lengths = example_lengths(rows)
     assert lengths.max() == 40
@@ -256,14 +256,14 @@ def test_every_table_keeps_the_length_and_the_documents(store: TokenStore, sente
         document = rows[f"{side}_document"]
         assert (start >= window.sentences[window.documents[document]]).all()
         assert (end <= window.sentences[window.documents[document + 1]]).all()
-    assert (plan(store, sentences=sentences) == plan(store, sentences=sentences)).all()
+    assert (plan(store, pair=pair) == plan(store, pair=pair)).all()
     found = measure_pairs(rows, 40)
     assert found.mean_tokens == pytest.approx(float(lengths.mean()))
     assert found.random_share == pytest.approx(float(rows["is_random"].mean()))
 
 
 def test_order_is_what_the_label_says(store: TokenStore) -> None:
-    rows = np.concatenate([plan(store, epoch=n, sentences="order") for n in range(30)])
+    rows = np.concatenate([plan(store, epoch=n, pair="sop") for n in range(30)])
     (a_start, a_end), (b_start, b_end) = spans(store, rows, "a"), spans(store, rows, "b")
     swapped, whole = rows["is_random"] == 1, rows["cut"] == 0
     assert (rows["a_document"] == rows["b_document"]).all()
@@ -280,7 +280,7 @@ def test_order_is_what_the_label_says(store: TokenStore) -> None:
 
 
 def test_order_reads_every_token_once(store: TokenStore) -> None:
-    rows = plan(store, length=4000, sentences="order", short=0.0)
+    rows = plan(store, length=4000, pair="sop", short=0.0)
     assert rows["cut"].sum() == 0
     used = np.concatenate(
         [
@@ -296,7 +296,7 @@ def test_a_chunk_of_one_sentence_is_cut_inside(tokenizer: Tokenizer, tmp_path: P
     words = "river stone bridge lantern harvest winter"
     own = own_store(tokenizer, tmp_path, f"{words}.", f"{words}.")
     length = own.tokens // 2
-    rows = np.concatenate([plan(own, sentences="order", epoch=n) for n in range(200)])
+    rows = np.concatenate([plan(own, pair="sop", epoch=n) for n in range(200)])
     assert len(rows) == 400, "each document is one chunk"
     earlier = np.where(rows["is_random"], rows["b_length"], rows["a_length"])
     assert set((rows["a_length"] + rows["b_length"]).tolist()) == {length}
@@ -309,7 +309,7 @@ def test_a_sentence_of_one_token_has_no_b(tokenizer: Tokenizer, tmp_path: Path) 
     own = own_store(tokenizer, tmp_path, "river stone.\nbridge lantern.", "winter")
     last = own.tokens - 1
     for epoch in range(20):
-        rows = plan(own, sentences="order", epoch=epoch, short=0.0)
+        rows = plan(own, pair="sop", epoch=epoch, short=0.0)
         single = rows[rows["a_document"] == 1]
         assert single["a_start"].tolist() == single["b_start"].tolist() == [last]
         assert (single["a_length"][0], single["b_length"][0]) == (1, 0)
@@ -325,7 +325,7 @@ def test_a_sentence_of_one_token_has_no_b(tokenizer: Tokenizer, tmp_path: Path) 
 @pytest.mark.parametrize("length", [40, 64, 4000])
 def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
     """Where sentences fit: as many as fit, no B, and the next example begins where one ends."""
-    rows = plan(store, length=length, sentences="single", short=0.0)
+    rows = plan(store, length=length, pair="single-segment", short=0.0)
     assert (rows["b_length"] == 0).all()
     assert (rows["is_random"] == 0).all()
     np.testing.assert_array_equal(rows["b_start"], rows["a_start"])
@@ -343,7 +343,7 @@ def test_single_uses_every_token_once(store: TokenStore, length: int) -> None:
 
 
 def test_single_cuts_sentences_that_never_fit(store: TokenStore) -> None:
-    rows = plan(store, length=8, sentences="single", short=0.0)
+    rows = plan(store, length=8, pair="single-segment", short=0.0)
     sizes = np.concatenate([[len(s) for s in d] for d in sentences_by_document(store)])
     assert sizes.max() > 6
     assert rows["cut"].sum() == np.maximum(0, sizes - 6).sum()

@@ -63,7 +63,7 @@ class Watched(TokenStore):
 def take_all(table: ExampleSampler, place: DataPosition, windows: int) -> np.ndarray:
     """The rows of some windows, in pieces that do not fit them."""
     total = sum(
-        len(copy.copy(table).rows_of(*divmod(place.window + n, table.windows)))
+        len(copy.copy(table).window_rows(*divmod(place.window + n, table.windows)))
         for n in range(windows)
     )
     taken, at = [], place
@@ -111,7 +111,7 @@ def test_windows_are_parts_of_one_permutation(many: TokenStore) -> None:
         for epoch in (0, 5):
             rng = keyed_rng(1, SHARD_ORDER, epoch=epoch, window=0)
             expected = np.array_split(rng.permutation(shards), table.windows)
-            found = [table.shards_of(epoch, window) for window in range(table.windows)]
+            found = [table.window_shards(epoch, window) for window in range(table.windows)]
             assert found == [part.tolist() for part in expected]
 
 
@@ -121,7 +121,7 @@ def test_seeking_opens_one_window(many: TokenStore) -> None:
     table = ExampleSampler(store, OPTIONS, 0)
     rows, _ = table.take(DataPosition(10**6, 1, 5), 20)
     table.close()
-    assert {index for index, _ in store.opened} == set(table.shards_of(10**6, 1))
+    assert {index for index, _ in store.opened} == set(table.window_shards(10**6, 1))
     assert (rows["epoch"] == 10**6).all()
 
 
@@ -131,10 +131,10 @@ def test_a_damaged_shard_of_the_next_window_is_named_when_it_is_due(
     """The thread that meets it first does not end the run before."""
     folder = shutil.copytree(many.folder, tmp_path / "store")
     table = ExampleSampler(TokenStore(folder), OPTIONS, 0)
-    victim = table.store.shards[table.shards_of(0, 1)[4]].name
+    victim = table.store.shards[table.window_shards(0, 1)[4]].name
     path = folder / f"{victim}.tokens.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    whole = len(table.rows_of(0, 0))
+    whole = len(table.window_rows(0, 0))
     _, place = table.take(START, whole)  # the next window is planned meanwhile
     assert table._ahead is not None
     assert table._ahead.rows.exception() is not None
@@ -149,15 +149,15 @@ def test_a_damaged_shard_of_the_next_window_is_named_when_it_is_due(
 
 def test_what_nobody_wants_is_given_up(fresh: TokenStore) -> None:
     table = ExampleSampler(fresh, OPTIONS, 0)
-    _, place = table.take(START, len(table.rows_of(0, 0)) - 1)
+    _, place = table.take(START, len(table.window_rows(0, 0)) - 1)
     ahead = table._ahead
     assert ahead is not None
-    rows = table.rows_of(7, 2)  # somewhere else
+    rows = table.window_rows(7, 2)  # somewhere else
     assert ahead.stop.is_set()
     assert rows["epoch"][0] == 7
     assert table.take(place, 1)[1].epoch == 0
     steps = stream_steps(
-        table, BatchBuilder(fresh, MaskingOptions(), 5, 0), batch_size=100, steps=9, place=place
+        table, BatchBuilder(fresh, MaskingOptions(), 5, 0), batch_size=100, steps=9, position=place
     )
     next(steps)
     del steps  # a run that was stopped
@@ -219,12 +219,12 @@ def rank_steps(store: TokenStore, rank: int, world: int, steps: int) -> list[Str
 
 def test_a_rank_opens_the_shards_of_its_windows_only(many: TokenStore) -> None:
     """An epoch has three windows; in the first half of one, a rank has opened one, then two."""
-    whole = len(ExampleSampler(many, OPTIONS, 0).rows_of(0, 0))
+    whole = len(ExampleSampler(many, OPTIONS, 0).window_rows(0, 0))
     for rank in (0, 3):
         store = Watched(many.folder)
         table = ExampleSampler(store, OPTIONS, 0)
         rank_steps(store, rank, 4, whole // 2 // 64 - 1)
-        assert {index for index, _ in store.opened} == set(table.shards_of(0, 0))
+        assert {index for index, _ in store.opened} == set(table.window_shards(0, 0))
         assert len(store.opened) == 8, "each once"
 
 
@@ -252,9 +252,9 @@ def test_a_remote_store_gives_the_same_batches(remote: TokenStore, many: TokenSt
 
 def test_the_next_window_is_fetched_ahead(remote: TokenStore) -> None:
     table = ExampleSampler(remote, OPTIONS, 0)
-    whole = len(table.rows_of(0, 0))
+    whole = len(table.window_rows(0, 0))
     table.take(START, whole // 2 - 1)
-    names = {remote.shards[index].name for index in table.shards_of(0, 1)}
+    names = {remote.shards[index].name for index in table.window_shards(0, 1)}
     here = {path.name.partition(".")[0] for path in remote.folder.glob("*.tokens.npy")}
     assert not names & here
     table.take(DataPosition(0, 0, whole // 2 - 1), 2)

@@ -18,7 +18,7 @@ def masked(
 ) -> tuple[PretrainingBatch, Tensor]:
     """A batch of examples, and their text as it is."""
     chosen, _ = ExampleSampler(store, PairOptions(max_length=48), 0).take(START, rows)
-    plain = BatchBuilder(store, masking, 7, 0, "left_to_right")[chosen]
+    plain = BatchBuilder(store, masking, 7, 0, "clm")[chosen]
     return BatchBuilder(store, masking, 7, 0)[chosen], plain.packed.ids
 
 

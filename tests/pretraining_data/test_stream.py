@@ -55,7 +55,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: TokenStore) -> None:
     assert whole[-1].after.epoch > 2
     for made in (0, 1, 57, 199):
         place = whole[made - 1].after if made else START
-        rest = steps(store, 200 - made, place=place)
+        rest = steps(store, 200 - made, position=place)
         for first, second in zip(whole[made:], rest, strict=True):
             assert first.after == second.after
             assert contents(first.micro_batches) == contents(second.micro_batches)
@@ -63,7 +63,7 @@ def test_resuming_anywhere_gives_the_same_batches(store: TokenStore) -> None:
 
 def test_epochs_use_every_example_once(store: TokenStore) -> None:
     table, _ = parts(store)
-    total = sum(len(table.rows_of(0, window)) for window in range(table.windows))
+    total = sum(len(table.window_rows(0, window)) for window in range(table.windows))
     rows, place = table.take(START, total + 1)
     names = {(row["epoch"], row["window"], row["row"]) for row in rows[:total]}
     assert len(names) == total
@@ -163,7 +163,7 @@ def test_masks_of_an_example_do_not_depend_on_its_batch(store: TokenStore) -> No
 
 def test_epochs_mask_differently(store: TokenStore) -> None:
     table, builder = parts(store)
-    row = table.rows_of(0, 0)[:1].copy()
+    row = table.window_rows(0, 0)[:1].copy()
     first = builder[row]
     row["epoch"] = 1
     assert not torch.equal(first.target_positions, builder[row].target_positions)
@@ -181,9 +181,11 @@ def test_many_shards_make_windows(tokenizer, tmp_path) -> None:
     assert len(many.shards) >= 16
     table, _ = parts(many)
     assert table.windows == len(many.shards) // 8
-    seen = np.concatenate([table.rows_of(0, window)["a_shard"] for window in range(table.windows)])
+    seen = np.concatenate(
+        [table.window_rows(0, window)["a_shard"] for window in range(table.windows)]
+    )
     assert set(seen.tolist()) == set(range(len(many.shards)))
-    rows = table.rows_of(1, 1)
+    rows = table.window_rows(1, 1)
     assert set(rows["b_shard"].tolist()) <= set(rows["a_shard"].tolist())
 
 
@@ -207,10 +209,10 @@ def test_equal_lengths_are_runs() -> None:
     assert isinstance(packed.to("cpu"), Packed)
 
 
-def shown_and_targets(store: TokenStore, words: str, sentences: str = "next") -> PretrainingBatch:
-    table = ExampleSampler(store, PairOptions(max_length=LENGTH, sentences=sentences), 0)
+def shown_and_targets(store: TokenStore, token: str, pair: str = "nsp") -> PretrainingBatch:
+    table = ExampleSampler(store, PairOptions(max_length=LENGTH, pair=pair), 0)
     rows, _ = table.take(START, 40)
-    batch = BatchBuilder(store, MaskingOptions(), 7, 0, words)[rows]
+    batch = BatchBuilder(store, MaskingOptions(), 7, 0, token)[rows]
     assert batch.counts == {
         "targets": len(batch.target_ids),
         "sequences": 40,
@@ -219,12 +221,12 @@ def shown_and_targets(store: TokenStore, words: str, sentences: str = "next") ->
     return batch
 
 
-@pytest.mark.parametrize("sentences", ["next", "order", "single"])
-def test_causal_targets_are_the_neighbours(store: TokenStore, sentences: str) -> None:
+@pytest.mark.parametrize("pair", ["nsp", "sop", "single-segment"])
+def test_causal_targets_are_the_neighbours(store: TokenStore, pair: str) -> None:
     """The next piece from left to right, the one before from right to left; nothing is masked."""
-    right = shown_and_targets(store, "left_to_right", sentences)
-    left = shown_and_targets(store, "right_to_left", sentences)
-    text = restored(shown_and_targets(store, "masked", sentences))
+    right = shown_and_targets(store, "clm", pair)
+    left = shown_and_targets(store, "clm-reversed", pair)
+    text = restored(shown_and_targets(store, "mlm", pair))
     tokenizer = store.tokenizer
     for batch in (right, left):
         assert torch.equal(batch.packed.ids, text), "the text as it is"
@@ -244,12 +246,12 @@ def test_causal_targets_are_the_neighbours(store: TokenStore, sentences: str) ->
 
 def test_replaced_is_masked_alike(store: TokenStore) -> None:
     """ELECTRA's generator sees the very masks of BERT."""
-    one, other = shown_and_targets(store, "masked"), shown_and_targets(store, "replaced")
+    one, other = shown_and_targets(store, "mlm"), shown_and_targets(store, "rtd")
     assert contents([one]) == contents([other])
 
 
 def test_examples_of_one_segment(store: TokenStore) -> None:
-    batch = shown_and_targets(store, "masked", "single")
+    batch = shown_and_targets(store, "mlm", "single-segment")
     packed, text = batch.packed, restored(batch)
     tokenizer = store.tokenizer
     assert not packed.segment_ids.any()
@@ -261,14 +263,14 @@ def test_examples_of_one_segment(store: TokenStore) -> None:
     assert not torch.isin(batch.target_ids, special).any()
 
 
-@pytest.mark.parametrize("words", ["left_to_right", "replaced"])
-def test_other_targets_resume_and_share_alike(store: TokenStore, words: str) -> None:
-    table = ExampleSampler(store, PairOptions(max_length=LENGTH, sentences="single"), 0)
-    builder = BatchBuilder(store, MaskingOptions(), 7, 0, words)
+@pytest.mark.parametrize("token", ["clm", "rtd"])
+def test_other_targets_resume_and_share_alike(store: TokenStore, token: str) -> None:
+    table = ExampleSampler(store, PairOptions(max_length=LENGTH, pair="single-segment"), 0)
+    builder = BatchBuilder(store, MaskingOptions(), 7, 0, token)
 
     def made(place: DataPosition, count: int, **options: int) -> list[StreamStep]:
         return list(
-            stream_steps(table, builder, batch_size=12, steps=count, place=place, **options)
+            stream_steps(table, builder, batch_size=12, steps=count, position=place, **options)
         )
 
     whole = made(START, 12)

@@ -40,12 +40,12 @@ SMALL = [
 ]
 PRETRAINED = {
     "bert": [],
-    "electra": ["--objectives.words", "replaced", "--objectives.sentences", "single"],
+    "electra": ["--objectives.token", "rtd", "--objectives.pair", "single-segment"],
     "albert": [
         *("--model.share-layers", "--model.embedding-size", "16"),
-        *("--objectives.sentences", "order"),
+        *("--objectives.pair", "sop"),
     ],
-    "left-to-right": ["--objectives.words", "left_to_right", "--objectives.sentences", "none"],
+    "left-to-right": ["--objectives.token", "clm", "--objectives.pair", "none"],
 }
 """The flags of each pre-trained network."""
 

@@ -9,17 +9,14 @@ import pytest
 import torch
 
 from bertkit.corpus.store import TokenStore
-from bertkit.objectives import Objectives
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.sampler import START
 from bertkit.training.data import (
-    held_out_batches,
-    held_out_rows,
-    held_out_store,
+    HeldOut,
     start_record,
     training_examples,
 )
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
+from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -30,14 +27,14 @@ RECIPE = PretrainRecipe(
 )
 
 
-@pytest.mark.parametrize("words", ["left_to_right", "right_to_left"])
-@pytest.mark.parametrize("sentences", ["none", "single"])
+@pytest.mark.parametrize("token", ["clm", "clm-reversed"])
+@pytest.mark.parametrize("pair", ["none", "single-segment"])
 def test_special_tokens_are_targets_of_one_sided_models(
-    store: TokenStore, words: str, sentences: str
+    store: TokenStore, token: str, pair: str
 ) -> None:
-    recipe = replace(RECIPE, objectives=Objectives(words=words, sentences=sentences))
+    recipe = replace(RECIPE, objectives=Objectives(token=token, pair=pair))
     table, builder = training_examples(recipe, store, 0)
-    targets = builder[table.rows_of(0, 0)].target_ids.numpy()
+    targets = builder[table.window_rows(0, 0)].target_ids.numpy()
     shares = np.bincount(targets) / len(targets)
     specials = {store.tokenizer.cls_id, store.tokenizer.sep_id}
     found = start_record(recipe, store)["baselines"]
@@ -67,17 +64,12 @@ def test_training_masks_as_the_recipe_says(store: TokenStore) -> None:
 
 
 def test_held_out_examples_are_masked_alike_whatever_the_recipe_says(store: TokenStore) -> None:
-    held_out = held_out_store(store)
-    assert held_out is not None
     other = replace(
         RECIPE,
         masking=MaskingOptions(probability=0.5, mask_share=0.0, random_share=1.0),
         training=replace(RECIPE.training, seed=5),
     )
-    first, second = (
-        next(iter(held_out_batches(recipe, held_out, 0, held_out_rows(recipe, held_out, 0))))
-        for recipe in (RECIPE, other)
-    )
+    first, second = (next(HeldOut(recipe, store).batches(0)) for recipe in (RECIPE, other))
     assert torch.equal(first.packed.ids, second.packed.ids)
     assert torch.equal(first.target_positions, second.target_positions)
     shown = first.packed.ids[first.target_positions]

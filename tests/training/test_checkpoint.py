@@ -20,13 +20,13 @@ from bertkit.checkpoints import weights
 from bertkit.errors import BertkitError
 from bertkit.training import checkpoint
 from bertkit.training.checkpoint import checkpoints, load_latest, save_checkpoint, save_shards
-from bertkit.training.checkpoint_writer import (
+from bertkit.training.optimizer import build_optimizer
+from bertkit.training.state import (
     model_tensors,
     optimizer_tensors,
     restore_model,
     restore_optimizer,
 )
-from bertkit.training.optimizer import build_optimizer
 
 
 class Tied(nn.Module):
@@ -400,7 +400,7 @@ def test_parts_of_some_processes_are_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="parts of 2 of 3 processes; --out must be a folder"):
         save_shards(folder, 9, shards, {}, count=3)
     assert [step for step, _ in checkpoints(folder)] == [5]
-    save_shards(folder, 9, shards, {"place": [1]}, count=2)
+    save_shards(folder, 9, shards, {"position": [1]}, count=2)
     assert not shards.exists(), "what is left over goes"
     found = load_latest(folder, refuse_warnings)
     assert found is not None

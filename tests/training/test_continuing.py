@@ -1,4 +1,4 @@
-"""Pre-training that goes on from an existing model."""
+"""Pre-training that is initialised from an existing model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from bertkit.errors import BertkitError
 from bertkit.files import read_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.objectives import Objectives
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.initialize import init_from
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
+from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
+from bertkit.training.state import pretrained_network
 
 RECIPE = PretrainRecipe(
     model=ModelSize(
@@ -55,7 +54,7 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    assert pretrain(RECIPE, store, out, start=start) is None
+    assert pretrain(RECIPE, store, out, init_from=start) is None
     before, after = load_pretraining_model(start), load_pretraining_model(out / "model")
     assert after.config.hidden_act == "gelu_tanh"
     assert after.config.intermediate_size == 48
@@ -63,16 +62,16 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
         torch.testing.assert_close(weights, before.state_dict()[name], atol=1e-6, rtol=0)
     sizes = read_json(out / "recipe.json")["recipe"]["model"]
     assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
-    assert pretrain(RECIPE, store, out, start=start) is None  # finished: nothing to do
+    assert pretrain(RECIPE, store, out, init_from=start) is None  # finished: nothing to do
 
 
 def test_training_goes_on_and_a_stopped_run_resumes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     quick = replace(RECIPE, training=Training(learning_rate=1e-3, warmup_steps=0))
-    assert pretrain(quick, store, tmp_path / "whole", start=start) is None
+    assert pretrain(quick, store, tmp_path / "whole", init_from=start) is None
     short = tmp_path / "short"
-    assert pretrain(quick, store, short, start=start) is None
+    assert pretrain(quick, store, short, init_from=start) is None
     for later in ("step-00000006",):  # as if it had been killed after the third update
         for file in (short / "checkpoints" / later).iterdir():
             file.unlink()
@@ -80,7 +79,7 @@ def test_training_goes_on_and_a_stopped_run_resumes(
     for file in (short / "model").iterdir():
         file.unlink()
     (short / "model").rmdir()
-    assert pretrain(quick, store, short, start=start) is None
+    assert pretrain(quick, store, short, init_from=start) is None
     one, two = (
         (folder / "model" / "model.safetensors").read_bytes()
         for folder in (tmp_path / "whole", short)
@@ -93,8 +92,8 @@ def test_training_goes_on_and_a_stopped_run_resumes(
 def test_another_start_in_the_same_folder_is_refused(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
-    pretrain(RECIPE, store, tmp_path / "run", start=start)
-    with pytest.raises(BertkitError, match="start"):
+    pretrain(RECIPE, store, tmp_path / "run", init_from=start)
+    with pytest.raises(BertkitError, match="init_from"):
         pretrain(
             replace(RECIPE, model=replace(
                 RECIPE.model, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -107,24 +106,24 @@ def test_another_start_in_the_same_folder_is_refused(
 def test_a_model_that_does_not_fit_is_refused(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
-    causal = replace(RECIPE, objectives=Objectives(words="left_to_right", sentences="none"))
+    causal = replace(RECIPE, objectives=Objectives(token="clm", pair="none"))
     with pytest.raises(BertkitError, match="is bidirectional and the recipe"):
-        pretrain(causal, store, tmp_path / "a", start=start)
+        pretrain(causal, store, tmp_path / "a", init_from=start)
     other = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, "a", "b"], lowercase=True)
     config = ModelConfig(
         vocab_size=7, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
     )
     save_model(tmp_path / "other", PretrainingModel(config), other, {})
     with pytest.raises(BertkitError, match="another tokenizer than the store; prepare"):
-        pretrain(RECIPE, store, tmp_path / "b", start=tmp_path / "other")
+        pretrain(RECIPE, store, tmp_path / "b", init_from=tmp_path / "other")
     with pytest.raises(BertkitError, match="no model directory"):
-        pretrain(RECIPE, store, tmp_path / "c", start=tmp_path / "nowhere")
+        pretrain(RECIPE, store, tmp_path / "c", init_from=tmp_path / "nowhere")
 
 
 def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     start: Path, corpus_text: str, tmp_path: Path
 ) -> None:
-    """vocab extend, prepare and pretrain --start, one after the other."""
+    """vocab extend, prepare and pretrain --init-from, one after the other."""
     source = tmp_path / "text.txt"
     source.write_text(corpus_text.replace("lantern", "mitochondria"))
     (tmp_path / "words.txt").write_text("mitochondria\n")
@@ -134,7 +133,7 @@ def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     store = prepare([str(source)], tokenizer, tmp_path / "store", PrepareOptions(held_out=0.1))
     assert store.unigrams[new] > 0, "the text has the new piece"
     recipe = replace(RECIPE, training=replace(RECIPE.training, learning_rate=1e-2))
-    assert pretrain(recipe, store, tmp_path / "run", start=tmp_path / "extended") is None
+    assert pretrain(recipe, store, tmp_path / "run", init_from=tmp_path / "extended") is None
     before, after = (
         load_pretraining_model(tmp_path / name).state_dict()["encoder.word_embeddings.weight"]
         for name in ("extended", "run/model")
@@ -143,17 +142,17 @@ def test_a_model_with_words_of_a_field_is_trained_on_its_text(
     assert not torch.equal(before[new], after[new]), "and the new row is trained"
 
 
-@pytest.mark.parametrize(("sentences", "kept"), [("order", True), ("next", False)])
+@pytest.mark.parametrize(("pair", "kept"), [("sop", True), ("nsp", False)])
 def test_an_albert_of_others_keeps_its_head_for_the_order_of_sentences(
-    start: Path, store: TokenStore, tmp_path: Path, sentences: str, kept: bool
+    start: Path, store: TokenStore, tmp_path: Path, pair: str, kept: bool
 ) -> None:
     """Without a recipe beside it, a network that shares its layers was trained on order."""
     config = replace(load_pretraining_model(start).config, share_layers=True)
     save_model(tmp_path / "albert", PretrainingModel(config), store.tokenizer, {})
-    recipe = replace(RECIPE, objectives=Objectives(sentences=sentences))
-    begun = init_from(tmp_path / "albert", recipe, store.tokenizer)
-    heads = {name for name in begun.missing_keys if name.startswith("cls.seq_relationship.")}
-    assert bool(heads) != kept
+    recipe = replace(RECIPE, objectives=Objectives(pair=pair))
+    said: list[str] = []
+    pretrained_network(tmp_path / "albert", recipe, store.tokenizer, said.append)
+    assert ("new: cls.seq_relationship" in said[0]) != kept
 
 
 def test_a_start_without_heads_gets_new_ones(
@@ -161,5 +160,5 @@ def test_a_start_without_heads_gets_new_ones(
 ) -> None:
     model = load_pretraining_model(start)
     save_model(tmp_path / "plain", model.encoder, store.tokenizer, {})
-    assert pretrain(RECIPE, store, tmp_path / "run", start=tmp_path / "plain") is None
+    assert pretrain(RECIPE, store, tmp_path / "run", init_from=tmp_path / "plain") is None
     assert "new: cls.predictions" in capsys.readouterr().err

@@ -17,10 +17,10 @@ from bertkit.training.optimizer import (
     OriginalAdam,
     build_optimizer,
     clip_gradients,
-    learning_rate,
     parameter_groups,
     set_learning_rate,
 )
+from bertkit.training.recipe import learning_rate
 
 
 class Toy(nn.Module):

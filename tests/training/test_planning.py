@@ -21,7 +21,8 @@ from bertkit.errors import BertkitError
 from bertkit.model.cpu import merge_similar
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
-from bertkit.objectives import Objectives, pretraining_objective
+from bertkit.objectives import pretraining_objective
+from bertkit.planning import GIB
 from bertkit.planning import corpus as expected
 from bertkit.planning.corpus import (
     BatchSize,
@@ -32,23 +33,28 @@ from bertkit.planning.corpus import (
     store_corpus,
     typical_batch,
 )
-from bertkit.planning.estimate import Plan, budget_steps, make_plan
-from bertkit.planning.measure import (
-    GIB,
-    MACHINES,
+from bertkit.planning.estimate import (
+    Plan,
     Trial,
+    budget_steps,
     calibrate,
-    cost_features,
-    find_machine,
-    fit,
+    fit_line,
+    make_plan,
     synthetic_batch,
     this_machine,
 )
-from bertkit.planning.memory import USABLE, activation_bytes, fit_memory, memory_needed
+from bertkit.planning.machine import (
+    MACHINES,
+    USABLE,
+    activation_bytes,
+    find_machine,
+    fit_memory,
+    memory_needed,
+)
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.recipe import ModelSize, Phases, PretrainRecipe, Training
+from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 from bertkit.training.step import LoopSettings, run_objective
 
 CPU = torch.device("cpu")
@@ -185,20 +191,17 @@ def test_a_network_too_large_for_a_machine_is_refused() -> None:
         fit_memory(replace(BASE, num_hidden_layers=500), RECIPE, 1, MACHINES["t4"])
 
 
-def test_fit_finds_the_coefficients_of_noiseless_times() -> None:
-    true = np.array([0.01, 0.002, 3e-5, 0.001, 0.0005, 2e-5])
-    kinds = [(layers, m, t) for layers in (1, 3) for m, t in ((1, 400), (1, 100), (2, 200))]
-    found = fit([(cost_features(*kind), float(true @ cost_features(*kind))) for kind in kinds])
-    assert found == pytest.approx(true, rel=1e-6)
-    assert found @ cost_features(12, 4, 5000) == pytest.approx(true @ cost_features(12, 4, 5000))
+@pytest.mark.parametrize(("fixed", "slope"), [(0.01, 3e-5), (0.0, 2e-3), (0.2, 0.0)])
+def test_a_line_of_noiseless_times_is_found(fixed: float, slope: float) -> None:
+    found = fit_line([(n, fixed + slope * n) for n in (100, 107, 400, 409)])
+    assert found == pytest.approx([fixed, slope], abs=1e-9)
 
 
-def test_fit_gives_no_negative_cost() -> None:
-    points = [
-        (cost_features(1, 1, 100.0), 1.0),
-        (cost_features(1, 1, 400.0), 4.4),
-    ]  # more than in proportion
-    assert fit(points).min() >= 0
+def test_a_line_has_no_negative_cost() -> None:
+    more = fit_line([(100, 1.0), (400, 4.4)])  # than in proportion
+    assert more == pytest.approx([0, 5.4 / 500])
+    assert fit_line([(100, 2.0), (400, 1.0)]) == pytest.approx([1.5, 0])
+    assert fit_line([(100, 2.0), (100, 4.0)]) == pytest.approx([0, 0.03])
 
 
 def test_synthetic_batches_are_like_real_ones() -> None:
@@ -237,15 +240,15 @@ def test_examples_of_a_store_are_its_own(store: TokenStore) -> None:
 
 def test_examples_without_random_sentences_read_the_corpus_once(store: TokenStore) -> None:
     """Order swaps what follows, and single packs sentences: neither reads from elsewhere."""
-    for sentences in ("order", "single"):
-        options = PairOptions(max_length=64, sentences=sentences)
+    for pair in ("sop", "single-segment"):
+        options = PairOptions(max_length=64, pair=pair)
         rows = plan_block(store, [0], options, 0, 0, 0)
-        found = store_corpus(store, [64], sentences).examples[64]
+        found = store_corpus(store, [64], pair).examples[64]
         assert found.epoch_tokens <= 1
         assert np.mean(found.lengths) == pytest.approx(
             np.mean(rows["a_length"] + rows["b_length"]) + 64 - options.room, rel=0.01
         )
-        assumed = assumed_corpus("x", 1e6, 100, [64], sentences)
+        assumed = assumed_corpus("x", 1e6, 100, [64], pair)
         assert assumed.examples[64].epoch_tokens == 1
         assert len(assumed.assumed) == 1
 
@@ -337,19 +340,19 @@ def test_calibration_extrapolates_a_known_law(
     """Times are replaced by a known law, which must come back at another depth and batch."""
     made: list[int] = []
 
-    def seconds(self: Trial, batch: PretrainingBatch, micro_batches: int = 1) -> float:
+    def seconds(self: Trial, batch: PretrainingBatch) -> float:
         made.append(self.layers)
-        tokens = micro_batches * len(batch.packed.ids)
+        tokens = len(batch.packed.ids)
         return 0.01 + 1e-4 * tokens + (self.layers - 1) * 5e-5 * tokens
 
     monkeypatch.setattr(Trial, "seconds", seconds)
     config = replace(SMALL.model.config(200), num_hidden_layers=6)
     sample = LengthSample(lengths=(10, 20, 32, 32), epoch_tokens=1.0)
     state = torch.get_rng_state()
-    speed = calibrate(config, SMALL, {32: (sample, 8, 1, 5)}, CPU, 0.2)
+    speed = calibrate(config, SMALL, {32: (sample, 8, 5)}, CPU, 0.2)
     assert torch.equal(torch.get_rng_state(), state)
     assert set(made) == {1, 4}
-    assert speed(32, 6, 1, 1000.0) == pytest.approx(0.01 + 0.1 + 5 * 0.05)
+    assert speed(32, 6, 1000.0) == pytest.approx(0.01 + 0.1 + 5 * 0.05)
 
 
 def test_a_plan_of_this_machine(store: TokenStore) -> None:
@@ -378,16 +381,16 @@ def test_text_is_sampled(
     held_out = TokenStore(store.folder, "held_out")
     tokens = 2 * (store.tokens + held_out.tokens)
     text = (str(tmp_path / "a"),)
-    found = measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
+    found = measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "nsp")
     assert found.tokens == pytest.approx(tokens, rel=0.01)
     assert found.vocabulary_size == tokenizer.size
     assert "2 files" in found.title
     assert "1 of unknown type left out" in found.title
     (tmp_path / "a" / "three.txt.gz").write_bytes((tmp_path / "a" / "two.txt.gz").read_bytes()[:-9])
     with pytest.raises(BertkitError, match=r"three\.txt\.gz cannot be read .*restore it"):
-        measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "next")
+        measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "nsp")
     (tmp_path / "a" / "three.txt.gz").unlink()
-    blind = measure_corpus(CorpusSize(text=text), [32], "next")
+    blind = measure_corpus(CorpusSize(text=text), [32], "nsp")
     assert blind.tokens == pytest.approx(2 * len(corpus_text) / 4.7, rel=0.01)
     assert "4.7 bytes" in blind.assumed[0]
 
@@ -399,24 +402,24 @@ def test_a_sample_of_csv_ends_with_a_whole_row(
     row = 'river,"The river.\n' + "The bridge.\n".replace('"', '""') * 8 + 'The stone."\n'
     (tmp_path / "a.csv").write_text("id,text\n" + row * 40)
     size = CorpusSize(text=(str(tmp_path / "a.csv"),), tokenizer=tmp_path / "tokenizer")
-    whole = measure_corpus(size, [32], "next")
+    whole = measure_corpus(size, [32], "nsp")
     for bytes_read in (2000, 2050, 2100, 2150):
         monkeypatch.setattr(expected, "SAMPLE_BYTES", bytes_read)
-        assert measure_corpus(size, [32], "next").tokens == pytest.approx(whole.tokens, rel=0.1)
+        assert measure_corpus(size, [32], "nsp").tokens == pytest.approx(whole.tokens, rel=0.1)
 
 
 def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "one.txt").write_text("A line.\nAnother line.\n")
     size = CorpusSize(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
-    found = measure_corpus(size, [32], "next")
+    found = measure_corpus(size, [32], "nsp")
     assert found.assumed[0] == "4.7 bytes a token, as the sample is of one document"
     assert found.tokens == pytest.approx(22 / 4.7)
     (tmp_path / "one.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
     size = CorpusSize(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
     message = "one.jsonl has text in column 'text'; known: body"
     with pytest.raises(BertkitError, match=re.escape(str(tmp_path / message))):
-        measure_corpus(size, [32], "next")
+        measure_corpus(size, [32], "nsp")
 
 
 @pytest.mark.parametrize(
@@ -435,7 +438,7 @@ def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Pat
 )
 def test_corpora_that_are_not_there(size: CorpusSize, message: str) -> None:
     with pytest.raises(BertkitError, match=message) as error:
-        measure_corpus(size, [128], "next")
+        measure_corpus(size, [128], "nsp")
     assert "\n" not in str(error.value)
 
 
@@ -475,16 +478,14 @@ def test_numbers_for_people() -> None:
 
 def test_objectives_decide_the_targets() -> None:
     examples = LengthSample(lengths=(8, 20, 40, 40), epoch_tokens=1.0)
-    causal = replace(
-        PretrainRecipe(), objectives=Objectives(words="left_to_right", sentences="none")
-    )
+    causal = replace(PretrainRecipe(), objectives=Objectives(token="clm", pair="none"))
     assert typical_batch(examples, 4, causal, 0).targets == 7 + 19 + 39 + 39
     assert largest_batch(3, causal, 0).targets == 3 * 127
     assert largest_batch(3, PretrainRecipe(), 0).targets == 3 * 19
 
 
 def test_two_networks_are_not_planned_as_one() -> None:
-    two = replace(PretrainRecipe(), objectives=Objectives(words="replaced", sentences="single"))
+    two = replace(PretrainRecipe(), objectives=Objectives(token="rtd", pair="single-segment"))
     corpus = assumed_corpus("x", 1e6, 100, [128, 512])
-    with pytest.raises(BertkitError, match="replaced trains two"):
+    with pytest.raises(BertkitError, match="rtd trains two"):
         make_plan(two, corpus, find_machine("a100-80", "bf16", None), None)

@@ -31,7 +31,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
 from bertkit.model.encoder import Encoder
-from bertkit.objectives import Objectives, Sums
+from bertkit.objectives import Sums
 from bertkit.pretraining_data import sampler as table_module
 from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -41,6 +41,7 @@ from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import (
     Logging,
     ModelSize,
+    Objectives,
     Phases,
     PretrainRecipe,
     Training,
@@ -167,12 +168,12 @@ def test_signal_saves_and_the_run_goes_on_exactly(
 
 
 OTHER_OBJECTIVES = {
-    "no-nsp": (Objectives(sentences="none"), {}),
-    "albert": (Objectives(sentences="order"), {"embedding_size": 16, "share_layers": True}),
-    "left-to-right": (Objectives(words="left_to_right", sentences="none"), {}),
-    "right-to-left": (Objectives(words="right_to_left", sentences="single"), {}),
+    "no-nsp": (Objectives(pair="none"), {}),
+    "albert": (Objectives(pair="sop"), {"embedding_size": 16, "share_layers": True}),
+    "left-to-right": (Objectives(token="clm", pair="none"), {}),
+    "right-to-left": (Objectives(token="clm-reversed", pair="single-segment"), {}),
     "electra": (
-        Objectives(words="replaced", sentences="single", generator_share=0.5),
+        Objectives(token="rtd", pair="single-segment", generator_share=0.5),
         {"embedding_size": 24},
     ),
 }
@@ -222,17 +223,17 @@ def test_other_objectives_train_resume_and_end_in_a_model(
     first, last = evaluations(whole)
     assert evaluations(stopped) == [first, last], "the same held-out numbers after a stop"
     words = "lm" if wanted.direction != "bidirectional" else "mlm"
-    losses = {f"{words}_loss"} | {"order": {"sop_loss"}}.get(wanted.sentences, set())
-    losses |= {"rtd_loss"} if wanted.words == "replaced" else set()
+    losses = {f"{words}_loss"} | {"sop": {"sop_loss"}}.get(wanted.pair, set())
+    losses |= {"rtd_loss"} if wanted.token == "rtd" else set()
     assert {n for n in last if n.endswith("_loss")} == losses
     assert last[f"{words}_perplexity"] == pytest.approx(math.exp(last[f"{words}_loss"]))
     assert last[f"{words}_loss"] < math.log(store.tokenizer.size) + 0.2
 
     start = read_pretrained(whole)
-    reads_as = "gelu" if wanted.words == "replaced" else "tanh"  # what tasks read from ELECTRA
+    reads_as = "gelu" if wanted.token == "rtd" else "tanh"  # what tasks read from ELECTRA
     assert start.config == replace(recipe.config(store.tokenizer.size), pooler_act=reads_as)
     assert start.details["steps"] == 16
-    if wanted.words == "replaced":
+    if wanted.token == "rtd":
         generator = load_pretraining_model(whole / "generator").encoder
         discriminator = load_model(whole / "model", Encoder).model
         shared = generator.word_embeddings.weight, discriminator.word_embeddings.weight
@@ -313,7 +314,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert pretrain(TOY, store, run) is None
     shown = capfd.readouterr()
     assert "step-00000040" in shown.err
-    assert "going on from" in shown.err
+    assert "resuming from" in shown.err
     assert weights(run) == weights(finished)
 
 

@@ -182,7 +182,7 @@ def test_a_killed_process_is_started_again(store: TokenStore, tmp_path: Path) ->
     os.kill(victim, signal.SIGKILL)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
-    assert "going on from" in errors
+    assert "resuming from" in errors
     digests = [
         hashlib.sha256((tmp_path / name / "model" / "model.safetensors").read_bytes()).hexdigest()
         for name in ("whole", "killed")
@@ -243,7 +243,7 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
 def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path, error: str) -> None:
     """Nobody else ends them here: outside of torchrun they would wait for `--timeout` seconds."""
     fail = f"def fail():\n    raise {error}('on the first rank')"
-    (first, shown), (second, others) = two_ranks(tmp_path, fail, "ranks.together(fail)")
+    (first, shown), (second, others) = two_ranks(tmp_path, fail, "ranks.on_rank0(fail)")
     assert f"{error}: on the first rank" in shown
     assert first
     assert second == 2, others
@@ -251,8 +251,10 @@ def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path, error:
 
 @pytest.mark.slow
 def test_a_lost_process_is_said_in_one_line(tmp_path: Path) -> None:
-    leave = "ranks.first or os.kill(os.getpid(), signal.SIGKILL)"
-    (first, shown), (second, _) = two_ranks(tmp_path, "", f"{leave}\n    ranks.total({{'a': 1}})()")
+    leave = "ranks.is_first or os.kill(os.getpid(), signal.SIGKILL)"
+    (first, shown), (second, _) = two_ranks(
+        tmp_path, "", f"{leave}\n    ranks.all_reduce_counts({{'a': 1}})()"
+    )
     assert (first, second) == (1, -signal.SIGKILL)
     last = shown.strip().splitlines()[-1]
     assert "bertkit.errors.BertkitError: the connection to another process" in last, shown
@@ -334,10 +336,10 @@ def test_one_process_alone_needs_no_group(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name, raising=False)
     with init_distributed(CPU) as ranks:
         assert ranks == ALONE
-        assert ranks.total({"a": 3})() == {"a": 3}
-        assert ranks.together(lambda: 5) == 5
-        assert ranks.first_says(lambda: True)
-        ranks.agree({"anything": "at all"})
+        assert ranks.all_reduce_counts({"a": 3})() == {"a": 3}
+        assert ranks.on_rank0(lambda: 5) == 5
+        assert ranks.broadcast_bool(lambda: True)
+        ranks.assert_same_on_all_ranks({"anything": "at all"})
         assert not torch.distributed.is_initialized()
 
 
@@ -376,7 +378,7 @@ def test_launch_divides_by_torchruns_own_parser() -> None:
     assert found == (words[:3], words[3:], "3")
     assert threads_each("1") >= threads_each("3") >= 1
     assert threads_each("auto") == 1
-    with pytest.raises(BertkitError, match="only pretrain shares its work out, not 'finetune'"):
+    with pytest.raises(BertkitError, match=r"only pretrain runs in several .* not 'finetune'"):
         parse_words(["--nproc-per-node", "2", "finetune", "x"])
     with pytest.raises(BertkitError, match=r"torchrun: .*required"):
         parse_words(["--nproc-per-node", "2"])

@@ -1,0 +1,265 @@
+"""What a pre-training run changes: the network, its optimizer and its position in the data.
+
+The weights are drawn at random or come from an existing model, such as one whose vocabulary was
+extended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bertkit.checkpoints.weights import shown_names
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import count_parameters
+from bertkit.pretraining_data.sampler import START, AnyPosition
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import check_memory
+from bertkit.training.optimizer import (
+    PAST_BIAS_CORRECTION,
+    OriginalAdam,
+    build_optimizer,
+    initial_state,
+    trainable_parameters,
+)
+from bertkit.training.recipe import ModelSize, PretrainRecipe
+
+
+@dataclass
+class TrainState:
+    """A network in training, on its device, with the progress of its training."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    loss_fn: Callable[..., Any]
+    """(model, batch) → sums; compiled where that was asked for."""
+    eval_loss_fn: Callable[..., Any]
+    """The uncompiled loss, used for evaluation."""
+    step: int = 0
+    """Updates made."""
+    position: AnyPosition = START
+    """The next example of the phase."""
+
+
+def build_train_state(
+    recipe: PretrainRecipe, model: Any, device: torch.device, *, compiled: bool
+) -> TrainState:
+    """Build the loss and the optimizer of a network that is on its device.
+
+    Raises:
+        BertkitError: the network cannot be compiled.
+    """
+    loss_fn = eval_loss_fn = recipe.objectives.function()
+    if compiled:
+        if recipe.objectives.token == "rtd":
+            raise BertkitError("--compile does not support ELECTRA; remove --compile")
+        from bertkit.training.parallel import compile_layers
+
+        loss_fn = compile_layers(model.encoder, loss_fn, device)
+    optimizer = build_optimizer(
+        model,
+        learning_rate=recipe.training.learning_rate,
+        weight_decay=recipe.training.weight_decay,
+        bias_correction=recipe.training.bias_correction,
+    )
+    return TrainState(model, optimizer, loss_fn, eval_loss_fn)
+
+
+class InitialNetwork(NamedTuple):
+    """A network before its first update."""
+
+    recipe: PretrainRecipe
+    """The recipe with the sizes of the model that the weights come from."""
+    model: nn.Module
+    digest: str = ""
+    """The SHA-256 of the weights; "" if they are random."""
+
+
+def random_network(
+    recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device, parts: int
+) -> InitialNetwork:
+    """Draw a new network from torch's generator.
+
+    Args:
+        recipe: what to do.
+        tokenizer: of the corpus.
+        device: whose memory the network will take.
+        parts: the number of processes that FSDP2 divides the network among, or 1.
+
+    Raises:
+        BertkitError: the device's memory is too small.
+    """
+    config = recipe.config(tokenizer.size)
+    check_memory(count_parameters(config, heads=True) // parts, device)
+    return InitialNetwork(recipe, recipe.objectives.model(config))
+
+
+def pretrained_network(
+    path: Path, recipe: PretrainRecipe, tokenizer: Tokenizer, say: Callable[[str], None]
+) -> InitialNetwork:
+    """Build the recipe's network with the weights of an existing model.
+
+    The model's sizes replace the recipe's; dropout and everything else stay the recipe's.
+
+    Args:
+        path: a model directory, a run, or a Google checkpoint.
+        recipe: what to do.
+        tokenizer: of the corpus.
+        say: is told which weights are new and which are left behind.
+
+    Raises:
+        BertkitError: there is no such model, or it has another tokenizer or direction than the
+            corpus and the recipe.
+    """
+    from bertkit.checkpoints.pretrained import read_pretrained
+
+    found = read_pretrained(path)
+    if found.tokenizer.content_hash != tokenizer.content_hash:
+        raise BertkitError(
+            f"{path} has another tokenizer than the store; prepare the text with --tokenizer {path}"
+        )
+    if found.config.direction != recipe.objectives.direction:
+        raise BertkitError(
+            f"{path} is {found.config.direction} and the recipe's objectives.token = "
+            f"{recipe.objectives.token} trains a {recipe.objectives.direction} model; choose the "
+            "same direction"
+        )
+    sizes: dict[str, Any] = {
+        name: getattr(found.config, name)
+        for name in ModelSize.__dataclass_fields__
+        if name != "dropout"
+    }
+    recipe = replace(recipe, model=replace(recipe.model, **sizes))
+    config = replace(
+        found.config,
+        hidden_dropout_prob=recipe.model.dropout,
+        attention_probs_dropout_prob=recipe.model.dropout,
+        pooler_act=ModelConfig.pooler_act,  # pre-training reads pairs as BERT does
+    )
+    tensors = dict(found.tensors)
+    if (found.pair == "sop") != (recipe.objectives.pair == "sop"):
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("cls.seq_relationship.")}
+    given = replace(found, config=config, tensors=tensors)
+    loaded = given.build(recipe.objectives.model, keep_head=True)
+    unused = [*loaded.unexpected_keys, *(name for name in found.tensors if name not in tensors)]
+    new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
+    left = f"; left behind: {shown_names(unused)}" if unused else ""
+    say(f"the weights are those of {path}{new}{left}")
+    return InitialNetwork(recipe, loaded.model.train(), found.digest)
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, a tied one once, under its first name.
+
+    The tensors are the model's own, not copies.
+    """
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            tensors[name] = value.detach()
+    return tensors
+
+
+def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write saved values into a model, bit by bit; the inverse of `model_tensors`.
+
+    Raises:
+        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
+            been changed then.
+    """
+    own = model_tensors(model)
+    check_tensors("model", own, tensors)
+    for name, value in own.items():
+        copy_tensor(value, tensors[name])
+
+
+def copy_tensor(own: Tensor, saved: Tensor) -> None:
+    """Write a saved tensor into one of this process, which may hold only a part of it (FSDP2)."""
+    if hasattr(own, "device_mesh") and not hasattr(saved, "device_mesh"):
+        from bertkit.training.parallel import shard_like
+
+        saved = shard_like(saved, own)
+    own.copy_(saved)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
+
+    NAME is the parameter's in the model. A parameter that never had a gradient has no state yet
+    and is written with the state it would start from, so that nothing can be missing unseen. The
+    hyperparameters are not saved: they come from the recipe and the schedule.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in trainable_parameters(model):
+        state = optimizer.state.get(parameter) or initial_state(optimizer, parameter)
+        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+    return tensors
+
+
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer its saved state, bit by bit; the inverse of `optimizer_tensors`.
+
+    Raises:
+        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
+            been changed then.
+    """
+    fresh = {
+        name: initial_state(optimizer, parameter) for name, parameter in trainable_parameters(model)
+    }
+    expected = {f"{key}.{name}": state[key] for name, state in fresh.items() for key in MOMENTS}
+    check_tensors("optimizer", expected, tensors)
+    original = isinstance(optimizer, OriginalAdam)
+    if any((tensors[f"step.{name}"] >= PAST_BIAS_CORRECTION) != original for name in fresh):
+        raise BertkitError(
+            f"the optimizer checkpoint was made {'with' if original else 'without'} bias "
+            f"correction, but this run is {'without' if original else 'with'} it; "
+            "resume with the recipe this checkpoint was made with"
+        )
+    for name, value in expected.items():
+        copy_tensor(value, tensors[name])
+    for name, parameter in trainable_parameters(model):
+        optimizer.state[parameter] = fresh[name]
+
+
+def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Raise a BertkitError unless both have the same names, shapes and types."""
+    advice = "resume with the recipe this checkpoint was made with"
+    for problem, names in (
+        ("lacks", expected.keys() - found.keys()),
+        ("has the unexpected", found.keys() - expected.keys()),
+    ):
+        if names:
+            raise BertkitError(f"the {owner} checkpoint {problem} {list_names(names)}; {advice}")
+    for name, value in expected.items():
+        other = found[name]
+        if (value.shape, value.dtype) != (other.shape, other.dtype):
+            raise BertkitError(
+                f"{name} in the {owner} checkpoint is {shape_text(other)}, "
+                f"but this {owner} needs {shape_text(value)}; {advice}"
+            )
+
+
+def list_names(names: Iterable[str]) -> str:
+    """The first three names in order, and the number of the others."""
+    ordered = sorted(names)
+    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+    return ", ".join(ordered[:3]) + more
+
+
+def shape_text(value: Tensor) -> str:
+    """Type and shape of a tensor, such as `float32 (768, 768)`."""
+    shape = ", ".join(str(size) for size in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')} ({shape})"
