@@ -341,7 +341,7 @@ def test_saving_replaces_models_only_and_leaves_nothing_after_an_error(
 
     with pytest.raises(BertkitError, match="2 label names for 3 classes"):
         save_model(tmp_path / "new", three_classes(config), FakeTokenizer(), {"labels": ["a", "b"]})
-    with pytest.raises(BertkitError, match="tokenizer has 51 pieces but the model only 50"):
+    with pytest.raises(BertkitError, match="tokenizer has 51 tokens but the model only 50"):
         save_model(tmp_path / "new", model, FakeTokenizer(51), {})
     assert {path.name for path in tmp_path.iterdir()} == {"model", "thesis"}
 

@@ -337,7 +337,7 @@ def test_vocabularies_that_do_not_fit_are_refused(model: Path) -> None:
     (model / "vocab.txt").write_text(lines + "another\n")
     is_refused(read_pretrained, model, match="hold different vocabularies")
     (model / "tokenizer.json").unlink()
-    is_refused(read_pretrained, model, match="pieces but the model only")
+    is_refused(read_pretrained, model, match="tokens but the model only")
     for damaged in (lines.replace("[MASK]", "mask"), lines + "\n\n", lines + lines, "\0" * 99, ""):
         (model / "vocab.txt").write_text(damaged)
         is_refused(read_pretrained, model, match=r"vocab\.txt")
