@@ -1,7 +1,7 @@
-"""Where fine-tuning begins: the weights of any BERT, a new head on top (paper section 3.2).
+"""Pre-trained weights from which fine-tuning is initialised (paper section 3.2).
 
-A start is a Hugging Face directory, a run directory of bertkit (its `model/`), or a checkpoint as
-Google publishes them. It is read once; every run of a grid builds its own model from it.
+They come from a Hugging Face directory, a run directory of bertkit (its `model/`), or a Google
+checkpoint. They are read once; every run of a grid builds its own model from them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Weights, sizes and tokenizer of a model, in memory."""
+    """The weights, config and tokenizer of a model, in memory."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, Tensor]
-    """Under Hugging Face's names."""
+    """The weights, by Hugging Face's names."""
     tokenizer: Tokenizer
     details: Mapping[str, Any]
-    """The content of `bertkit.json`; empty for other people's models."""
+    """The content of `bertkit.json`; empty for models that bertkit did not write."""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the weights and the vocabulary, as hex."""
+        """The SHA-256 of the weights and the vocabulary, in hex."""
         digest = hashlib.sha256(self.tokenizer.content_hash.encode())
         for name in sorted(self.tensors):
             digest.update(name.encode())
@@ -49,26 +49,26 @@ class PretrainedWeights:
 
     @property
     def pairs(self) -> str:
-        """What the head on pairs was trained on, "next" or "order"; unsaid, by the family."""
+        """The objective of the sentence-pair head, "next" or "order"; if unknown, the family's."""
         if recipe := self.details.get("recipe"):  # an extended model has details and no recipe
             objectives = recipe.get("objectives") or {}
             return "order" if objectives.get("sentences") == "order" else "next"
         return "order" if self.config.share_layers else "next"  # ALBERT
 
     def with_dropout(self, share: float) -> PretrainedWeights:
-        """The same weights in a network with another dropout."""
+        """Return the same weights with another dropout probability in the config."""
         config = replace(self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share)
         return replace(self, config=config)
 
     def build(
         self, make: Callable[[ModelConfig], Model], *, keep_head: bool, copy: bool = True
     ) -> LoadResult[Model]:
-        """A model with these weights; what they lack is drawn from torch's generator.
+        """Build a model with these weights; missing ones are drawn from torch's generator.
 
         Args:
-            make: builds the network from its sizes.
-            keep_head: also take the weights of the head; they must fit.
-            copy: False saves memory where the model is not changed: it then shares the weights.
+            make: a function that builds the network from its config.
+            keep_head: whether to use the weights of the head too; they must fit.
+            copy: False makes the model share the weights, which saves memory if it is not changed.
 
         Raises:
             BertkitError: weights are missing or do not fit; the message names them.
@@ -86,7 +86,7 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 
     Raises:
         BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
-            not fit the weights.
+            not fit the model.
     """
     folder = model_folder(path)
     if (folder / "config.json").is_file():
@@ -101,15 +101,16 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 
 
 def model_folder(path: Path) -> Path:
-    """The model directory that a path means: itself, or `model/` inside a run directory.
+    """Return the model folder for a path: itself, or `model/` inside a run directory.
+
+    The prefix of a Google checkpoint is returned unchanged.
 
     Raises:
-        BertkitError: there is no model.
+        BertkitError: there is no model at the path.
     """
     for folder in (path, path / "model"):
         if (folder / "config.json").is_file() or (folder / "bert_config.json").is_file():
             return folder
-    # the prefix of a Google checkpoint
     if path.name and path.with_name(f"{path.name}.index").is_file():
         return path
     if path.is_dir():
@@ -120,12 +121,12 @@ def model_folder(path: Path) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """Of a model's folder; that of its run or package where the folder is only called "model"."""
+    """Return the name of a model's folder, or of its parent if the folder is called "model"."""
     return folder.parent.name if folder.name == "model" else folder.name
 
 
 def read_details(folder: Path) -> dict[str, Any]:
-    """The content of a model's `bertkit.json`, or {} where it has none.
+    """Read a model's `bertkit.json`; return {} if there is none.
 
     Raises:
         BertkitError: the file is damaged.
