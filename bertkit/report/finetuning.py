@@ -93,7 +93,7 @@ def grid_state(tuned: FinetuningResults) -> str:
     elif not tuned.listed:
         state = "still running, or killed"
     elif not tuned.finished:
-        state = f"results.json is about {len(tuned.listed)} of them"
+        state = f"results.json covers {len(tuned.listed)} of them"
     best = "every run diverged" if tuned.best is None else f"best run: {tuned.best.name}"
     return f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
 

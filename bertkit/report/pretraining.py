@@ -110,7 +110,7 @@ def write_report(run: Path) -> Path:
         raise BertkitError(f"{run} is one run of a fine-tuning grid; give its folder {grid.parent}")
     elif not (run / JOURNAL).is_file():
         raise BertkitError(
-            f"{run / JOURNAL} and {FINETUNING} do not exist; give the folder of a run"
+            f"{run / JOURNAL} does not exist, nor does {FINETUNING}; give the folder of a run"
         )
     else:
         text = pretraining_page(run)
