@@ -1,7 +1,7 @@
 """Attention within each sequence of a packed batch: one function in front of every kernel.
 
-Paper section 3 (Vaswani et al. 2017, section 3.2.1). Apart from the BiLSTM, only this module reads
-sequence boundaries, and padding exists only inside a kernel.
+Paper section 3 (Vaswani et al. 2017, section 3.2.1). This is the only part of the encoder's layers
+that reads sequence boundaries, and padding exists only inside a kernel.
 
 | kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|

@@ -25,7 +25,7 @@ UNIFORM_STEPS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Dropout: in training, elements become 0 with `probability` and the others are scaled up."""
+    """A dropout layer: in training, elements become 0 with `probability`, others are scaled up."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
