@@ -138,7 +138,7 @@ def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, stor
         (["learn", "nowhere.txt", "--out", "y"], "nowhere.txt"),
         (["learn", "--out", "y"], "no input was named"),
         (["report", "nowhere"], "nowhere"),
-        (["report", "/dev/null"], "name the folder of a run"),
+        (["report", "/dev/null"], "the folder of a run"),
         (["predict", "fill-mask", "nowhere", "[MASK]"], "nowhere"),
     ],
 )

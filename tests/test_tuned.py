@@ -62,7 +62,7 @@ def test_results_of_fewer_runs_than_there_are(tmp_path: Path) -> None:
     few = [run_values(name, SCORES[name]) for name in list(SCORES)[1:3]]
     finished(tmp_path, runs=few, best=few[0]["name"])
     words = grid_state(FinetuningResults(tmp_path))
-    assert f"6 of 6 runs done: results.json is about 2 of them; best run: {BEST}." in words
+    assert f"6 of 6 runs done: results.json covers 2 of them; best run: {BEST}." in words
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_runs_stand_seed_by_seed_and_numbers_are_ordered_as_numbers(tmp_path: Pa
 
 
 def test_folders_without_anything_to_report(tmp_path: Path) -> None:
-    with pytest.raises(BertkitError, match=r"journal.jsonl does not exist, nor finetune.json"):
+    with pytest.raises(BertkitError, match=r"journal.jsonl does not exist, nor does finetune.json"):
         write_report(tmp_path)
     with pytest.raises(BertkitError, match="has no finished run yet; wait for the first"):
         write_report(going_on(tmp_path / "a", {}))
     inner = finished(tmp_path / "b") / "runs" / BEST
-    with pytest.raises(BertkitError, match=r"is one run of a fine-tuning; name its folder .*b$"):
+    with pytest.raises(BertkitError, match=r"one run of a fine-tuning grid; give its folder .*b$"):
         write_report(inner)
     assert not list(tmp_path.rglob("report.html"))

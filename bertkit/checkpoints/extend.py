@@ -1,9 +1,9 @@
-"""Domain words for an existing model: new pieces, and rows of its matrices for them.
+"""Extension of an existing model's vocabulary by domain words, each with its own embedding.
 
-A word that the vocabulary breaks into pieces becomes a piece of its own, either behind the others
-("append") or in the place of an [unused] entry, of which Google's vocabularies keep some for this
-purpose. Its embedding and its decoder bias begin as the means of those of the pieces it had before,
-so that the model reads and predicts it at once as something like them. Nothing else changes.
+A word that the tokenizer splits into several tokens becomes one token, either at the end of the
+vocabulary ("append") or in place of an [unused] entry, which Google's vocabularies reserve for this
+purpose. Its embedding and its decoder bias are initialised with the means of those of its previous
+tokens, so that the model treats it like these from the start. Nothing else changes.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ STARTS = ("mean", "random")
 UNUSED = re.compile(r"\[unused\d+\]")
 EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 DECODER_BIAS = "cls.predictions.bias"
-"""Both under BERT's names; the decoder's matrix is the embeddings."""
+"""BERT's names of the two tensors that grow; the decoder's matrix is the embeddings."""
 
 
 @dataclass(frozen=True)
 class Extension:
-    """A vocabulary with new pieces, and what they were before."""
+    """An extended vocabulary, and how the old one tokenized its new tokens."""
 
     tokenizer: Tokenizer
-    """With the new pieces."""
+    """The tokenizer with the new tokens."""
     ids: Sequence[int]
-    """Of the new pieces, in the order of the words."""
+    """The ids of the new tokens, in the order of the words."""
     before: Sequence[Sequence[int]]
-    """For each new piece, the ids it had: of its pieces, or of [UNK]."""
+    """For each new token, the ids that the old tokenizer gives it; they may be [UNK]'s."""
 
     @property
     def words(self) -> list[str]:
-        """The new pieces."""
+        """The new tokens, in the order of `ids`."""
         return [self.tokenizer.vocabulary[index] for index in self.ids]
 
 
@@ -66,19 +66,20 @@ def extend_vocabulary(
     *,
     place: str = "append",
 ) -> Extension:
-    """A vocabulary in which each word is one piece.
+    """Return a vocabulary in which each word is one token.
 
-    A word is normalised as the tokenizer would. "##" before it makes a piece for the inside of
-    words. What cannot become a piece, or is one already, is left out and counted.
+    Words are normalised by the tokenizer's rules. A word that starts with "##" becomes a
+    continuation token. Words that cannot become tokens, or are tokens already, are skipped and
+    counted.
 
     Args:
-        tokenizer: the vocabulary as it is.
-        words: each with the place it comes from, for the counts.
-        counts: is brought up to date with what was left out.
-        place: "append", or "unused" to take the place of [unused] entries, in their order.
+        tokenizer: the tokenizer to extend.
+        words: the words, each with its location ("file:line"), for the counts.
+        counts: counts of skipped words, which are updated.
+        place: "append", or "unused" to replace [unused] entries, in their order.
 
     Raises:
-        BertkitError: no word is new, or there are fewer [unused] entries than words.
+        BertkitError: no word is new, or there are fewer [unused] entries than new words.
     """
     check_choice("--place", place, POSITIONS)
     new = list(choose_new_tokens(tokenizer, words, counts))
@@ -107,7 +108,7 @@ def extend_vocabulary(
 
 
 def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenizer:
-    """Other pieces under the same rules."""
+    """Return a tokenizer with another vocabulary and the same rules."""
     return Tokenizer.from_vocabulary(
         vocabulary,
         lowercase=tokenizer.lowercase,
@@ -118,7 +119,11 @@ def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenize
 
 
 def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that is not known."""
+    """Check that the value of a flag is one of the known ones.
+
+    Raises:
+        BertkitError: it is not.
+    """
     if value not in known:
         raise BertkitError(f"unknown {flag} '{value}'{nearest(value, known)}")
 
@@ -126,12 +131,12 @@ def check_choice(flag: str, value: str, known: Sequence[str]) -> None:
 def choose_new_tokens(
     tokenizer: Tokenizer, words: Iterable[tuple[str, str]], counts: TextCounts
 ) -> Iterator[str]:
-    """The words that become pieces, each once; the others are counted."""
+    """Yield each word that becomes a new token once, and count the others."""
     known, found = set(tokenizer.vocabulary), dict[str, str]()
     for text, source in words:
         piece, reason = as_new_token(text, tokenizer)
         if piece in known or piece in found:
-            reason = "word that is one piece already, or listed twice"
+            reason = "word that is one token already, or listed twice"
         if reason:
             counts.note(reason, source)
         else:
@@ -140,28 +145,28 @@ def choose_new_tokens(
     for piece, source in found.items():
         if piece.startswith(CONTINUATION) or trial.encode(piece).pieces == [piece]:
             yield piece
-        else:  # "hf" has other rules on rare characters
-            counts.note("word that the model's own tokenizer reads otherwise", source)
+        else:  # tokenizers in mode "hf" treat rare characters differently
+            counts.note("word that the model's own tokenizer reads differently", source)
 
 
 def as_new_token(text: str, tokenizer: Tokenizer) -> tuple[str, str]:
-    """A word as a piece, and why it cannot be one ("" if it can)."""
+    """Return a word as a token, and the reason why it cannot be one ("" if it can)."""
     prefix = CONTINUATION if text.startswith(CONTINUATION) else ""
     rules = {"lowercase": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents}
     found = split_words(text.removeprefix(CONTINUATION), **rules)
     if not found:
         return "", "blank line"
     if len(found) > 1:
-        return "", "text that normalisation makes several words of"
+        return "", "text that normalisation splits into several words"
     if prefix and stands_alone(found[0][0]):
-        return "", "piece for the inside of words that always stands alone"
+        return "", "continuation token that is always a word by itself"
     if len(found[0]) > tokenizer.max_word_characters:
         return "", f"word of more than {tokenizer.max_word_characters} characters"
     return prefix + found[0], ""
 
 
 def cut_into_tokens(piece: str, tokenizer: Tokenizer) -> list[int]:
-    """The ids that a piece is cut into: the longest fitting piece first, as WordPiece does."""
+    """Return the ids into which a token is split by greedy longest match, as in WordPiece."""
     if not piece.startswith(CONTINUATION):
         return tokenizer.encode_batch([piece])[0]
     ids = {known: index for index, known in enumerate(tokenizer.vocabulary)}
@@ -179,15 +184,15 @@ def cut_into_tokens(piece: str, tokenizer: Tokenizer) -> list[int]:
 def extend_tensors(
     tensors: Mapping[str, Tensor], extension: Extension, config: ModelConfig, *, init: str = "mean"
 ) -> dict[str, Tensor]:
-    """The tensors of a model with the rows of the new pieces; all others are the same objects.
+    """Return a model's tensors with rows for the new tokens; unchanged tensors are not copied.
 
     Args:
-        tensors: under BERT's names, as `read_start` gives them; the masked-language head may be
-            absent.
-        extension: from `extend_vocabulary`.
-        config: the sizes of the model as it is.
-        init: "mean" of the pieces before, or "random": truncated normal with the deviation of
-            the model's initialisation, seed 0, biases 0.
+        tensors: tensors by BERT's names, as `read_pretrained` returns them; the masked-language
+            head may be absent.
+        extension: the result of `extend_vocabulary`.
+        config: the config of the model before the extension.
+        init: "mean" of the rows of the previous tokens, or "random": a truncated normal
+            distribution with the model's `initializer_range`, seed 0, and biases 0.
 
     Raises:
         BertkitError: `init` is unknown.
@@ -226,25 +231,25 @@ def extend_model(
     place: str = "append",
     init: str = "mean",
 ) -> None:
-    """Write the model directory with the new pieces; the one it comes from stays as it is.
+    """Write a model directory with the new tokens; the original one is not changed.
 
     Args:
-        start: the model as it is, with whatever heads it has.
-        extension: from `extend_vocabulary` with the model's tokenizer.
-        out: made, or replaced where it is a model directory already.
-        place: how the extension was made, for `bertkit.json`.
+        start: the original model, with any heads.
+        extension: the result of `extend_vocabulary` with the model's tokenizer.
+        out: the directory to create; an existing model directory is replaced.
+        place: the `place` with which the extension was made, recorded in `bertkit.json`.
         init: see `extend_tensors`.
 
     Raises:
-        BertkitError: the directory holds something else, is the model's own, or cannot be written,
-            or the model has a second encoder.
+        BertkitError: `out` holds something other than a model, is the model itself or cannot be
+            written, or the model has a second encoder.
     """
     check_out(start.path, out)
     source = model_folder(start.path)
     if (source / "beside").is_dir():
         raise BertkitError(
-            f"{start.path} has a second encoder beside it, which would keep the old vocabulary; "
-            "extend both models that it was made of, and tune them again"
+            f"{start.path} has a second encoder, which would keep the old vocabulary; extend the "
+            "two pre-trained models instead, and fine-tune them again"
         )
     tensors = extend_tensors(start.tensors, extension, start.config, init=init)
     config = foreign_config(start, source) | {"vocab_size": len(tensors[EMBEDDINGS])}
@@ -272,7 +277,7 @@ def extend_model(
 
 
 def copy_modules(source: Path, folder: Path) -> None:
-    """What a directory of sentence-transformers says of pooling, prompts and lengths."""
+    """Copy sentence-transformers' files about pooling, prompts and lengths, if there are any."""
     if not (source / "modules.json").is_file():
         return
     named = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -284,14 +289,18 @@ def copy_modules(source: Path, folder: Path) -> None:
 
 
 def check_out(model: Path, out: Path) -> None:
-    """Refuse a folder that holds something else than a model, or the model itself."""
+    """Check that `out` is not the model itself and holds nothing other than a model.
+
+    Raises:
+        BertkitError: it is the model itself, or holds something else.
+    """
     if out.resolve() in (model_folder(model).resolve(), model.resolve()):
         raise BertkitError(f"--out {out} is the model itself; choose another folder")
     check_free(out)
 
 
 def foreign_config(start: PretrainedWeights, source: Path) -> dict[str, Any]:
-    """The `config.json` of a model, or what it would be for one of Google's checkpoints."""
+    """Return a model's `config.json`, or an equivalent one for a Google checkpoint."""
     if (source / "config.json").is_file():
         config = read_object(source / "config.json")
         changed = {name: "float32" for name in ("dtype", "torch_dtype") if name in config}

@@ -1,18 +1,18 @@
-"""Which network a directory holds, and what its parameters are called there.
+"""Model families: the network that a directory holds, and the names of its parameters.
 
 One encoder covers several published networks; Hugging Face has a class and names for each:
 
 | `model_type` | network                                                                      |
 |--------------|------------------------------------------------------------------------------|
-| bert         | BERT; left to right with `is_decoder`                                        |
+| bert         | BERT; a left-to-right model if `is_decoder` is set                           |
 | albert       | layers that share their weights, factorised embeddings (Lan et al. 2019)     |
-| electra      | a discriminator, or factorised embeddings alone (Clark et al. 2020); a model |
-|              | tuned from it reads [CLS] through a matrix and GELU where BERT has tanh      |
-| bertkit      | what none of these is, such as right to left; transformers refuses to load it |
+| electra      | a discriminator, or factorised embeddings alone (Clark et al. 2020); its     |
+|              | fine-tuned models pool [CLS] with GELU, whereas BERT uses tanh               |
+| bertkit      | all others, such as right-to-left models; transformers cannot load these     |
 
-Inside bertkit all tensors have the names of BERT, as in `encoder.py` and `heads.py`. One
-difference is substantial: query, key and value are one matrix here and three in the files.
-`tensorflow.py` has the names of Google's checkpoints.
+bertkit reads and writes tensors by BERT's names and translates them from and to other families'.
+Its own modules differ substantially in one point: query, key and value are one matrix there and
+three in the files. `tensorflow.py` has the names in Google's checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALBERT = (
     ("cls.predictions.", "predictions."),
     ("cls.seq_relationship.", "sop_classifier.classifier."),
 )
-"""How BERT's names begin, and ALBERT's; the first that fits counts."""
+"""Prefixes of BERT's names, and ALBERT's for them; the first match applies."""
 
 ELECTRA = (
     ("bert.", "electra."),
@@ -48,7 +48,7 @@ ELECTRA = (
     ("cls.predictions.decoder.", "generator_lm_head."),
     ("cls.predictions.", "generator_lm_head."),
 )
-"""How BERT's names begin, and ELECTRA's."""
+"""Prefixes of BERT's names, and ELECTRA's for them; the first match applies."""
 
 ATTENTION = re.compile(
     re.escape(f"albert.{GROUP}attention.") + r"(query|key|value|dense|LayerNorm)\."
@@ -60,10 +60,10 @@ ELECTRA_POOLERS = {
     ),
     "ElectraForMultipleChoice": (("bert.pooler.dense.", "sequence_summary.summary."),),
 }
-"""ELECTRA has no pooler, but its classes for texts have one, with GELU, in the head: how BERT's
-names begin, and theirs."""
+"""ELECTRA has no pooler, but the heads of these classes contain one with GELU: prefixes of BERT's
+names, and theirs."""
 SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
-"""What ElectraForMultipleChoice reads, by itself and here."""
+"""The defaults of ElectraForMultipleChoice, and the only values supported here."""
 
 OWN_FIELDS = ("direction", "embedding_size", "share_layers", "pooler_act")
 """Fields of `ModelConfig` that BERT's `config.json` does not have."""
@@ -92,30 +92,30 @@ CLASSES = {
         "ElectraForQuestionAnswering",
     ),
 }
-"""Head → transformers' classes in the order of `FAMILIES`; "bertkit" where it has none like it."""
+"""Head → transformers' classes in the order of `FAMILIES`; "bertkit" if it has no such class."""
 
 WITHOUT_POOLER = {"words", "causal", "replaced", "token", "span"}
 """Heads whose classes have no pooler; of ELECTRA's classes, only `ELECTRA_POOLERS` have one."""
 
 
 def weight_head_names(architecture: str) -> set[str]:
-    """The heads that one of transformers' classes may have; none for a class that is not known."""
+    """Return the heads that one of transformers' classes may have; empty for unknown classes."""
     known = architecture != "bertkit"
     return {head for head, names in CLASSES.items() if known and architecture in names}
 
 
 def has_pooler(family: str, architecture: str) -> bool:
-    """Whether one of transformers' classes has a pooler."""
+    """Return whether one of transformers' classes has a pooler."""
     if family == "electra":
         return architecture in ELECTRA_POOLERS
     return not weight_head_names(architecture) & WITHOUT_POOLER
 
 
 def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:
-    """(`model_type`, class) under which transformers computes the same; "bertkit" where none does.
+    """Return the `model_type` and transformers class that compute the same; "bertkit" if none does.
 
     Args:
-        config: the sizes.
+        config: the model's config.
         head: a key of `CLASSES`.
     """
     causal = config.direction == "left_to_right"
@@ -129,11 +129,11 @@ def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:
     if config.direction == "right_to_left" or (causal and family != "bert"):
         family = "bertkit"
     if family == "electra" and head == "words" and config.hidden_act != "gelu":
-        family = "bertkit"  # its generator's head always has the GELU with erf
+        family = "bertkit"  # transformers' generator head always has the GELU with erf
     reads_pooler = head in ("sequence", "choice", "pairs")
     if reads_pooler and config.pooler_act != ("gelu" if family == "electra" else "tanh"):
         family = "bertkit"
-    # transformers reads the first token there, of spans for the odds that there is no answer
+    # transformers always reads the first token for these, in spans to score "no answer"
     if causal and head in ("sequence", "choice", "pairs", "span"):
         family = "bertkit"
     head = "causal" if causal and head == "words" else head
@@ -142,12 +142,12 @@ def choose_class(config: ModelConfig, head: str) -> tuple[str, str]:
 
 
 def family_fields(config: ModelConfig, family: str) -> dict[str, Any]:
-    """What `config.json` says beyond the sizes that all families have."""
+    """Return the family's fields of `config.json`, in addition to those of all families."""
     width = config.embedding_width
     if family == "albert":
         return {"embedding_size": width, "num_hidden_groups": 1, "inner_group_num": 1}
     if family == "electra":
-        dropout = config.hidden_dropout_prob  # where it is not said, multiple choice has 0.1
+        dropout = config.hidden_dropout_prob  # multiple choice defaults to 0.1
         return {"embedding_size": width, **SUMMARY, "summary_last_dropout": dropout}
     if family == "bertkit":
         return {name: getattr(config, name) for name in OWN_FIELDS}
@@ -155,10 +155,10 @@ def family_fields(config: ModelConfig, family: str) -> dict[str, Any]:
 
 
 def read_family(values: Mapping[str, Any], source: object) -> dict[str, Any]:
-    """The fields of `ModelConfig` that say which network a `config.json` describes.
+    """Return the fields of `ModelConfig` that a `config.json` implies by its family.
 
     Raises:
-        BertkitError: it is no network that this project knows.
+        BertkitError: bertkit does not support the network.
     """
     family = values.get("model_type", "bert")
     if family not in FAMILIES:
@@ -182,23 +182,23 @@ def read_family(values: Mapping[str, Any], source: object) -> dict[str, Any]:
 
 
 def check_summary(values: Mapping[str, Any], source: object) -> None:
-    """Refuse heads on the choices of an ELECTRA that read something else than [CLS] with GELU.
+    """Check that an ELECTRA multiple-choice head pools [CLS] with GELU.
 
     Raises:
-        BertkitError: says what is read.
+        BertkitError: a summary field has another value; the message names it.
     """
     if values.get("architectures") != ["ElectraForMultipleChoice"]:
         return
     for name, value in SUMMARY.items():
         if values.get(name, value) != value:
             raise BertkitError(
-                f"{source}: {name} is {values[name]!r}; of ElectraForMultipleChoice only "
+                f"{source}: {name} is {values[name]!r}; for ElectraForMultipleChoice only "
                 f"{value!r} is supported"
             )
 
 
 def family_name(name: str, family: str, architecture: str = "") -> str:
-    """BERT's name of a tensor as the family has it, in one of its classes where heads differ."""
+    """Translate BERT's name of a tensor to a family's; the class matters if heads differ."""
     families = {"albert": ALBERT, "electra": ELECTRA}
     for ours, theirs in (*ELECTRA_POOLERS.get(architecture, ()), *families.get(family, ())):
         if name.startswith(ours):
@@ -209,14 +209,14 @@ def family_name(name: str, family: str, architecture: str = "") -> str:
 def family_names(
     tensors: Mapping[str, Tensor], family: str, architecture: str = "", *, bare: bool
 ) -> dict[str, Tensor]:
-    """Tensors under a family's names; `bare` without the prefix, as those of encoders alone."""
+    """Return tensors by a family's names; `bare` drops the prefix, as in files of an encoder."""
     prefix = {"albert": "albert.", "electra": "electra."}.get(family, "bert.") if bare else ""
     named = {family_name(name, family, architecture): tensor for name, tensor in tensors.items()}
     return {name.removeprefix(prefix): tensor for name, tensor in named.items()}
 
 
 def bert_name(name: str) -> str:
-    """Any family's name of a tensor as BERT has it."""
+    """Translate any family's name of a tensor to BERT's."""
     if re.match(r"(encoder\.(albert|embedding_hidden)|pooler\.(weight|bias))", name):
         name = f"albert.{name}"
     if name.startswith("embeddings_project."):
@@ -260,11 +260,11 @@ HUGGING_FACE = {
     "classifier": ("classifier",),
     "qa_outputs": ("qa_outputs",),
 }
-"""Our modules → Hugging Face's; each has a `weight` or a `bias` or both. N is a layer's number."""
+"""bertkit's modules → Hugging Face's; each has a weight, a bias or both. N is a layer's number."""
 
 
 def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Hugging Face's name, or three of them, for each entry of `model.state_dict()`."""
+    """Return Hugging Face's one or three names for each entry of `model.state_dict()`."""
     prefix = "encoder." if isinstance(model, Encoder) else ""
     names: dict[str, tuple[str, ...]] = {}
     for own in model.state_dict():
@@ -277,7 +277,7 @@ def parameter_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def canonical_name(name: str) -> str:
-    """BERT's name of today for an older one or another family's; `weight` and `bias` at the end."""
+    """Return BERT's current name for an older one or another family's, ending in weight or bias."""
     name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
     name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
     name = bert_name(name)
@@ -285,17 +285,17 @@ def canonical_name(name: str) -> str:
 
 
 TUNED = re.compile(r"output_(weights|bias)$|cls[./]squad[./]|classifier\.|qa_outputs\.")
-"""Tensors of the heads of tuned models, Google's and others'."""
+"""Tensors in the heads of fine-tuned models, both Google's and others'."""
 
 
 def tuned_tensors(names: Iterable[str]) -> list[str]:
-    """Those of the head of a tuned model."""
+    """Return the names that belong to the head of a fine-tuned model."""
     return [name for name in names if TUNED.match(name)]
 
 
 def is_optional_weight(name: str) -> bool:
-    """Whether a file may lack a parameter (Hugging Face's name): heads, and the pooler.
+    """Return whether a file may lack a parameter (Hugging Face's name) of a head or the pooler.
 
-    Models trained without next-sentence prediction have no pooler.
+    Models that were trained without next-sentence prediction have no pooler.
     """
     return name.startswith("bert.pooler.") or not name.startswith("bert.")

@@ -1,15 +1,15 @@
-"""A model on disk: a Hugging Face directory that is complete in itself.
+"""Loading of model directories: self-contained Hugging Face directories.
 
-| file                  | what                                                   |
+| file                  | content                                                |
 |-----------------------|--------------------------------------------------------|
 | `config.json`         | the sizes, under transformers' field names             |
 | `model.safetensors`   | the weights in fp32, under transformers' names         |
 | the tokenizer's files | `vocab.txt`, `tokenizer.json`, `tokenizer_config.json` |
 | `bertkit.json`        | task, label names, how the model was made              |
 
-Also read: sharded weights, the older `pytorch_model.bin` (through torch's restricted loader, which
-makes tensors and runs no code), 16-bit weights (as fp32), names without the leading "bert.", and
-LayerNorm parameters called gamma and beta.
+Also supported: sharded weights, the older `pytorch_model.bin` (through torch's restricted loader,
+which creates tensors but runs no code), 16-bit weights (converted to fp32), names without the
+leading "bert.", and LayerNorm parameters called gamma and beta.
 """
 
 from __future__ import annotations
@@ -44,44 +44,44 @@ ACTIVATION_NAMES = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
 }
-"""transformers' names → ours."""
+"""transformers' activation names → bertkit's."""
 
 SUPPORTED = {
     "position_embedding_type": "absolute",
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
-"""What these fields of `config.json` must be where present: else it is another network."""
+"""The required values of these `config.json` fields if present; others mean another network."""
 
 
 @dataclass(frozen=True)
 class LoadResult(Generic[Model]):
-    """A model and what did not match; print the two lists, so that nothing is lost silently."""
+    """A loaded model, and the names that did not match, which callers should report."""
 
     model: Model
-    """In evaluation mode, fp32, on the CPU."""
+    """The model in evaluation mode, in fp32, on the CPU."""
     missing_keys: list[str]
-    """Parameters that the file lacks (heads, pooler), drawn at random instead."""
+    """Parameters of heads or the pooler that the file lacks; they are randomly initialised."""
     unexpected_keys: list[str]
-    """Tensors of the file that belong to other heads."""
+    """Tensors in the file that belong to other heads."""
 
 
 def load_encoder(directory: Path) -> Encoder:
-    """The encoder and pooler of any BERT directory, in evaluation mode; its heads are left.
+    """Load the encoder and pooler of any BERT directory, without heads and in evaluation mode.
 
     Raises:
-        BertkitError: the directory or a file is missing, damaged, no BERT, or has no pooler.
+        BertkitError: the directory or a file is missing or damaged, or is not a BERT with a pooler.
     """
     return require_all_weights(load_model(directory, Encoder), directory)
 
 
 def load_pretraining_model(directory: Path) -> PretrainingModel:
-    """Encoder and pre-training heads, in evaluation mode.
+    """Load an encoder with its pre-training heads, in evaluation mode.
 
-    The head on sentence pairs may be missing: then the model is one without pairs.
+    The head for sentence pairs may be missing; the model then has `pairs=False`.
 
     Raises:
-        BertkitError: the directory or a file is missing, damaged, no BERT, or lacks a head.
+        BertkitError: a file is missing or damaged, or is not a BERT with a masked-language head.
     """
     config, tensors = load_parts(directory)
     pairs = "cls.seq_relationship.weight" in tensors
@@ -94,20 +94,20 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
 
 
 def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> LoadResult[Model]:
-    """The model that `build` makes, with the directory's weights where it has them.
+    """Build a model, and load the directory's weights into it.
 
-    Heads and pooler may be missing: `load_model(folder, lambda c: ClassificationModel(c, 3))` is
-    how fine-tuning starts.
+    Heads and pooler may be missing, so `load_model(folder, lambda c: ClassificationModel(c, 3))`
+    returns a model ready for fine-tuning.
 
     Raises:
-        BertkitError: a file is missing or damaged, the network is no BERT, or tensors of the
+        BertkitError: a file is missing or damaged, the network is not a BERT, or tensors of the
             encoder are missing, unknown or of another shape; the message names them.
     """
     return load_into(*load_parts(directory), build, directory)
 
 
 def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A directory's sizes and weights, compared in bytes before the weights are read.
+    """Read a directory's config and weights, after checking that their sizes agree.
 
     Raises:
         BertkitError: see `load_model`.
@@ -120,13 +120,13 @@ def load_parts(directory: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def require_all_weights(loaded: LoadResult[Model], source: Path) -> Model:
-    """The model, if nothing of it was missing."""
+    """Return the loaded model, or raise BertkitError if any of its weights are missing."""
     if loaded.missing_keys:
         tuned = tuned_tensors(loaded.unexpected_keys)
-        what = f" and holds the head of a tuned model ({shown_names(tuned)})" if tuned else ""
+        what = f" and holds the head of a fine-tuned model ({shown_names(tuned)})" if tuned else ""
         raise BertkitError(
-            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; "
-            "fine-tune it, or load it with load_model, which draws the missing ones at random"
+            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; fine-tune it, or load it "
+            "with load_model, which initialises the missing ones at random"
         )
     return loaded.model
 
@@ -137,9 +137,9 @@ def load_into(
     build: Callable[[ModelConfig], Model],
     source: Path,
 ) -> LoadResult[Model]:
-    """Put tensors with Hugging Face's names into a model; nothing is allocated before they fit.
+    """Build a model and give it tensors with Hugging Face's names, after checking their shapes.
 
-    They are taken out of the dictionary, so that memory holds them once, and become the model's.
+    The tensors are removed from the dictionary and become the model's, so memory holds them once.
     """
     check_config_sizes(config, tensors, source)
     with torch.device("meta"):
@@ -151,7 +151,7 @@ def load_into(
         missing = [name for name in names if name not in tensors]
         if missing and not all(is_optional_weight(name) for name in missing):
             raise BertkitError(
-                f"{source} lacks {shown_names(missing)}; the file is not a whole BERT"
+                f"{source} lacks {shown_names(missing)}; the file is not a complete BERT"
             )
         if missing:
             new += missing
@@ -163,7 +163,7 @@ def load_into(
         raise BertkitError(f"{source} holds {shown_names(unknown)}, which BERT does not have")
     if new:
         with skip_weight_init():
-            model = build(config)  # draws the missing ones; all others are replaced
+            model = build(config)  # initialises the missing ones; the others are replaced
     model.load_state_dict(state, strict=not new, assign=True)
     return LoadResult(model.eval(), new, list(unused))
 
@@ -171,7 +171,7 @@ def load_into(
 def matching_tensors(
     tensors: dict[str, Tensor], names: tuple[str, ...], shape: torch.Size, source: Path
 ) -> Tensor:
-    """The named tensors on top of each other, after checking that `shape` comes out."""
+    """Remove the named tensors, check that they add up to `shape`, and concatenate them."""
     parts = [tensors.pop(name) for name in names]
     wanted = (shape[0] // len(parts), *shape[1:])
     for name, part in zip(names, parts, strict=True):
@@ -184,10 +184,10 @@ def matching_tensors(
 
 
 def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Compare the sizes of a config with the tensors present, before a network is built.
+    """Compare the sizes in a config with the tensors' shapes, before a network is built.
 
     Raises:
-        BertkitError: they differ. A config that asks for a trillion parameters ends here.
+        BertkitError: they differ, such as in a config that demands a trillion parameters.
     """
     width, inner = config.embedding_width, config.intermediate_size
     embeddings, first = "bert.embeddings.", "bert.encoder.layer.0.intermediate.dense.weight"
@@ -199,7 +199,7 @@ def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], sourc
     }
     for name, shape in wanted.items():
         if name not in tensors:
-            raise BertkitError(f"{source} lacks {name}; the file is not a whole BERT")
+            raise BertkitError(f"{source} lacks {name}; the file is not a complete BERT")
         if tuple(tensors[name].shape) != shape:
             raise BertkitError(
                 f"{source}: {name} has shape {tuple(tensors[name].shape)}, config.json says "
@@ -215,23 +215,26 @@ def check_config_sizes(config: ModelConfig, tensors: Mapping[str, Tensor], sourc
 
 
 def load_config(directory: Path) -> ModelConfig:
-    """The sizes from a directory's `config.json`.
+    """Read the model config from a directory's `config.json`.
 
     Raises:
-        BertkitError: no directory, no file, no JSON, or no BERT that this project knows.
+        BertkitError: the directory or file is missing, is not valid JSON, or describes a network
+            that bertkit does not support.
     """
     if not directory.is_dir():
         raise BertkitError(f"no model directory {directory}; check the path")
     if not (directory / "config.json").is_file() and any(directory.glob("*.ckpt*.index")):
         raise BertkitError(
-            f"{directory} is a checkpoint of Google's; make it a model directory first: "
+            f"{directory} is a Google checkpoint; make it a model directory first: "
             f"bertkit export {directory} --to huggingface --out DIR"
         )
     return read_model_config(directory / "config.json")
 
 
 def read_model_config(path: Path) -> ModelConfig:
-    """The sizes from a `config.json` or Google's `bert_config.json`; other fields are ignored.
+    """Read the model config from a `config.json` or Google's `bert_config.json`.
+
+    Fields that bertkit does not know are ignored.
 
     Raises:
         BertkitError: see `load_config`.
@@ -241,7 +244,7 @@ def read_model_config(path: Path) -> ModelConfig:
         if values.get(name, value) != value:
             raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
     if "vocab_size" not in values:
-        raise BertkitError(f"{path} has no vocab_size; it is no BERT config")
+        raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
     known = [field.name for field in dataclasses.fields(ModelConfig)]
     fields = {name: values[name] for name in known if name in values}
     fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}

@@ -1,6 +1,6 @@
-"""What a model directory may ask for, compared with what is on disk before memory is taken.
+"""Checks of untrusted model directories against the sizes of their files, before memory is used.
 
-A `config.json` of a hundred bytes can ask for any number of parameters, and a `pytorch_model.bin`,
+A `config.json` of a hundred bytes can demand any number of parameters, and a `pytorch_model.bin`,
 an archive of a pickle and its tensors, can unpack to any number of bytes.
 """
 
@@ -21,25 +21,27 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
 
 MOST_LAYERS = 10_000
-"""Shared weights (ALBERT) take no bytes a layer, so nothing else limits their number."""
+"""Layers that share weights (ALBERT) take no extra bytes, so nothing else limits their number."""
 
 
 TIED = 2
-"""A file may name the same bytes twice: the word embeddings are also the decoder."""
+"""A file may refer to the same bytes twice: the word embeddings are also the decoder."""
 
 
 def check_parameters(config: ModelConfig, files: Iterable[Path], source: object) -> None:
-    """Compare the parameters that a config asks for with the bytes that hold them.
+    """Check that the weight files are large enough for the parameters that a config demands.
 
-    A floating-point number takes a byte or more, and a pooler may be absent.
+    A floating-point number takes at least one byte, and the pooler may be absent.
 
     Args:
-        config: of the directory.
-        files: the weights; where one is missing, nothing is said, as reading will name it.
-        source: names the directory in the message.
+        config: the directory's config.
+        files: the weight files; if one is missing, their size is not compared, as reading them will
+            report it.
+        source: the name of the directory, for messages.
 
     Raises:
-        BertkitError: says both numbers. A config that asks for 10^12 parameters ends here.
+        BertkitError: the config demands too many parameters or layers, or the weights are larger
+            than the machine's memory.
     """
     square = config.hidden_size * config.hidden_size + config.hidden_size
     wanted = count_parameters(config) - square
@@ -48,30 +50,30 @@ def check_parameters(config: ModelConfig, files: Iterable[Path], source: object)
     if wanted > held and sizes and None not in sizes:
         raise BertkitError(
             f"{source}: the config asks for {readable_count(wanted)} parameters, but the weights "
-            f"have {held:,} bytes; they do not belong together, or are cut short; copy both again"
+            f"have {held:,} bytes; they do not belong together or are truncated; copy both again"
         )
     if config.num_hidden_layers > MOST_LAYERS:
         raise BertkitError(
             f"{source}: the config asks for {readable_count(config.num_hidden_layers)} layers; at "
-            f"most {MOST_LAYERS:,} are read"
+            f"most {MOST_LAYERS:,} are supported"
         )
     memory = memory_bytes()
     if memory is not None and held > memory:
         raise BertkitError(
-            f"{source}: the weights have {held:,} bytes, and this machine has a memory of "
+            f"{source}: the weights have {held:,} bytes, but this machine has a memory of "
             f"{memory:,}; load them on a larger one"
         )
 
 
 def readable_count(number: int) -> str:
-    """A count in digits; a power of ten where it is longer than any real one."""
+    """Format a count in digits, or as a power of ten if it is unrealistically large."""
     if number < 10**18:
         return f"{number:,}"
     return f"more than 10^{int((number.bit_length() - 1) * math.log10(2))}"
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory; None where the system does not say."""
+    """Return the machine's memory in bytes; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -79,13 +81,13 @@ def memory_bytes() -> int | None:
 
 
 def check_archive(file: IO[bytes], path: Path) -> None:
-    """Refuse a `pytorch_model.bin` that would unpack to more than it is.
+    """Check that a `pytorch_model.bin` does not unpack to more bytes than it has.
 
-    torch stores tensors as they are, and yet its reader unpacks compressed ones.
+    torch stores tensors uncompressed, but its reader also unpacks compressed ones.
 
     Args:
-        file: open, and at its beginning before and after.
-        path: names it in the message.
+        file: the open file, positioned at its start both before and after the call.
+        path: the path of the file, for messages.
 
     Raises:
         BertkitError: an entry is compressed, or the entries overlap.
@@ -100,16 +102,16 @@ def check_archive(file: IO[bytes], path: Path) -> None:
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise BertkitError(f"{path} holds compressed data, which torch never writes; copy it again")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise BertkitError(f"{path} claims more bytes than it has; copy it again")
+        raise BertkitError(f"{path}: its entries claim more bytes than it has; copy it again")
 
 
 def check_finite(tensor: Tensor, name: str, source: object) -> None:
-    """Refuse weights that are no numbers: every answer would be none.
+    """Check that a tensor has only finite numbers, as predictions would be NaN otherwise.
 
-    Reads the tensor once and takes no memory.
+    This reads the tensor once and allocates no memory.
 
     Raises:
-        BertkitError: some number is NaN or infinite; names the tensor.
+        BertkitError: a number is NaN or infinite; the message names the tensor.
     """
     if tensor.numel() and not all(map(math.isfinite, (end.item() for end in tensor.aminmax()))):
         raise BertkitError(
@@ -119,17 +121,17 @@ def check_finite(tensor: Tensor, name: str, source: object) -> None:
 
 
 def check_content(content: Mapping[Any, Any], path: Path) -> None:
-    """Refuse tensors that are none, or that grow when they are copied.
+    """Reject sparse, meta or expanded tensors, and names that are not strings.
 
-    A tensor can be a view of one number a billion times, or sparse, or have no data at all.
+    An expanded tensor views the same number many times, and would take far more memory if copied.
 
     Raises:
-        BertkitError: names the tensor.
+        BertkitError: there is such a tensor or name, or they need over twice the file size.
     """
     total = 0
     for name, value in content.items():
         if not isinstance(name, str):
-            raise BertkitError(f"{path}: {name!r:.40} is no name of a tensor; remake the file")
+            raise BertkitError(f"{path}: {name!r:.40} is not a tensor name; remake the file")
         if isinstance(value, Tensor):
             if value.layout != torch.strided or value.device.type != "cpu":
                 raise BertkitError(f"{path}: {name} is sparse or without data; remake the file")

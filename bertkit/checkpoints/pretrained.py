@@ -1,7 +1,7 @@
-"""Where fine-tuning begins: the weights of any BERT, a new head on top (paper section 3.2).
+"""Pre-trained weights from which fine-tuning is initialised (paper section 3.2).
 
-A start is a Hugging Face directory, a run directory of bertkit (its `model/`), or a checkpoint as
-Google publishes them. It is read once; every run of a grid builds its own model from it.
+They come from a Hugging Face directory, a run directory of bertkit (its `model/`), or a Google
+checkpoint. They are read once; every run of a grid builds its own model from them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Weights, sizes and tokenizer of a model, in memory."""
+    """The weights, config and tokenizer of a model, in memory."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, Tensor]
-    """Under Hugging Face's names."""
+    """The weights, by Hugging Face's names."""
     tokenizer: Tokenizer
     details: Mapping[str, Any]
-    """The content of `bertkit.json`; empty for other people's models."""
+    """The content of `bertkit.json`; empty for models that bertkit did not write."""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the weights and the vocabulary, as hex."""
+        """The SHA-256 of the weights and the vocabulary, in hex."""
         digest = hashlib.sha256(self.tokenizer.content_hash.encode())
         for name in sorted(self.tensors):
             digest.update(name.encode())
@@ -62,19 +62,19 @@ class PretrainedWeights:
         return "sop" if self.config.share_layers else "nsp"  # ALBERT
 
     def with_dropout(self, share: float) -> PretrainedWeights:
-        """The same weights in a network with another dropout."""
+        """Return the same weights with another dropout probability in the config."""
         config = replace(self.config, hidden_dropout_prob=share, attention_probs_dropout_prob=share)
         return replace(self, config=config)
 
     def build(
         self, make: Callable[[ModelConfig], Model], *, keep_head: bool, copy: bool = True
     ) -> LoadResult[Model]:
-        """A model with these weights; what they lack is drawn from torch's generator.
+        """Build a model with these weights; missing ones are drawn from torch's generator.
 
         Args:
-            make: builds the network from its sizes.
-            keep_head: also take the weights of the head; they must fit.
-            copy: False saves memory where the model is not changed: it then shares the weights.
+            make: a function that builds the network from its config.
+            keep_head: whether to use the weights of the head too; they must fit.
+            copy: False makes the model share the weights, which saves memory if it is not changed.
 
         Raises:
             BertkitError: weights are missing or do not fit; the message names them.
@@ -92,7 +92,7 @@ def read_pretrained(path: Path) -> PretrainedWeights:
 
     Raises:
         BertkitError: there is no such model, a file is missing or damaged, or the tokenizer does
-            not fit the weights.
+            not fit the model.
     """
     path = resolve_model(path)
     folder = model_folder(path)
@@ -114,7 +114,7 @@ def model_folder(path: Path) -> Path:
     Face hub (see `hub.py`), which is downloaded if the cache does not have it.
 
     Raises:
-        BertkitError: there is no model.
+        BertkitError: there is no model at the path.
     """
     path = resolve_model(path)
     for folder in (path, path / "model"):
@@ -141,12 +141,12 @@ def resolve_model(path: Path) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """Of a model's folder; that of its run or package where the folder is only called "model"."""
+    """Return the name of a model's folder, or of its parent if the folder is called "model"."""
     return folder.parent.name if folder.name == "model" else folder.name
 
 
 def read_details(folder: Path) -> dict[str, Any]:
-    """The content of a model's `bertkit.json`, or {} where it has none.
+    """Read a model's `bertkit.json`; return {} if there is none.
 
     Raises:
         BertkitError: the file is damaged.

@@ -1,4 +1,4 @@
-"""Writing a model directory that is complete in itself; `directory` reads it."""
+"""Writing of self-contained model directories, which `huggingface` reads."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ SAVED_HEADS = {
 
 
 def known_elsewhere(config: ModelConfig, task: str) -> bool:
-    """Whether transformers has a class for a network with the head of a task."""
+    """Return whether transformers has a class for a network with the head of a task."""
     return choose_class(config, SAVED_HEADS[task][0]) != ("bertkit", "bertkit")
 
 
 @runtime_checkable
 class SavedTokenizer(Protocol):
-    """What saving needs of a tokenizer."""
+    """The part of a tokenizer's interface that saving uses."""
 
     @property
     def size(self) -> int:
-        """Pieces in the vocabulary."""
+        """The number of tokens in the vocabulary."""
 
     @property
     def pad_id(self) -> int:
@@ -68,16 +68,16 @@ def save_model(
     """Write a complete model directory, or, after any error, nothing.
 
     Args:
-        directory: made, or replaced where it is a model directory already.
-        model: with a `config`, unwrapped (not compiled or distributed), on any device.
-        tokenizer: the one whose ids the model knows.
+        directory: the directory to create; an existing model directory is replaced.
+        model: a model with a `config`, unwrapped (not compiled or distributed), on any device.
+        tokenizer: the model's tokenizer.
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
-        extra: writes more files into the folder it is given.
-        pooler: whether the pooler, if there is one, was trained.
+        extra: a function that writes more files into the folder it is given.
+        pooler: whether the pooler, if there is one, was trained; an untrained one is not written.
 
     Raises:
-        BertkitError: the tokenizer has more pieces than the model has embeddings, the directory
-            holds something else, or it cannot be written.
+        BertkitError: the tokenizer has more tokens than the model has embeddings, the directory
+            holds something other than a model, or it cannot be written.
     """
     config = model.config
     assert isinstance(config, ModelConfig)
@@ -96,28 +96,28 @@ def save_model(
 
 
 def check_free(directory: Path) -> None:
-    """Refuse a folder that a model directory must not replace.
+    """Check that a folder may be written: it is absent, empty or a model directory.
 
     Raises:
-        BertkitError: it holds something else than a model.
+        BertkitError: it holds something other than a model.
     """
-    signs = ("bertkit.json", "*.safetensors", "*.bin")  # other things have a config.json, too
+    signs = ("bertkit.json", "*.safetensors", "*.bin")  # not only models have a config.json
     weights = any(path for sign in signs for path in directory.glob(sign))
     if directory.exists() and not (weights and (directory / "config.json").is_file()):
         empty = directory.is_dir() and not any(directory.iterdir())
         if not empty:
-            raise BertkitError(f"{directory} exists and is no model directory; choose another")
+            raise BertkitError(f"{directory} exists and is not a model directory; choose another")
 
 
 def save_generator(
     directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
 ) -> None:
-    """Write ELECTRA's generator as a masked language model of its own; see `save_model`.
+    """Write ELECTRA's generator as a separate masked language model; see `save_model`.
 
     Args:
-        directory: made, or replaced where it is a model directory already.
+        directory: the directory to create; an existing model directory is replaced.
         model: a `ReplacedTokenModel`.
-        tokenizer: the one whose ids the model knows.
+        tokenizer: the model's tokenizer.
         details: the content of `bertkit.json`.
     """
     generator = PretrainingModel(model.generator.config, pairs=False)
@@ -128,7 +128,7 @@ def save_generator(
 def model_details(
     model: nn.Module, config: ModelConfig, details: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The content of `config.json` for a model and its `bertkit.json`."""
+    """Return the content of `config.json` for a model and its `bertkit.json` details."""
     fields = dataclasses.asdict(config)
     for name in OWN_FIELDS:
         del fields[name]
@@ -140,7 +140,7 @@ def model_details(
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:
             raise BertkitError(
-                f"{len(labels)} label names for {head.out_features} classes; name each class"
+                f"{len(labels)} label names for {head.out_features} classes; give one per class"
             )
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
@@ -158,15 +158,15 @@ def model_details(
 def foreign_tensors(
     model: nn.Module, family: str, architecture: str = "", *, pooler: bool = True
 ) -> dict[str, Tensor]:
-    """The parameters under a family's names, fp32 on the CPU, the tied decoder left out.
+    """Return a model's parameters by a family's names, in fp32 on the CPU.
 
-    ELECTRA's generator is left out, too.
+    The tied decoder and ELECTRA's generator are excluded.
 
     Args:
-        model: with a `config`.
+        model: a model with a `config`.
         family: one of `families.FAMILIES`.
-        architecture: the class, where its head has names of its own.
-        pooler: whether the pooler is wanted; one that no loss has trained is left out anyway.
+        architecture: transformers' class, which matters if its head has special names.
+        pooler: whether to include the pooler; one that no loss has trained is always excluded.
     """
     names, tensors = parameter_names(model), {}
     without_pairs = hasattr(model, "rtd") or getattr(model, "nsp", model) is None

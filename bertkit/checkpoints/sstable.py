@@ -2,13 +2,13 @@
 
 Format: github.com/google/leveldb, doc/table_format.md. A table consists of blocks of sorted keys
 and values, an empty "meta index" block, an index block (the last key of each block → its handle),
-and a footer that points at the two. A handle is an offset and a size. Each block is followed by
-one byte for the compression (always 0 here, none) and a masked CRC-32C.
+and a footer that points to the last two. A handle is an offset and a size. Each block is followed
+by one byte for the compression (here always 0: no compression) and a masked CRC-32C.
 
 CRC-32C (Castagnoli; RFC 3720, appendix B.4): a byte-by-byte loop in Python takes minutes for a
-BERT. But the remainder is linear: the remainder of two halves is that of the first, advanced by as
-many zero bytes as the second has, XOR that of the second. So all 32-bit words of a block are
-combined in pairs, then the pairs are, in a few vectorised steps.
+BERT. However, the remainder is linear: the remainder of two concatenated parts is that of the
+first, advanced by as many zero bytes as the second has, XOR that of the second. So the 32-bit words
+of a block are combined in pairs, then these pairs are combined, in a few vectorised steps.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import numpy as np
 from bertkit.errors import BertkitError
 
 POLYNOMIAL = 0x82F63B78
-"""Castagnoli's, lowest bit first."""
+"""Castagnoli's polynomial, lowest bit first."""
 CHECKSUM_BLOCK_WORDS = 1 << 18
-"""Words joined at a time: 1 MiB."""
+"""The number of words combined at a time: 1 MiB."""
 MASK_DELTA = 0xA282EAD8
-"""LevelDB stores a rotated sum plus this, as sums of data that contain sums are weak."""
+"""LevelDB stores the rotated CRC plus this, as a CRC of data that contains its CRC is weak."""
 
 
 @cache
 def crc32c_zeros(doublings: int) -> np.ndarray:
-    """The effect of 2^doublings zero bytes on a register, as (4, 256): one row for each byte."""
+    """Return a table, (4, 256) with a row per byte, that advances by 2^doublings zero bytes."""
     if doublings == 0:
         low = np.arange(256, dtype=np.uint32)
         for _ in range(8):
@@ -43,7 +43,7 @@ def crc32c_zeros(doublings: int) -> np.ndarray:
 
 
 def crc32c_shift(table: np.ndarray, register: np.ndarray) -> np.ndarray:
-    """Registers after the zero bytes that `table` stands for; any shape, uint32."""
+    """Advance uint32 registers of any shape by the zero bytes that `table` represents."""
     result = table[3][register >> 24]
     for row in range(3):
         result ^= table[row][(register >> (8 * row)) & 255]
@@ -51,13 +51,13 @@ def crc32c_shift(table: np.ndarray, register: np.ndarray) -> np.ndarray:
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """The checksum of `data`."""
+    """Return the CRC-32C of `data`."""
     words = -(-len(data) // 4)
     padded = np.zeros(words * 4, dtype=np.uint8)
     padded[words * 4 - len(data) :] = np.frombuffer(data, dtype=np.uint8)
     values = padded.view("<u4").astype(np.uint32, copy=False)
-    # Leading zero bytes do not change a register of 0; the customary start of all ones is added
-    # at the end, pushed on by the length of the data.
+    # Leading zero bytes do not change a register of 0; the standard initial register of all ones
+    # is added at the end, advanced by the length of the data.
     first = words % CHECKSUM_BLOCK_WORDS
     register = block_register(values[:first])
     block = crc32c_zeros(
@@ -76,7 +76,7 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def block_register(values: np.ndarray) -> np.ndarray:
-    """(1,) the words of a block as one register, before the push by the last word's own 4 bytes."""
+    """Combine a block's words to one register, (1,), except for the advance by the last word."""
     doublings = 2  # a word is 2^2 bytes
     while len(values) > 1:
         if len(values) % 2:
@@ -87,7 +87,7 @@ def block_register(values: np.ndarray) -> np.ndarray:
 
 
 def masked_crc32c(data: bytes | memoryview) -> int:
-    """The checksum as LevelDB and TensorFlow store it."""
+    """Return the masked checksum that LevelDB and TensorFlow store."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + MASK_DELTA) & 0xFFFFFFFF
 
@@ -95,15 +95,15 @@ def masked_crc32c(data: bytes | memoryview) -> int:
 MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
 TABLE_BLOCK_BYTES = 4096
-"""A block is closed once it is longer."""
+"""A block is written once it is longer than this."""
 MOST_KEY_BYTES = 1 << 12
-"""Keys share what they begin with, so long ones could grow far beyond the file."""
+"""The longest key; keys share prefixes, so they could otherwise outgrow the file by far."""
 RESTART = 16
-"""Every so many keys of a block, one is stored whole."""
+"""The number of keys in a block from one that is stored in full to the next."""
 
 
 def varint(value: int) -> bytes:
-    """A number as seven bits a byte, least significant first."""
+    """Encode a number with seven bits per byte, least significant first."""
     data = bytearray()
     while value > 127:
         data.append(value & 127 | 128)
@@ -112,7 +112,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, least significant first, and the place after it."""
+    """Decode a number at a position; return it and the position after it."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -125,30 +125,30 @@ def read_varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a table, in order.
+    """Yield the keys and values of a table, in order.
 
     Raises:
         BertkitError: a block is compressed or its checksum is wrong.
-        IndexError, ValueError, struct.error: the bytes are no table, or are cut short.
+        IndexError, ValueError, struct.error: the bytes are not a table, or are truncated.
     """
     if data[-8:] != MAGIC or len(data) < FOOTER_BYTES:
-        raise ValueError("no table")
+        raise ValueError("not a table")
     footer, place = data[-FOOTER_BYTES:], 0
     for _ in range(2):  # skip the handle of the meta index
         _, place = read_varint(footer, place)
     before = -1
     for _, handle in read_block(data, footer[place:]):
         offset, _ = read_varint(handle, 0)
-        if offset <= before:  # a block that is named again and again
+        if offset <= before:  # the index could refer to one block many times
             raise ValueError("the blocks are not in order")
         before = offset
         yield from read_block(data, handle)
 
 
 def read_block(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of the block that a handle (offset, size) points at.
+    """Yield the keys and values of the block that a handle (offset, size) points to.
 
-    A key is stored as the count of bytes it shares with the one before, and the rest.
+    A key is stored as the number of bytes it shares with the previous key, and its other bytes.
     """
     offset, place = read_varint(handle, 0)
     size, _ = read_varint(handle, place)
@@ -172,7 +172,7 @@ def read_block(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def write_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A table of keys and values; the keys must be sorted."""
+    """Return the bytes of a table of keys and values; the keys must be sorted."""
     data, index = bytearray(), []
     block: list[tuple[bytes, bytes]] = []
     size = 0
@@ -189,7 +189,7 @@ def write_table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def append_block(data: bytearray, items: list[tuple[bytes, bytes]]) -> bytes:
-    """Append one block to the file's bytes; its handle."""
+    """Append one block to the file's bytes, and return its handle."""
     block, restarts, previous = bytearray(), [], b""
     for place, (key, value) in enumerate(items):
         shared = 0

@@ -1,10 +1,10 @@
-"""Google's BERT checkpoints, read and written without TensorFlow.
+"""Reading and writing of Google's BERT checkpoints without TensorFlow.
 
-A checkpoint of TensorFlow's V2 format is a prefix, say `bert_model.ckpt`, and two files or more:
-`.index`, a sorted table of LevelDB's format (github.com/google/leveldb, doc/table_format.md) from
-variable names to descriptions, and `.data-00000-of-00001`, the bytes of the tensors. Descriptions
-are protocol buffers (tensorflow/core/protobuf/tensor_bundle.proto). Every block of the table and
-every tensor has a checksum, and all are checked.
+A checkpoint in TensorFlow's V2 format has a prefix, such as `bert_model.ckpt`, and at least two
+files: `.index`, a sorted table in LevelDB's format (github.com/google/leveldb, doc/table_format.md)
+from variable names to descriptions, and `.data-00000-of-00001`, the bytes of the tensors. The
+descriptions are protocol buffers (tensorflow/core/protobuf/tensor_bundle.proto). Every block of the
+table and every tensor has a checksum, and all that are read are verified.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TENSORFLOW_DTYPES: dict[int, np.dtype[Any]] = {
     10: np.dtype("?"),
     19: np.dtype("<f2"),
 }
-"""tensorflow/core/framework/types.proto, those that occur in a BERT."""
+"""The types of tensorflow/core/framework/types.proto that occur in a BERT."""
 
 ENDS = (
     ("LayerNorm/weight", "LayerNorm/gamma"),
@@ -51,19 +51,19 @@ ENDS = (
     ("seq_relationship/bias", "seq_relationship/output_bias"),
     ("/weight", "/kernel"),
 )
-"""How names end: Hugging Face's (with slashes) and Google's; the first that fits counts."""
+"""Suffixes of Hugging Face's names (with slashes), and Google's; the first match applies."""
 
 MAX_SSTABLE_BYTES = 1 << 24
-"""Of an index; each variable takes some hundred bytes."""
+"""The maximum size of an index, in which each variable takes about a hundred bytes."""
 
 FIXED_FIELD_6 = bytes([6 << 3 | 5])
-"""The tag before a checksum: field 6, four bytes."""
+"""The protocol buffer tag before a checksum: field 6, four bytes."""
 
 ProtoFields = dict[int, list[int | bytes]]
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies: a BundleEntryProto."""
+    """The type, shape, location and checksum of a tensor: a decoded BundleEntryProto."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -75,13 +75,13 @@ class Entry(NamedTuple):
 
 
 def load_google_checkpoint(path: Path, *, hidden_act: str | None = None) -> PretrainingModel:
-    """A pre-training model, in evaluation mode, from a checkpoint as Google publishes them.
+    """Load a pre-training model, in evaluation mode, from a Google checkpoint.
 
     Args:
         path: a directory with `bert_config.json` and one checkpoint, or the checkpoint's prefix.
-        hidden_act: "gelu" or "gelu_tanh", as the config says "gelu" for both: models before
-            February 2019 were trained with erf, later ones with tanh. Default: erf, as
-            transformers has it.
+        hidden_act: "gelu" or "gelu_tanh", because the config has "gelu" for both: models before
+            February 2019 were trained with erf, later ones with tanh. The default is erf, as in
+            transformers.
 
     Raises:
         BertkitError: a file is missing or damaged, or is not a BERT with both heads.
@@ -93,7 +93,7 @@ def load_google_checkpoint(path: Path, *, hidden_act: str | None = None) -> Pret
 
 
 def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The sizes and the tensors, under Hugging Face's names, of a checkpoint of Google's.
+    """Read a Google checkpoint: the model config, and the tensors by Hugging Face's names.
 
     Raises:
         BertkitError: see `load_google_checkpoint`.
@@ -115,10 +115,10 @@ def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
 def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:
     """Write `bert_config.json` and a checkpoint that Google's code can restore.
 
-    Its config knows one "gelu", which its code of today computes with tanh.
+    The config has only one "gelu", which Google's current code computes with tanh.
 
     Raises:
-        BertkitError: the files cannot be written, or the network is none that Google's code has.
+        BertkitError: the files cannot be written, or Google's code does not support the network.
     """
     write_google_config(model.config, prefix.parent)
     variables = {}
@@ -130,23 +130,23 @@ def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:
 
 
 def write_google_config(config: ModelConfig, folder: Path) -> None:
-    """Write `bert_config.json`; it knows one "gelu", whichever the model has.
+    """Write `bert_config.json`, with "gelu" for either GELU of the model.
 
     Raises:
-        BertkitError: the network is none that Google's code has.
+        BertkitError: Google's code does not support the network.
     """
     fields, plain = dataclasses.asdict(config), ModelConfig(vocab_size=1)
     unlike = [name for name in OWN_FIELDS if fields.pop(name) != getattr(plain, name)]
     if unlike:
         raise BertkitError(
-            f"Google's code knows no {' and no '.join(unlike)}; write a model directory, or export "
-            "with --to onnx"
+            f"Google's code does not support {' or '.join(unlike)}; write a model directory, or "
+            "export with --to onnx"
         )
     write_json(folder / "bert_config.json", {**fields, "hidden_act": "gelu"})
 
 
 def find_prefix(path: Path) -> Path:
-    """The prefix of a checkpoint, given itself, its index file, or its directory."""
+    """Return the prefix of a checkpoint, given the prefix, the index file or the directory."""
     if path.is_dir():
         found = sorted(path.glob("*.index"))
         if len(found) != 1:
@@ -157,16 +157,16 @@ def find_prefix(path: Path) -> Path:
 
 
 def data_files(prefix: Path) -> list[Path]:
-    """The files that hold the tensors of a checkpoint."""
+    """Return the files that hold the tensors of a checkpoint."""
     return sorted(prefix.parent.glob(f"{escape(prefix.name)}.data-*-of-*"))
 
 
 def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
-    """All variables of a checkpoint; strings, which are not weights, are left out.
+    """Read all variables of a checkpoint except strings, which are not weights.
 
     Args:
-        prefix: the path without `.index`.
-        slots: also the optimizer's (`adam_m`, `adam_v`, `global_step`).
+        prefix: the path of the index without `.index`.
+        slots: whether to read the optimizer's variables (`adam_m`, `adam_v`, `global_step`) too.
 
     Raises:
         BertkitError: a file is missing, damaged or cut short; the message names file and variable.
@@ -178,7 +178,7 @@ def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray
     held = sum(file.stat().st_size for file in data_files(prefix))
     if held and wanted > TIED * held:
         raise BertkitError(
-            f"{path} asks for tensors of {readable_count(wanted)} bytes, and the data files have "
+            f"{path} asks for tensors of {readable_count(wanted)} bytes, but the data files have "
             f"{held:,}; copy the checkpoint again"
         )
     arrays = {}
@@ -192,7 +192,7 @@ def read_checkpoint(prefix: Path, *, slots: bool = True) -> dict[str, np.ndarray
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a file that should exist."""
+    """Read the bytes of a file, or raise BertkitError if that fails."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -200,7 +200,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
-    """One tensor, checked."""
+    """Read one tensor, and check its size and checksum."""
     if entry.sliced or entry.dtype not in TENSORFLOW_DTYPES:
         kind = "partitioned" if entry.sliced else f"of TensorFlow's type {entry.dtype}"
         raise BertkitError(f"{path}: variable {name} is {kind}; that is not supported")
@@ -221,7 +221,7 @@ def read_tensor(path: Path, name: str, entry: Entry) -> np.ndarray:
 
 
 def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
-    """The number of data files, and where each tensor is."""
+    """Return the number of data files, and the entry of each tensor by name."""
     try:
         table = dict(read_table(data))
         header = decode_fields(table.pop(b""))
@@ -231,12 +231,14 @@ def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
     except BertkitError as error:
         raise BertkitError(f"{path}: {error}; copy it again or convert it elsewhere") from None
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
-        raise BertkitError(f"{path} is no checkpoint index or damaged; copy it again") from error
+        raise BertkitError(
+            f"{path} is not a checkpoint index, or is damaged; copy it again"
+        ) from error
     return decode_number(header, 1), entries
 
 
 def read_entry(data: bytes) -> Entry:
-    """A BundleEntryProto."""
+    """Decode a BundleEntryProto."""
     fields = decode_fields(data)
     dimensions = [decode_fields(raw) for raw in decode_fields(nested_message(fields, 2)).get(2, [])]
     return Entry(
@@ -251,23 +253,23 @@ def read_entry(data: bytes) -> Entry:
 
 
 def decode_number(fields: ProtoFields, field: int) -> int:
-    """A number of a protocol buffer; absent means 0."""
+    """Return a number field of a protocol buffer; 0 if it is absent."""
     value = fields.get(field, [0])[-1]
     if not isinstance(value, int):
-        raise ValueError(f"field {field} is no number")
+        raise ValueError(f"field {field} is not a number")
     return value
 
 
 def nested_message(fields: ProtoFields, field: int) -> bytes:
-    """A nested message, undecoded; absent means empty."""
+    """Return a nested message without decoding it; empty if it is absent."""
     value = fields.get(field, [b""])[-1]
     if not isinstance(value, bytes):
-        raise ValueError(f"field {field} is no message")
+        raise ValueError(f"field {field} is not a message")
     return value
 
 
 def decode_fields(data: int | bytes) -> ProtoFields:
-    """A protocol buffer as field number → values (varint, fixed or bytes)."""
+    """Decode a protocol buffer to field number → values (numbers or bytes)."""
     if not isinstance(data, bytes):
         raise ValueError("a number where a message should be")
     fields: ProtoFields = {}
@@ -291,14 +293,14 @@ def decode_fields(data: int | bytes) -> ProtoFields:
 
 
 def write_checkpoint(prefix: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write variables as one data file and an index; the index, last, makes them visible.
+    """Write variables as one data file and then an index, which makes the checkpoint visible.
 
     Raises:
-        BertkitError: an array has a type without counterpart, or the files cannot be written.
+        BertkitError: an array's dtype is not supported, or the files cannot be written.
     """
     header = encode_field(1, 1) + encode_field(
         3, encode_field(1, 1)
-    )  # one data file; version, producer 1
+    )  # one data file, and producer version 1
     items = [(b"", header)]
 
     def write_data(path: Path) -> None:
@@ -316,7 +318,7 @@ def write_checkpoint(prefix: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def bundle_entry(name: str, array: np.ndarray, offset: int) -> bytes:
-    """A BundleEntryProto, but for its checksum."""
+    """Encode a BundleEntryProto without its checksum."""
     kinds = [kind for kind, dtype in TENSORFLOW_DTYPES.items() if dtype == array.dtype]
     if not kinds:
         raise BertkitError(f"{name}: numbers of type {array.dtype} cannot go into a checkpoint")
@@ -330,14 +332,14 @@ def bundle_entry(name: str, array: np.ndarray, offset: int) -> bytes:
 
 
 def encode_field(place: int, value: int | bytes) -> bytes:
-    """One field of a protocol buffer: a number or a nested message."""
+    """Encode one field of a protocol buffer: a number or a nested message."""
     if isinstance(value, int):
         return varint(place << 3) + varint(value)
     return varint(place << 3 | 2) + varint(len(value)) + value
 
 
 def google_name(name: str) -> str:
-    """A Hugging Face name as a variable of Google's checkpoint."""
+    """Translate a Hugging Face name to the variable name in a Google checkpoint."""
     variable = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name).replace(".", "/")
     for ours, google in ENDS:
         if variable.endswith(ours):
@@ -346,7 +348,7 @@ def google_name(name: str) -> str:
 
 
 def from_google_name(variable: str) -> str:
-    """A variable of Google's checkpoint under its Hugging Face name."""
+    """Translate the variable name in a Google checkpoint to the Hugging Face name."""
     for ours, google in ENDS:
         if variable.endswith(google):
             variable = variable.removesuffix(google) + ours

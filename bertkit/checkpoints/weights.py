@@ -1,7 +1,7 @@
-"""Weights in files: safetensors, sharded or not, and the older `pytorch_model.bin`.
+"""Files of weights: safetensors, sharded or not, and the older `pytorch_model.bin`.
 
 The latter is a pickle, which torch's restricted loader turns into tensors without running code.
-Files are read and not memory-mapped: overwriting a mapped file would change the answers of a model
+Files are read, not memory-mapped: overwriting a mapped file would change the predictions of a model
 in use, and truncating it would kill the process.
 """
 
@@ -30,10 +30,10 @@ WEIGHT_FILES = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""In order of preference."""
+"""The files that may hold a model's weights, in order of preference."""
 MAX_INDEX_BYTES = 1 << 26
 MOST_HEADER_BYTES = 1 << 24
-"""Of a safetensors file; each tensor takes some hundred bytes."""
+"""The maximum size of a safetensors header, in which each tensor takes about a hundred bytes."""
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -48,14 +48,14 @@ SAFETENSORS_DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""The format's names of types."""
+"""The safetensors format's names of dtypes."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
-    """Write one safetensors file, readable by all who may read files made here.
+    """Write one safetensors file, with permissions like those of its folder.
 
     Raises:
-        OSError: the disk is full, as for any other file.
+        OSError: the file cannot be written, for example because the disk is full.
     """
     try:
         save_file({name: t.contiguous() for name, t in tensors.items()}, path, metadata or None)
@@ -64,15 +64,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
         if code is None:
             raise
         raise OSError(int(code[1]), str(error), str(path)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves them to the owner alone
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors lets only the owner read
 
 
 def load_state(directory: Path) -> dict[str, Tensor]:
-    """All weights of a directory as fp32, under Hugging Face's names of today.
+    """Read all weights of a directory as fp32, by Hugging Face's current names.
 
     Raises:
-        BertkitError: no weights, a damaged file, a tensor that is no weight or has NaN or infinite
-            numbers, two tensors for one parameter, or a decoder that is not the word embeddings.
+        BertkitError: there are no weights, a file is damaged, a tensor is not a weight or has NaN
+            or infinite numbers, two tensors belong to one parameter, or the decoder is not tied.
     """
     from bertkit.checkpoints.limits import check_finite
 
@@ -80,14 +80,14 @@ def load_state(directory: Path) -> dict[str, Tensor]:
     for path, names in weight_files(directory).items():
         content = read_tensors(path)
         if missing := [name for name in names if name not in content]:
-            raise BertkitError(f"{path} lacks {shown_names(missing)}, which its index promises")
+            raise BertkitError(f"{path} lacks {shown_names(missing)}, which the index lists")
         for name in list(content):
-            tensor = content.pop(name)  # of 16-bit weights, soon no longer needed
+            tensor = content.pop(name)  # so that 16-bit tensors are freed once converted
             if name.endswith("embeddings.position_ids"):
                 continue  # 0, 1, 2, ...: a constant that older files store
             if not is_floating_point(tensor):
                 raise BertkitError(
-                    f"{path}: {name} is no floating-point tensor of 8 bits or more; remake the file"
+                    f"{path}: {name} is not a floating-point tensor of at least 8 bits; remake it"
                 )
             known = canonical_name(name)
             if known in state:
@@ -98,14 +98,18 @@ def load_state(directory: Path) -> dict[str, Tensor]:
 
 
 def is_floating_point(tensor: object) -> bool:
-    """Whether torch can read something as fp32; two numbers of 4 bits share a byte."""
+    """Return whether a value is a tensor that torch can convert to fp32; 4-bit types are not."""
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.float4_e2m1fn_x2:
         return False
     return tensor.is_floating_point()
 
 
 def untied(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """Drop the copies that older files keep of the tied decoder and its bias."""
+    """Remove the copies of the tied decoder and its bias that older files contain.
+
+    Raises:
+        BertkitError: a copy differs from its original.
+    """
     for copy, original in (
         ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
         ("cls.predictions.decoder.bias", "cls.predictions.bias"),
@@ -113,12 +117,12 @@ def untied(state: dict[str, Tensor], source: Path) -> dict[str, Tensor]:
         if copy in state:
             tensor = state.pop(copy)
             if not torch.equal(state.setdefault(original, tensor), tensor):
-                raise BertkitError(f"{source}: {copy} differs from {original}; BERT's are the same")
+                raise BertkitError(f"{source}: {copy} differs from {original}; BERT ties them")
     return state
 
 
 def weight_files(directory: Path) -> dict[Path, list[str]]:
-    """The files that hold the weights, each with the names that an index promises in it."""
+    """Return the files that hold the weights, each with the tensor names that an index lists."""
     for name in WEIGHT_FILES:
         path = directory / name
         if not path.is_file():
@@ -130,7 +134,7 @@ def weight_files(directory: Path) -> dict[Path, list[str]]:
 
 
 def indexed_files(path: Path) -> dict[Path, list[str]]:
-    """The shards that an index lists; they may lie nowhere but beside it."""
+    """Return the shards that an index lists, which must be in the folder of the index."""
     weight_map = read_object(path, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BertkitError(f"{path} has no weight_map; copy it again")
@@ -138,17 +142,17 @@ def indexed_files(path: Path) -> dict[Path, list[str]]:
     for tensor, file in weight_map.items():
         named = isinstance(file, str) and file and "\0" not in file
         if not named or Path(file).name != file or file == "..":
-            raise BertkitError(f"{path}: {file!r} is not the name of a file beside it")
+            raise BertkitError(f"{path}: {file!r} is not the name of a file in its folder")
         files.setdefault(path.with_name(file), []).append(tensor)
     return files
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, in memory of their own.
+    """Read the tensors of one file into memory.
 
     Raises:
         BertkitError: the file is missing, cannot be opened, is damaged or changed while it was
-            read, it holds something else than tensors, or they do not fit into memory.
+            read, holds something other than tensors, or does not fit into memory.
     """
     from bertkit.checkpoints.limits import check_content
 
@@ -164,19 +168,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if changed:
         raise BertkitError(f"{path} was changed while it was read; load it again")
     if not isinstance(content, dict):
-        raise BertkitError(f"{path} holds no named tensors; it is no model file")
+        raise BertkitError(f"{path} holds no named tensors; it is not a model file")
     check_content(content, path)
     return content
 
 
 def state_of(file: BufferedReader) -> tuple[int, int]:
-    """What changes where an open file is written to."""
+    """Return the size and modification time of an open file, which change if it is written to."""
     found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns
 
 
 def load_content(file: BufferedReader, path: Path) -> object:
-    """What a file of weights holds."""
+    """Read the content of a weight file, which the caller must check."""
     try:
         if path.suffix == ".safetensors":
             return read_safetensors(file)
@@ -186,7 +190,7 @@ def load_content(file: BufferedReader, path: Path) -> object:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (BertkitError, OSError):
         raise
-    except Exception as error:  # each format has its own kinds
+    except Exception as error:  # each format raises other types
         if type(error).__name__ == "UnpicklingError":
             raise BertkitError(
                 f"{path} holds Python objects, which bertkit does not run, or is damaged; save the "
@@ -202,10 +206,10 @@ def load_content(file: BufferedReader, path: Path) -> object:
 
 
 def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, without the library, which maps the file or its header.
+    """Read a safetensors file without the safetensors library, which would memory-map it.
 
-    A file is the length of a header in eight bytes, the header in JSON, and the tensors without a
-    gap between them. Nothing is allocated before all that the header says fits the file.
+    A file consists of the header's length in eight bytes, the header in JSON, and the tensors
+    without gaps. Nothing is allocated before the whole header is known to fit the file.
 
     Raises:
         ValueError: the file is damaged.
@@ -225,18 +229,18 @@ def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
 
 
 def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int], int]]:
-    """Name, type, shape and bytes of each tensor of a safetensors file, in the file's order.
+    """Return the name, dtype, shape and size in bytes of each tensor in a safetensors header.
 
     Args:
-        header: the JSON.
-        size: bytes after it.
+        header: the JSON header.
+        size: the number of bytes after the header.
 
     Raises:
-        ValueError: the tensors do not fill these bytes exactly.
+        ValueError: the header is invalid, or the tensors do not fill these bytes exactly.
     """
     described = json.loads(header.decode())
     if not isinstance(described, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     described.pop("__metadata__", None)
     found = []
     for name, entry in described.items():
@@ -244,10 +248,10 @@ def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int
             dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], list(entry["shape"])
             begin, end = entry["data_offsets"]
         except (KeyError, TypeError, ValueError):
-            raise ValueError(f"its header describes no tensor {name}") from None
+            raise ValueError(f"its header does not describe the tensor {name}") from None
         numbers = [begin, end, *shape]
         if len(numbers) > 64 or any(type(n) is not int or not 0 <= n < 1 << 63 for n in numbers):
-            raise ValueError(f"its header gives an absurd shape or place to {name}")
+            raise ValueError(f"its header gives {name} an invalid shape or offset")
         if end - begin != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"its header gives {name} {end - begin} bytes for the shape {shape}")
         found.append((begin, end, name, dtype, shape))
@@ -259,7 +263,7 @@ def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """The first names of a list, and how many more there are."""
+    """Format the first names of a list, and how many more there are."""
     first, *rest = names
     shown = ", ".join([first, *rest[:2]])
     return f"{shown} and {len(rest) - 2} more" if len(rest) > 2 else shown

@@ -1,1 +1,1 @@
-"""The network: attention, encoder, heads, and its directory on disk."""
+"""The network: attention, the encoder, its heads, and the modules that pool and classify."""

@@ -1,11 +1,11 @@
-"""Attention inside each sequence of a packed batch: every kernel behind one function.
+"""Attention within each sequence of a packed batch: one function in front of every kernel.
 
-Paper section 3 (Vaswani et al. 2017, section 3.2.1). This is the only place of the network that
-looks at sequence boundaries, and the only place where padding may exist, inside one kernel.
+Paper section 3 (Vaswani et al. 2017, section 3.2.1). This is the only part of the encoder's layers
+that reads sequence boundaries, and padding exists only inside a kernel.
 
-| kernel    | where                           | how                                           |
+| kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|
-| grouped   | CPU                             | a call for sequences of equal or similar length |
+| grouped   | CPU                             | one call per group of similar sequence lengths |
 | varlen    | CUDA, 16 bits, no dropout       | flash attention on the packed tokens          |
 | padded    | other devices, dropout, fp32    | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
@@ -26,14 +26,14 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Heads
 
 CACHED_WEIGHTS = 1 << 19
-"""Attention weights that are worked on at a time on a CPU: one or two megabytes."""
+"""The number of attention weights computed at a time on a CPU: one or two megabytes."""
 
 EVEN_SOFTMAX = 256
-"""Below this length torch's softmax in bf16 is slow, unless 32 divides the length."""
+"""Below this length torch's bf16 softmax is slow, unless the length is a multiple of 32."""
 
 DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
 WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
-"""How far a token sees to its left and right, as the varlen kernel has it; -1 is all the way."""
+"""How many tokens a token sees to its left and right, in the varlen kernel's terms; -1: all."""
 
 
 def attention(
@@ -46,32 +46,33 @@ def attention(
     dropout: float = 0.0,
     kernel: str = "auto",
 ) -> Heads:
-    """softmax(query key^T / sqrt(head width)) value, each token over the tokens of its sequence.
+    """Return softmax(query key^T / sqrt(head width)) value, computed within each sequence.
 
     Args:
-        query: (tokens, heads, head width); key and value alike.
-        key: see query.
-        value: see query.
-        packed: the batch, for its boundaries.
-        direction: what a token sees of its sequence: all of it, or itself and what is before it
-            ("left_to_right", the paper's ablation of section 5.1) or after it ("right_to_left").
-        dropout: the probability with which an attention weight is set to 0; 0 when not training.
-        kernel: "auto" or a name of the table above.
+        query: (tokens, heads, head width) queries; keys and values have the same shape.
+        key: the keys, see query.
+        value: the values, see query.
+        packed: the batch, which holds the sequence boundaries.
+        direction: which tokens of its sequence a token attends to: all of them, or itself and those
+            before it ("left_to_right", the ablation in the paper's section 5.1) or after it
+            ("right_to_left").
+        dropout: the probability of setting an attention weight to 0; pass 0 for evaluation.
+        kernel: "auto" or a kernel name from the module's table.
 
     Raises:
-        BertkitError: there is no such kernel or direction.
+        BertkitError: the kernel or the direction is unknown.
     """
     if direction not in DIRECTIONS:
-        raise BertkitError(f"no direction is called '{direction}'{nearest(direction, DIRECTIONS)}")
+        raise BertkitError(f"unknown direction '{direction}'{nearest(direction, DIRECTIONS)}")
     if kernel == "auto":
         kernel = choose_kernel(query, dropout)
     if kernel not in KERNELS:
-        raise BertkitError(f"no attention kernel '{kernel}'{nearest(kernel, KERNELS)}")
+        raise BertkitError(f"unknown attention kernel '{kernel}'{nearest(kernel, KERNELS)}")
     return KERNELS[kernel](query, key, value, packed, direction=direction, dropout=dropout)
 
 
 def choose_kernel(query: Heads, dropout: float) -> str:
-    """The fastest kernel that can do it on the device of `query`."""
+    """Return the name of the fastest kernel that supports the device and dtype of `query`."""
     if query.device.type == "cpu":
         return "grouped"
     flash = (
@@ -88,15 +89,15 @@ def choose_kernel(query: Heads, dropout: float) -> str:
 def grouped(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """One batched call for each group of neighbouring sequences.
+    """Compute attention with one batched call for each group of neighbouring sequences.
 
-    With dropout, and in bf16, a call has many small steps, so runs of similar lengths share one and
-    are padded inside it. Without dropout only short ones share, in batches that have few of each
-    length, as a server's are, and long ones are rounded up. Otherwise a group is a run of equal
-    lengths, and nothing is padded.
+    With dropout a call consists of many small operations, so runs of sequences with similar lengths
+    share one call and are padded inside it. In bf16 inference only short sequences share a call and
+    long ones are padded to a rounded length, and only in batches with few sequences of each length,
+    as on a server. Otherwise a group is a run of equal lengths, and nothing is padded.
 
-    `split` rather than slices: its gradient is one concatenation, that of a slice is a whole
-    tensor of zeros for every run.
+    The tensors are split, not sliced: the gradient of `split` is one concatenation, whereas every
+    slice would have a full-size tensor of zeros as its gradient.
     """
     few = query.dtype == torch.bfloat16 and not (dropout or torch.is_grad_enabled())
     groups = attention_groups(packed, query.dtype, similar=few or dropout > 0, few=few)
@@ -121,14 +122,14 @@ def sequences_attention(
     dropout: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Attention of sequences of one length on a CPU: (sequences, heads, length, head width).
+    """Compute attention on a CPU for sequences of one length.
 
-    torch's flash kernel is the fastest in fp32 without dropout. It has no dropout, and in bf16 the
-    written-out form is faster; this runs a few heads at a time, to stay in the cache.
-    The mask, (sequences, 1, 1, length), is added to the scores of each key.
+    torch's flash kernel is the fastest in fp32 without dropout. It does not support dropout, and in
+    bf16 `explicit_attention` is faster; that runs a few heads at a time, to stay in the cache.
+    Tensors are (sequences, heads, length, head width); the (sequences, 1, 1, length) mask is added.
     """
     if dropout == 0.0 and query.dtype == torch.float32 and mask is None:
-        if direction == "right_to_left":  # is left_to_right of the sequence read backwards
+        if direction == "right_to_left":  # the same as left_to_right on the reversed sequence
             q, k, v = (tensor.flip(2) for tensor in (query, key, value))
             return scaled_dot_product_attention(q, k, v, is_causal=True).flip(2)
         causal = direction == "left_to_right"
@@ -150,15 +151,15 @@ def sequences_attention(
 
 
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """Parts on top of each other; no copy of a single one."""
+    """Concatenate tensors along their first dimension, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def explicit_attention(
     q: Tensor, k: Tensor, v: Tensor, *, direction: str, dropout: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Attention written out, (heads of any sequences, length, width); a mask adds to the scores."""
-    nothing = q.new_empty(())  # beta 0: it is not read
+    """Compute attention with plain operations on (heads of all sequences, length, width)."""
+    nothing = q.new_empty(())  # baddbmm does not read it, because beta is 0
     scale = 1 / math.sqrt(q.shape[-1])
     scores = torch.baddbmm(nothing, q, k.transpose(1, 2), beta=0, alpha=scale)
     if mask is not None:
@@ -172,13 +173,13 @@ def explicit_attention(
     weights = scores.softmax(dim=-1).to(v.dtype)
     if dropout == 0.0:
         return weights @ v
-    # Scaling the output is scaling the kept weights, on far fewer numbers.
+    # Scaling the output equals scaling the kept weights, but touches far fewer numbers.
     kept = keep_mask(weights.shape, dropout, weights.dtype)
     return (weights * kept) @ v * keep_scale(dropout)
 
 
 def visible_positions(length: int, direction: str, device: torch.device) -> Tensor:
-    """(length, length) whether the query of a row sees the key of a column."""
+    """Return a (length, length) bool mask: whether the row's query sees the column's key."""
     every = torch.ones(length, length, dtype=torch.bool, device=device)
     if direction == "bidirectional":
         return every
@@ -188,7 +189,7 @@ def visible_positions(length: int, direction: str, device: torch.device) -> Tens
 def varlen(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """Flash attention on packed tokens (CUDA, fp16 or bf16); it has no dropout."""
+    """Compute flash attention on packed tokens (CUDA, fp16 or bf16), without dropout."""
     from torch.nn.attention.varlen import varlen_attn
 
     if dropout != 0.0:
@@ -203,19 +204,19 @@ def varlen(
         max_k=packed.max_seqlen,
         window_size=WINDOWS[direction],
     )
-    assert isinstance(output, Tensor)  # a tuple only where auxiliary outputs are asked for
+    assert isinstance(output, Tensor)  # it is a tuple only if auxiliary outputs are requested
     return output
 
 
 def padded(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """Pad to (sequences, heads, longest, width), attend, and drop the padding again.
+    """Pad to (sequences, heads, max length, width), attend, and remove the padding again.
 
-    Nothing here waits for the device: the shapes come from `max_seqlen` and the sizes of tensors.
+    Nothing here waits for the device: shapes come from `max_seqlen` and the sizes of tensors.
     """
     sequences, max_length = len(packed.cu_seqlens) - 1, packed.max_seqlen
-    full = sequences * max_length == len(query)  # then every sequence is the longest
+    full = sequences * max_length == len(query)  # then all sequences have the same length
     if full:
         inside, mask = None, None
     else:
@@ -229,7 +230,7 @@ def padded(
         mask = None  # is_causal suffices: all padded keys come after a real query
     elif direction == "right_to_left":
         after = visible_positions(max_length, direction, query.device)
-        # A padded query sees itself: a row without any key would give NaN in the backward pass.
+        # A padded query sees itself: a row without keys would give NaN in the backward pass.
         mask = after if mask is None else after & (mask | after.T)
 
     q, k, v = (pad_rows(rows, inside, sequences, max_length) for rows in (query, key, value))
@@ -243,7 +244,7 @@ def padded(
 def reference(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """The definition, in one block-diagonal mask over all pairs of tokens: slow and plain."""
+    """Compute attention by its definition, with a block-diagonal mask over all token pairs."""
     tokens = torch.arange(len(query), device=query.device)
     sequence = torch.searchsorted(packed.cu_seqlens, tokens, right=True)
     allowed = sequence[:, None] == sequence[None, :]
@@ -258,16 +259,16 @@ KERNELS = {"grouped": grouped, "varlen": varlen, "padded": padded, "reference": 
 
 
 def has_bf16() -> bool:
-    """Whether the processor multiplies matrices in bf16: AVX512-BF16 or AMX; Arm's is untried."""
+    """Return whether the CPU multiplies bf16 matrices (AVX512-BF16 or AMX; Arm is untested)."""
     able = torch.cpu.get_capabilities()
     return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def has_products(dtype: torch.dtype = torch.float32) -> bool:
-    """Whether there are fast products with prepared weights and GELU or a sum inside them.
+    """Return whether oneDNN's fast matrix products with a fused GELU or sum are available.
 
-    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist and are
-    not fast: torch's own compiler leaves them out there, too.
+    In bf16 they need AVX512 or AVX-NE-CONVERT. On Arm with the Compute Library they exist but are
+    not fast; torch's compiler does not use them there either.
     """
     there = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     if not there or torch.ops.mkldnn._is_mkldnn_acl_supported():

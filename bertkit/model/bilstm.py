@@ -1,4 +1,4 @@
-"""A BiLSTM over the sequences of a packed batch (paper sections 5.1 and 5.3)."""
+"""The BiLSTM that reads the sequences of a packed batch (paper sections 5.1 and 5.3)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bertkit.shapes import Hidden
 
 BILSTM_LAYERS = 2
 MOST_PLACES, NARROW = 2, 512
-"""Where a batch is padded on a CPU: places for each token, and the width of input and units."""
+"""Limits for padding a batch on a CPU: padded positions per token, and input width or units."""
 STEP = 8
-"""Lengths are rounded up to it: for each new one oneDNN makes code."""
+"""Lengths are rounded up to a multiple of this, because oneDNN compiles code for each new one."""
 
 
 def step_order(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The order in which a recurrent network takes tokens that lie sequence by sequence.
+    """Return the order in which `PackedSequence` expects the tokens of concatenated sequences.
 
-    First the first token of every sequence, longest sequence first, then all second tokens, ...
+    The first token of every sequence comes first, longest sequence first, then the second ones, ...
 
     Returns:
-        (tokens,) indices of tokens, and (longest,) how many sequences have a token at each step.
+        (tokens,) token indices, and (max length,) the number of sequences that have each step.
     """
     sizes = np.asarray(lengths)
     starts = np.cumsum(sizes) - sizes
@@ -39,11 +39,11 @@ def step_order(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def both_ways(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Where a network that takes one token of every sequence at a step finds them.
+    """Return the layout of a batch padded to one length, for reading forwards and backwards.
 
     Returns:
-        (2, steps * sequences): the token of each place, for sequences read forwards and backwards;
-        behind its end a sequence repeats its last one. And (2, tokens): the place of each token.
+        (2, steps * sequences): the token index at each padded position, forwards and backwards;
+        a sequence is padded with its last token. And (2, tokens): the padded position per token.
     """
     sizes = np.asarray(lengths)
     max_length = -(-int(sizes.max()) // STEP) * STEP
@@ -57,17 +57,17 @@ def both_ways(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class BiLSTM(nn.Module):
-    """Two bidirectional layers over each sequence of a batch.
+    """A two-layer bidirectional LSTM that reads each sequence of a batch.
 
-    Where sequences of similar length meet a narrow network on a CPU, each direction of a layer is a
-    call of torch's LSTM for sequences of one length, which is faster there than the one for packed
-    sequences. What a sequence is padded with comes behind its end in either direction, so it
-    changes nothing.
+    On a CPU, if the network is narrow and the sequences have similar lengths, each direction of a
+    layer is one call of torch's LSTM on padded sequences, which is faster there than its LSTM on
+    packed sequences. In either direction the padding follows the end of the sequence, so it does
+    not affect the outputs.
 
     Args:
-        width: of the input.
-        units: of each direction.
-        dropout: between the layers.
+        width: the width of the input.
+        units: the number of units in each direction.
+        dropout: the dropout probability between the layers.
     """
 
     def __init__(self, width: int, units: int, dropout: float = 0.0) -> None:
@@ -77,9 +77,9 @@ class BiLSTM(nn.Module):
         )
 
     def forward(self, hidden: Hidden, packed: Packed) -> Tensor:
-        """(tokens, width) to (tokens, 2 * units), forward direction first.
+        """Map (tokens, width) to (tokens, 2 * units), forward direction first.
 
-        The sequences may come in any order; both ways are the same work.
+        The sequences may be in any order; `padded` and `packed` compute the same function.
         """
         places = max(packed.lengths) * len(packed.lengths)
         asked = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
@@ -92,7 +92,7 @@ class BiLSTM(nn.Module):
         return (self.padded if padded else self.packed)(hidden.float(), packed.lengths)
 
     def packed(self, states: Tensor, lengths: Sequence[int]) -> Tensor:
-        """One call for all, without padding: cuDNN's way."""
+        """Run all layers in one call without padding, as cuDNN does best."""
         order, alive = step_order(lengths)
         there = torch.from_numpy(order).to(states.device)
         back = torch.from_numpy(np.argsort(order)).to(states.device)
@@ -100,7 +100,7 @@ class BiLSTM(nn.Module):
         return self.lstm(steps)[0].data.index_select(0, back)
 
     def padded(self, states: Tensor, lengths: Sequence[int]) -> Tensor:
-        """A call for each direction of each layer: oneDNN's way."""
+        """Run one call for each direction of each layer, as oneDNN does best."""
         tokens, places = map(torch.from_numpy, both_ways(lengths))
         sequences = len(lengths)
         nothing = states.new_zeros(1, sequences, self.lstm.hidden_size)
@@ -128,7 +128,7 @@ class BiLSTM(nn.Module):
         return states.float()
 
     def weights(self, layer: int) -> list[list[Tensor]]:
-        """Of both directions of a layer, in the order in which `torch.lstm` takes them."""
+        """Return the weights of both directions of a layer, in the order `torch.lstm` expects."""
         return [
             [
                 getattr(self.lstm, f"{name}_l{layer}{direction}")

@@ -1,10 +1,10 @@
-"""What makes a CPU fast: dropout from few random bits, and sequences grouped for attention.
+"""Optimizations for the CPU: dropout from few random bits, and sequence groups for attention.
 
-Dropout (Srivastava et al. 2014; paper section A.2): torch draws one double per element on a CPU,
+Dropout (Srivastava et al. 2014; paper section A.2): on a CPU torch draws one double per element,
 one after the other, which takes longer than the matrix product before it. Sixteen random bits per
 element are as good and four times as fast: the probability is rounded to a multiple of 1/65536
-(0.1 becomes 0.100006), and the kept values are scaled by exactly that, so the mean is preserved.
-Other devices use torch's own dropout.
+(0.1 becomes 0.100006), and the scale of the kept values uses the rounded probability, so the mean
+is preserved. Other devices use torch's own dropout.
 
 Grouping (paper section 3): every call of an attention kernel has a fixed cost, and padding costs
 time too, so neighbouring sequences of equal or similar length share one call.
@@ -25,14 +25,14 @@ UNIFORM_STEPS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Sets elements to 0 with `probability` while training; scales the others to keep the mean."""
+    """A dropout layer: in training, elements become 0 with `probability`, others are scaled up."""
 
     def __init__(self, probability: float) -> None:
         super().__init__()
         self.probability = probability
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden`, thinned while training; any shape."""
+        """Return `hidden`, of any shape, with dropout applied if the module is in training mode."""
         if not self.training or self.probability == 0.0:
             return hidden
         if hidden.device.type != "cpu":
@@ -41,34 +41,35 @@ class Dropout(nn.Module):
         return hidden * mask * keep_scale(self.probability)
 
     def extra_repr(self) -> str:
-        """The probability, for `print(model)`."""
+        """Return the probability, for `print(model)`."""
         return f"probability={self.probability}"
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:
-    """Ones of `shape` on the CPU, zeros with `probability`; from torch's default generator.
+    """Return a CPU tensor of ones, with zeros at `probability`, from torch's default generator.
 
-    In `dtype`, that of the product: converting booleans takes longer than the product itself.
+    It has the `dtype` of the tensor it multiplies: converting booleans would take longer than the
+    multiplication itself.
     """
     count = math.prod(shape)
     words = torch.empty(-(-count // 4), dtype=torch.int64)
-    words.random_(-(1 << 63), None)  # None: all 64 bits, where the default leaves the sign 0
+    words.random_(-(1 << 63), None)  # None: all 64 bits; the default never sets the sign bit
     uniform = words.view(torch.int16)[:count].view(shape)
     ones = torch.empty(shape, dtype=dtype)
     return torch.ge(uniform, round(probability * UNIFORM_STEPS) - UNIFORM_STEPS // 2, out=ones)
 
 
 def keep_scale(probability: float) -> float:
-    """What kept elements are multiplied with: one over the exact probability of being kept."""
+    """Return the factor for kept elements: one over their exact probability of being kept."""
     return UNIFORM_STEPS / (UNIFORM_STEPS - round(probability * UNIFORM_STEPS))
 
 
 SIMILAR = 0.75
-"""Sequences of at least this share of a length are padded to it, to share one call."""
+"""Sequences of at least this fraction of a length are padded to it, to share one call."""
 
 STEP, LEAST_LENGTH, SHORT, LONG_STEP = 16, 32, 128, 32
-"""Where few lengths are wanted, those up to the third are multiples of the first and no less than
-the second, and longer ones are multiples of the last."""
+"""Rounding of lengths by `bucket_lengths`: up to SHORT to multiples of STEP and at least
+LEAST_LENGTH, beyond it to multiples of LONG_STEP."""
 
 
 class Group(NamedTuple):
@@ -76,25 +77,25 @@ class Group(NamedTuple):
 
     sequences: int
     length: int
-    """That all are padded to."""
+    """The length to which all sequences are padded."""
     tokens: int
     inside: Tensor | None
-    """(tokens,) their places among sequences x length; None where they fill them."""
+    """(tokens,) indices into the sequences x length positions; None if nothing is padded."""
     mask: Tensor | None
-    """(sequences, 1, 1, length) to be added to the scores of keys; None where all is filled."""
+    """(sequences, 1, 1, length) added to the scores of the keys; None if nothing is padded."""
 
 
 def attention_groups(
     packed: Packed, dtype: torch.dtype, *, similar: bool, few: bool
 ) -> list[Group]:
-    """The groups of a batch; worked out once for all layers.
+    """Return the groups of a batch, which are computed once and kept for all layers.
 
     Args:
         packed: the batch.
-        dtype: of the scores.
-        similar: let runs of similar lengths share a group.
-        few: round lengths up, so that few lengths occur: for each new one oneDNN makes code, which
-            takes as long as several batches, and keeps it.
+        dtype: the dtype of the attention scores.
+        similar: whether runs of similar lengths may share a group.
+        few: whether to round lengths up, so that few different lengths occur: for each new one
+            oneDNN compiles code, which takes as long as several batches, and keeps it in memory.
     """
     name = dtype, similar, few
     if name not in packed.kept:
@@ -106,7 +107,7 @@ def attention_groups(
 
 
 def sequence_group(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: bool) -> Group:
-    """Some runs, longest first, as a group."""
+    """Return the group made of some runs, which must start with the longest one."""
     length = bucket_lengths(runs[0].length) if few else runs[0].length
     sequences = sum(run.sequences for run in runs)
     tokens = sum(run.sequences * run.length for run in runs)
@@ -116,23 +117,23 @@ def sequence_group(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: boo
     real = torch.arange(length) < lengths[:, None]
     inside = real.flatten().nonzero().squeeze(1)
     mask = torch.zeros(sequences, 1, 1, length, dtype=dtype)
-    # Finite: a padded row that sees nothing else would be NaN, and so its gradients.
+    # A finite value: -inf would make rows without real keys NaN, and their gradients too.
     mask.masked_fill_(~real[:, None, None, :], torch.finfo(dtype).min / 2)
     return Group(sequences, length, tokens, inside, mask)
 
 
 def bucket_lengths(length: int) -> int:
-    """The length that a sequence is padded to where few lengths are wanted."""
+    """Return the rounded length to which a sequence of this length is padded."""
     step = STEP if length <= SHORT else LONG_STEP
     return max(LEAST_LENGTH, -(-length // step) * step)
 
 
 def merge_similar(packed: Packed, *, few: bool = False) -> list[list[EqualLengths]]:
-    """Neighbouring runs whose lengths are at least `SIMILAR` of the first one's, together.
+    """Merge neighbouring runs with a length of at least `SIMILAR` times that of the first one.
 
     Args:
         packed: the batch.
-        few: compare rounded lengths.
+        few: whether to compare rounded lengths, and to merge short runs only.
     """
     groups: list[list[EqualLengths]] = []
     for run in packed.equal_lengths:
@@ -151,13 +152,13 @@ def merge_similar(packed: Packed, *, few: bool = False) -> list[list[EqualLength
 
 
 def pad_rows(rows: Tensor, inside: Tensor | None, sequences: int, max_length: int) -> Tensor:
-    """Packed rows as (sequences, heads, longest, head width), zeros where there is none.
+    """Return packed rows as (sequences, heads, max_length, head width), padded with zeros.
 
     Args:
-        rows: (tokens, heads, head width).
-        inside: (tokens,) place of each among sequences x longest; None where they fill it.
-        sequences: how many.
-        max_length: of them.
+        rows: (tokens, heads, head width) packed rows.
+        inside: (tokens,) indices into the sequences x max_length positions; None without padding.
+        sequences: the number of sequences.
+        max_length: the length to which every sequence is padded.
     """
     if inside is not None:
         empty = rows.new_zeros(sequences * max_length, *rows.shape[1:])

@@ -1,8 +1,8 @@
-"""Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator, a discriminator.
+"""Replaced-token detection (ELECTRA, Clark et al. 2020): a small generator and a discriminator.
 
-The generator fills in masked pieces, and draws them from its probabilities; the discriminator, the
-model that is kept, says of every token whether it is the original. The two share their embeddings
-(section 3.2 of that paper). No gradient goes through the drawing.
+The generator replaces masked tokens by samples from its distribution; the discriminator, which is
+the model to keep, predicts for every token whether it is the original. They share their embeddings
+(section 3.2 of that paper). No gradient flows through the sampling.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from bertkit.shapes import Hidden, TargetIndices, VocabularyLogits
 
 
 class ReplacedTokenOutput(NamedTuple):
-    """What the two losses are computed from."""
+    """The tensors from which the two losses are computed."""
 
     mlm_logits: VocabularyLogits
-    """Of the generator, at the targets."""
+    """The generator's logits at the targets."""
     replaced_logits: Tensor
-    """(tokens,) of the discriminator: above 0 where it takes a token for a replaced one."""
+    """(tokens,) the discriminator's logits; above 0 if it considers the token replaced."""
     replaced: Tensor
-    """(tokens,) 1.0 where the token is not the original; a lucky draw is an original."""
+    """(tokens,) 1.0 if the token differs from the original, even at a target; 0.0 otherwise."""
 
 
 class Generator(nn.Module):
-    """A narrow encoder on the discriminator's embeddings, with a masked-language head.
+    """A narrow encoder on top of the discriminator's embeddings, with a masked-language-model head.
 
     Args:
-        config: of the discriminator.
-        share: of its width and its heads.
+        config: the discriminator's config.
+        share: the generator's width and number of heads, as a fraction of the discriminator's.
     """
 
     def __init__(self, config: ModelConfig, share: float) -> None:
@@ -59,13 +59,13 @@ class Generator(nn.Module):
     def forward(
         self, embeddings: Hidden, packed: Packed, targets: TargetIndices, words: nn.Embedding
     ) -> VocabularyLogits:
-        """Logits (targets, vocabulary), from embeddings (tokens, embedding width)."""
+        """Return (targets, vocabulary) logits from embeddings (tokens, embedding width)."""
         stack = layer_sequence(self.layers, self.config)
         return self.mlm(run_layers(stack, self.projection(embeddings), packed, targets), words)
 
 
 class ReplacedTokenHead(nn.Module):
-    """Hidden states → one logit a token: a layer with GELU, then a linear one."""
+    """A head that gives one logit per token: a linear layer with GELU and a linear output layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -75,37 +75,37 @@ class ReplacedTokenHead(nn.Module):
         initialize(self, config)
 
     def forward(self, hidden: Hidden) -> Tensor:
-        """(tokens, width) to (tokens,)."""
+        """Map hidden states (tokens, width) to logits (tokens,)."""
         return self.output(activation(self.dense(hidden), self.config)).squeeze(-1)
 
 
 class ReplacedTokenModel(nn.Module):
-    """Generator and discriminator in training.
+    """The generator and the discriminator, for pre-training.
 
     Args:
-        config: of the discriminator.
-        share: width of the generator as a share of the discriminator's.
+        config: the discriminator's config.
+        share: the generator's width as a fraction of the discriminator's.
     """
 
     def __init__(self, config: ModelConfig, share: float) -> None:
         super().__init__()
         self.config = config
         self.encoder = Encoder(config)
-        self.encoder.pooler.requires_grad_(False)  # no loss is on it
+        self.encoder.pooler.requires_grad_(False)  # no loss depends on it
         self.rtd = ReplacedTokenHead(config)
         self.generator = Generator(config, share)
 
     def forward(
         self, packed: Packed, target_positions: TargetIndices, target_ids: TargetIndices
     ) -> ReplacedTokenOutput:
-        """Fill the masks in, and judge the result.
+        """Replace the masked tokens by the generator's samples, and run the discriminator.
 
-        Draws from torch's generator: the training loop seeds it at every step.
+        Samples come from torch's random generator, which the training loop seeds at every step.
 
         Args:
-            packed: masked at the targets.
+            packed: the batch, masked at the targets.
             target_positions: (targets,) indices into the tokens of the batch.
-            target_ids: (targets,) the true ids there.
+            target_ids: (targets,) the original token ids at these positions.
         """
         encoder = self.encoder
         logits = self.generator(
@@ -120,7 +120,7 @@ class ReplacedTokenModel(nn.Module):
         return ReplacedTokenOutput(logits, self.rtd(hidden), replaced)
 
     def whole_generator(self) -> tuple[Encoder, LanguageHead]:
-        """The generator as a model of its own, on the same weights, and its head."""
+        """Return the generator as a separate encoder that shares its weights, and its head."""
         whole, shared = Encoder(self.generator.config), self.encoder
         whole.word_embeddings = shared.word_embeddings
         whole.position_embeddings = shared.position_embeddings
@@ -131,7 +131,7 @@ class ReplacedTokenModel(nn.Module):
 
 
 def generator_config(config: ModelConfig, share: float) -> ModelConfig:
-    """The generator's sizes: as deep as the discriminator, heads of the same width."""
+    """Return the generator's config: the discriminator's depth and head width, but fewer heads."""
     heads = max(1, round(config.num_attention_heads * share))
     width = heads * config.hidden_size // config.num_attention_heads
     return replace(

@@ -1,9 +1,9 @@
 """BERT's encoder (paper section 3; Vaswani et al. 2017, section 3.1) on packed batches.
 
-Embeddings of piece, segment and position are summed and normalised; each layer then is attention
-and a two-layer network, each followed by dropout, the residual sum and LayerNorm ("post-LN").
-Hidden states are (tokens, width): all tokens of all sequences, none of them padding. Nothing but
-`attention` knows where a sequence ends.
+Token, segment and position embeddings are summed and normalised. Each layer consists of attention
+and a two-layer feed-forward network, each followed by dropout, the residual sum and LayerNorm
+("post-LN"). Hidden states are (tokens, width): all tokens of all sequences without padding. Only
+`attention` reads the sequence boundaries.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh,
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The size of a network; field names are those of `config.json` and `bert_config.json`."""
+    """An encoder's sizes and settings; most fields are named as in `config.json`."""
 
     vocab_size: int
-    """Rows of the word embeddings: at least the number of pieces of the tokenizer."""
+    """The number of word embeddings: at least the size of the tokenizer's vocabulary."""
     hidden_size: int = 768
-    """Width of a hidden state; H in the paper."""
+    """The width of a hidden state; H in the paper."""
     num_hidden_layers: int = 12
-    """L in the paper."""
+    """The number of layers; L in the paper."""
     num_attention_heads: int = 12
-    """A in the paper; divides `hidden_size`."""
+    """The number of attention heads; A in the paper. It must divide `hidden_size`."""
     intermediate_size: int = 3072
-    """Width inside the feed-forward network; 4H in the paper."""
+    """The inner width of the feed-forward network; 4H in the paper."""
     hidden_act: str = "gelu"
     """"gelu" (with erf, the first release) or "gelu_tanh" (Google's code since February 2019)."""
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     max_position_embeddings: int = 512
-    """The longest sequence, in tokens."""
+    """The maximum sequence length in tokens."""
     type_vocab_size: int = 2
-    """Segments: A and B."""
+    """The number of segments; BERT has A and B."""
     initializer_range: float = 0.02
-    """Standard deviation of the normal distribution that, cut at 2 deviations, gives weights."""
+    """Standard deviation of the normal distribution, truncated at 2 of them, of initial weights."""
     layer_norm_eps: float = 1e-12
     direction: str = "bidirectional"
-    """What a token sees: everything, or only "left_to_right" what is before it (the paper's
-    ablation of section 5.1), or only "right_to_left" what is after it."""
+    """Which other tokens a token attends to: all, or only those before it ("left_to_right", the
+    ablation in the paper's section 5.1), or only those after it ("right_to_left")."""
     embedding_size: int = 0
-    """Width of the embeddings where it is another than `hidden_size`: a matrix leads from one to
-    the other (ALBERT, Lan et al. 2019, section 3.1). 0: the same width, no matrix."""
+    """The width of the embeddings if a matrix projects them to `hidden_size` (ALBERT, Lan et al.
+    2019, section 3.1). 0: they are as wide as hidden states, and there is no such matrix."""
     share_layers: bool = False
-    """All layers have the same weights (ALBERT)."""
+    """Whether all layers share the same weights (ALBERT)."""
     pooler_act: str = "tanh"
-    """After the pooler's matrix: "tanh", or "gelu" (with erf) as in ELECTRA's heads on texts."""
+    """The pooler's activation: "tanh", or "gelu" (with erf) as in ELECTRA's classification head."""
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings, whatever `embedding_size` says."""
+        """The actual width of the embeddings, also if `embedding_size` is 0."""
         return self.embedding_size or self.hidden_size
 
     def __post_init__(self) -> None:
         """Check every field.
 
         Raises:
-            BertkitError: a field is out of range; the message names it.
+            BertkitError: a field is invalid; the message names it.
         """
         for name in SIZE_FIELDS:
             value = getattr(self, name)
@@ -124,7 +124,7 @@ REAL_FIELDS = (
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each as LayerNorm(dropout(f(x)) + x)."""
+    """A transformer layer: attention and feed-forward, each as LayerNorm(dropout(f(x)) + x)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
-        """One layer: (tokens, width) to (tokens, width), or to (rows, width) of chosen tokens."""
+        """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
         attended = self.attend(hidden, packed)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
@@ -148,7 +148,7 @@ class Layer(nn.Module):
         return self.output_norm(self.dropout(self.output(expanded)) + hidden)
 
     def attend(self, hidden: Hidden, packed: Packed) -> Hidden:
-        """Multi-head attention before its output matrix."""
+        """Compute multi-head attention without its output projection: (tokens, width)."""
         heads = self.config.num_attention_heads
         projected = self.query_key_value(hidden).unflatten(-1, (3, heads, -1))
         query, key, value = projected.unbind(1)  # each (tokens, heads, head width)
@@ -162,7 +162,7 @@ TO_COME: ContextVar[bool] = ContextVar("weights to come", default=False)
 
 @contextmanager
 def skip_weight_init() -> Iterator[None]:
-    """Encoders built inside draw weights for the pooler only; a file brings the others."""
+    """Initialise only the pooler of encoders built inside; the rest is loaded from a file later."""
     token = TO_COME.set(True)
     try:
         yield
@@ -171,7 +171,7 @@ def skip_weight_init() -> Iterator[None]:
 
 
 class Encoder(nn.Module):
-    """Embeddings, layers and pooler: what pre-training leaves for every task to start from."""
+    """Embeddings, layers and pooler: the part of the pre-trained model that every task reuses."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -190,12 +190,12 @@ class Encoder(nn.Module):
         initialize(self, config)
 
     def forward(self, packed: Packed, rows: TargetIndices | None = None) -> Rows:
-        """The last layer's hidden states, (rows, width).
+        """Return the last layer's hidden states, (rows, width).
 
         Args:
             packed: the batch.
-            rows: (rows,) the tokens whose states are wanted, in this order; None for all. What
-                follows attention in the last layer is computed for these alone.
+            rows: (rows,) indices of the tokens whose states to return, in this order; None for all.
+                In the last layer, everything after attention is computed only for these.
 
         Raises:
             BertkitError: a sequence is longer than the model has positions.
@@ -204,16 +204,19 @@ class Encoder(nn.Module):
 
     @property
     def stack(self) -> list[nn.Module]:
-        """The layers in the order of use; where they are shared, one again and again."""
+        """The layers in the order of use; a shared layer appears repeatedly."""
         return layer_sequence(self.layers, self.config)
 
     def summary_tokens(self, packed: Packed) -> TargetIndices:
-        """(sequences,) tokens that have seen all of theirs: [CLS]; left to right the last [SEP]."""
+        """Return (sequences,) the index of the token of each sequence that attends to all others.
+
+        This is [CLS], or the last [SEP] if the model reads from left to right.
+        """
         left_to_right = self.config.direction == "left_to_right"
         return packed.last_tokens if left_to_right else packed.first_tokens
 
     def layers_of(self, packed: Packed) -> list[Hidden]:
-        """Hidden states after the embeddings and after every layer: `num_hidden_layers` + 1.
+        """Return `num_hidden_layers` + 1 tensors: the embeddings and each layer's hidden states.
 
         Raises:
             BertkitError: a sequence is longer than the model has positions.
@@ -224,12 +227,12 @@ class Encoder(nn.Module):
         return states
 
     def embed(self, packed: Packed) -> Hidden:
-        """What the first layer reads, (tokens, width): embeddings, as wide as hidden states."""
+        """Return the first layer's input, (tokens, width): the embeddings, projected if needed."""
         embedded = self.embeddings(packed)
         return embedded if self.projection is None else self.projection(embedded)
 
     def embeddings(self, packed: Packed) -> Hidden:
-        """Piece + position + segment, normalised (paper figure 2): (tokens, embedding width)."""
+        """Return the normalised sum of token, position and segment embeddings (paper figure 2)."""
         check_length(packed, self.config)
         words = self.word_embeddings(packed.ids)
         positions = self.position_embeddings(packed.position_ids)
@@ -237,19 +240,19 @@ class Encoder(nn.Module):
         return self.dropout(self.embedding_norm(words + positions + segments))
 
     def pool(self, summary: Pooled) -> Pooled:
-        """One vector for each sequence: an activation of a matrix on its summary token's state."""
+        """Return the pooler's output: a linear layer and an activation on each summary state."""
         return POOLER_ACTIVATIONS[self.config.pooler_act](self.pooler(summary))
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:
-    """An embedding matrix; without memory nothing is drawn."""
-    if torch.get_default_device().type == "meta":  # to draw, torch would import its compiler
+    """Return an embedding matrix, which is not initialised if it is on the meta device."""
+    if torch.get_default_device().type == "meta":  # initialising would import torch's compiler
         return nn.Embedding(rows, width, _weight=torch.empty(rows, width))
     return nn.Embedding(rows, width)
 
 
 def layer_sequence(layers: nn.ModuleList, config: ModelConfig) -> list[nn.Module]:
-    """Layers in the order of use: one again and again where they are shared."""
+    """Return the layers in the order of use; a shared layer is repeated."""
     depth = config.num_hidden_layers
     return list(layers) if len(layers) == depth else [layers[0]] * depth
 
@@ -257,7 +260,7 @@ def layer_sequence(layers: nn.ModuleList, config: ModelConfig) -> list[nn.Module
 def run_layers(
     stack: list[nn.Module], hidden: Hidden, packed: Packed, rows: TargetIndices | None
 ) -> Rows:
-    """Hidden states through some layers; of the last one, the wanted rows alone."""
+    """Run hidden states through layers, and return the chosen rows of the last one's output."""
     *lower, last = stack
     for layer in lower:
         hidden = layer(hidden, packed)
@@ -265,19 +268,19 @@ def run_layers(
 
 
 def activation(hidden: Tensor, config: ModelConfig) -> Tensor:
-    """GELU (Hendrycks and Gimpel 2016): with erf, or the tanh approximation of it."""
+    """Apply GELU (Hendrycks and Gimpel 2016), exact (with erf) or in its tanh approximation."""
     return F.gelu(hidden, approximate=gelu_form(config))
 
 
 def gelu_form(config: ModelConfig) -> str:
-    """Torch's word for the form of GELU: "none" (with erf) or "tanh"."""
+    """Return the `approximate` argument of torch's GELU: "none" (with erf) or "tanh"."""
     return "tanh" if config.hidden_act == "gelu_tanh" else "none"
 
 
 def initialize(module: nn.Module, config: ModelConfig) -> None:
-    """Weights from a normal distribution cut at two deviations, biases 0, LayerNorm 1 and 0.
+    """Draw weights from a normal distribution truncated at two deviations; set biases to 0.
 
-    Draws from torch's generator, so `torch.manual_seed` decides the result.
+    LayerNorm gets weight 1 and bias 0. `torch.manual_seed` determines the result.
     """
     deviation = config.initializer_range
     for part in module.modules():
@@ -290,10 +293,10 @@ def initialize(module: nn.Module, config: ModelConfig) -> None:
 
 
 def check_length(packed: Packed, config: ModelConfig) -> None:
-    """Refuse sequences that are longer than the position embeddings.
+    """Check that no sequence is longer than the number of position embeddings.
 
     Raises:
-        BertkitError: says the length and the limit.
+        BertkitError: a sequence is too long; the message gives its length and the limit.
     """
     if packed.max_seqlen > config.max_position_embeddings:
         raise BertkitError(
@@ -309,12 +312,12 @@ ONE_SEGMENT = (
 
 
 def check_batch(packed: Packed, config: ModelConfig) -> None:
-    """Refuse ids that the embeddings do not have: on a GPU they would be garbage or a crash.
+    """Check that all ids are within the embeddings; on a GPU others cause garbage or a crash.
 
-    Reads the ids, so on a GPU it waits for the device: call it where batches enter, not per step.
+    This reads the ids, so on a GPU it waits for the device: call it on input, not at every step.
 
     Raises:
-        BertkitError: names the token, its place and the size it exceeds.
+        BertkitError: an id is out of range; the message gives the id, its position and the range.
     """
     check_length(packed, config)
     for name, indices, size in (
@@ -336,13 +339,13 @@ def check_batch(packed: Packed, config: ModelConfig) -> None:
 
 
 def check_vocabulary(config: ModelConfig, tokenizer_size: int) -> None:
-    """Refuse a tokenizer whose ids go beyond the embeddings (silent garbage on some devices).
+    """Check that the embeddings cover all ids of a tokenizer (others give garbage on some devices).
 
     Raises:
-        BertkitError: says both sizes.
+        BertkitError: the tokenizer has more tokens than the model has embeddings.
     """
     if tokenizer_size > config.vocab_size:
         raise BertkitError(
-            f"the tokenizer has {tokenizer_size} pieces but the model only {config.vocab_size} "
+            f"the tokenizer has {tokenizer_size} tokens but the model only {config.vocab_size} "
             "embeddings (vocab_size); use the tokenizer that the model was made with"
         )

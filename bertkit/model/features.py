@@ -1,7 +1,7 @@
-"""A frozen BERT as a source of features (paper section 5.3 and table 7).
+"""Frozen encoders as feature extractors (paper section 5.3 and table 7).
 
-Hidden states of chosen layers go into a new network, and only that one is trained. The paper reads
-them with a BiLSTM of two layers with 768 units in each direction, and then a linear layer.
+The hidden states of chosen layers are the input of a new network, and only that one is trained. In
+the paper it is a two-layer BiLSTM with 768 units in each direction, followed by a linear layer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAYERS = (
     "weighted-sum-last-four",
     "concat-last-four",
 )
-"""Which hidden states; `sum` and `weighted-sum` are over all layers without the embeddings."""
+"""Names for choices of hidden states; `sum` and `weighted-sum` exclude the embeddings."""
 
 HEADS = ("linear", "bilstm")
 UNITS = 768
@@ -43,10 +43,10 @@ HEAD_FILE = "head.safetensors"
 
 
 def check_layers(layers: str, config: ModelConfig) -> None:
-    """Refuse a choice of layers that is unknown or that the model is too shallow for.
+    """Check that a choice of layers is known and that the model has enough layers for it.
 
     Raises:
-        BertkitError: says what to choose instead.
+        BertkitError: the choice is unknown, or the model has too few layers.
     """
     if layers not in LAYERS:
         raise BertkitError(f"no layers are called '{layers}'{nearest(layers, LAYERS)}")
@@ -59,35 +59,35 @@ def check_layers(layers: str, config: ModelConfig) -> None:
 
 
 def is_weighted(layers: str) -> bool:
-    """Whether these layers are added with learned weights."""
+    """Return whether this choice of layers is a sum with learned weights."""
     return layers.startswith("weighted")
 
 
 def feature_width(layers: str, config: ModelConfig) -> int:
-    """Numbers in the vector of a token."""
+    """Return the width of a token's feature vector."""
     return config.hidden_size * (4 if layers.startswith("concat") else 1)
 
 
 def new_mix(layers: str, config: ModelConfig) -> Tensor:
-    """(layers + 1,) equal scores and a scale of 1; see `combine`."""
+    """Return an initial `mix` for `combine`, (layers + 1,): equal scores and a scale of 1."""
     count = 4 if layers.endswith("last-four") else config.num_hidden_layers
     return torch.cat([torch.zeros(count), torch.ones(1)])
 
 
 def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Tensor:
-    """One vector for each token, (tokens, `feature_width`), from the states of all layers.
+    """Combine the states of all layers into one vector per token, (tokens, `feature_width`).
 
     A weighted sum is scale * sum(softmax(scores) * states), as in ELMo (Peters et al. 2018,
     equation 1).
 
     Args:
-        states: of `Encoder.layers_of`: embeddings first.
+        states: the result of `Encoder.layers_of`: embeddings first.
         layers: one of `LAYERS`.
-        mix: for weighted sums: (layers + 1,) the scores of the layers, lowest first, then the
-            scale.
+        mix: for weighted sums, (layers + 1,): the scores of the layers, lowest layer first, and
+            then the scale.
 
     Raises:
-        BertkitError: a weighted sum without its weights.
+        BertkitError: the layers are a weighted sum, and `mix` is None.
     """
     if layers == "embeddings":
         return states[0]
@@ -102,7 +102,7 @@ def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Ten
         return torch.stack(chosen).sum(0)
     if mix is None:
         raise BertkitError(
-            f"the weights of '{layers}' are learned; choose sum, or a model tuned with "
+            f"the weights of '{layers}' are learned; choose sum, or a model fine-tuned with "
             f"--frozen --layers {layers}"
         )
     return mix[-1] * torch.einsum("l,ltw->tw", mix[:-1].softmax(0), torch.stack(chosen))
@@ -111,7 +111,7 @@ def combine(states: list[Hidden], layers: str, mix: Tensor | None = None) -> Ten
 def encoder_features(
     encoder: Encoder, packed: Packed, layers: str, mix: Tensor | None = None
 ) -> Tensor:
-    """`combine` of an encoder's states; (tokens, `feature_width`). The encoder gets no gradient."""
+    """Run an encoder without gradients, and `combine` its states to (tokens, `feature_width`)."""
     with torch.no_grad():
         only_first = layers == "embeddings"
         states = [encoder.embed(packed)] if only_first else encoder.layers_of(packed)
@@ -119,23 +119,23 @@ def encoder_features(
 
 
 class FeatureModel(nn.Module):
-    """A frozen encoder, chosen layers of it, a BiLSTM if wanted, dropout and a linear layer.
+    """A frozen encoder with a trainable head: an optional BiLSTM, dropout and a linear layer.
 
-    The encoder has no gradients and stays in evaluation mode, without dropout, in training, too.
-    A second frozen encoder may stand beside it, and its features are appended: one that reads from
-    left to right and one from right to left are an ELMo (paper section 3.1, figure 3).
+    The encoder has no gradients and stays in evaluation mode, without dropout, even in training.
+    The features of an optional second frozen encoder are appended: a left-to-right and a
+    right-to-left encoder together resemble ELMo (paper section 3.1, figure 3).
 
     Args:
-        config: of the encoder.
-        classes: outputs for each token.
+        config: the encoder's config.
+        classes: the number of outputs for each token.
         layers: one of `LAYERS`.
         head: "linear" or "bilstm".
-        beside: the second encoder; it is frozen.
-        units: of the BiLSTM in each direction; 0 for the paper's.
+        beside: the second encoder, which will be frozen.
+        units: the BiLSTM's units in each direction; 0 for the paper's 768.
 
     Raises:
-        BertkitError: unknown layers or head, a model with too few layers, or a weighted sum of two
-            encoders.
+        BertkitError: the layers or head are unknown, a model has too few layers, or a weighted sum
+            is chosen for two encoders.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class FeatureModel(nn.Module):
         initialize(self.classifier, config)
 
     def train(self, mode: bool = True) -> FeatureModel:
-        """Training mode for the head alone."""
+        """Set the training mode of the head; the encoders stay in evaluation mode."""
         super().train(mode)
         self.encoder.eval()
         if self.beside is not None:
@@ -181,7 +181,7 @@ class FeatureModel(nn.Module):
         return self
 
     def forward(self, packed: Packed) -> ClassLogits:
-        """Logits (tokens, classes)."""
+        """Return (tokens, classes) logits."""
         hidden = encoder_features(self.encoder, packed, self.layers, self.mix)
         if self.beside is not None:
             second = encoder_features(self.beside, packed, self.layers)
@@ -192,13 +192,13 @@ class FeatureModel(nn.Module):
 
 
 def in_fp32(layer: nn.Linear, hidden: Tensor) -> Tensor:
-    """The last layer without autocast: in bf16 different inputs would get equal scores."""
+    """Apply a layer in fp32, outside autocast: in bf16 different inputs would get equal scores."""
     with torch.autocast(hidden.device.type, enabled=False):
         return layer(hidden.float())
 
 
 def head_state(model: nn.Module) -> dict[str, Tensor]:
-    """What stands on the encoders: parameters by name."""
+    """Return the head's part of the state dict: all tensors outside the encoders, by name."""
     encoders = ("encoder.", "beside.")
     return {name: t for name, t in model.state_dict().items() if not name.startswith(encoders)}
 
@@ -206,15 +206,15 @@ def head_state(model: nn.Module) -> dict[str, Tensor]:
 def save_with_head(
     directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
 ) -> None:
-    """Write a model directory of the encoder, with its head in `head.safetensors` beside it.
+    """Write the encoder as a model directory, with the head next to it in `head.safetensors`.
 
-    transformers loads the encoder (BertModel). A second encoder goes into `beside/`.
+    transformers can load the encoder (BertModel). A second encoder is written to `beside/`.
 
     Args:
-        directory: made, or replaced where it is a model directory already.
-        model: with an `encoder`, on any device.
-        tokenizer: the one whose ids the model knows.
-        details: the content of `bertkit.json`; "head" says what the head is.
+        directory: the directory to create; an existing model directory is replaced.
+        model: a model with an `encoder`, on any device.
+        tokenizer: the model's tokenizer.
+        details: the content of `bertkit.json`; its "head" names the type of head.
 
     Raises:
         BertkitError: see `save_model`.
@@ -233,19 +233,19 @@ def save_with_head(
 def save_feature_model(
     directory: Path, model: FeatureModel, tokenizer: SavedTokenizer, details: Mapping[str, Any]
 ) -> None:
-    """`save_with_head`; `bertkit.json` also says which layers and head."""
+    """Write a model by `save_with_head`, and record its layers and head in `bertkit.json`."""
     details = {**details, "layers": model.layers, "head": model.head}
     save_with_head(directory, model, tokenizer, details)
 
 
 def load_feature_model(directory: Path) -> FeatureModel:
-    """What `save_feature_model` wrote: on the CPU, in evaluation mode.
+    """Load a model that `save_feature_model` wrote, on the CPU and in evaluation mode.
 
     Raises:
-        BertkitError: a file is missing or damaged, or head and encoder do not belong together.
+        BertkitError: a file is missing or damaged, or the head does not fit the encoder.
     """
     details = read_details(directory)
-    encoder = load_model(directory, Encoder).model  # its pooler, which is not read, may be missing
+    encoder = load_model(directory, Encoder).model  # its pooler is unused and may be missing
     second = directory / "beside"
     beside = load_model(second, Encoder).model if second.is_dir() else None
     tensors = read_tensors(directory / HEAD_FILE)
@@ -260,16 +260,22 @@ def load_feature_model(directory: Path) -> FeatureModel:
 
 
 def bilstm_units(tensors: Mapping[str, Tensor]) -> int:
-    """Units of a head file's BiLSTM in each direction; 0 where it has none."""
+    """Return the units of a head file's BiLSTM in each direction; 0 if there is no BiLSTM."""
     recurrent = tensors.get("bilstm.lstm.weight_hh_l0")
     return 0 if recurrent is None or recurrent.dim() != 2 else recurrent.shape[-1]
 
 
 def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory: Path) -> None:
-    """Put the tensors of a head file into a model.
+    """Load the tensors of a head file into a model.
+
+    Args:
+        model: the model, whose encoders stay as they are.
+        tensors: the content of the head file.
+        what: a name for the head, for the error message.
+        directory: the model directory, for error messages.
 
     Raises:
-        BertkitError: they are not those of such a head.
+        BertkitError: names, shapes or dtypes differ from the head's, or a value is not finite.
     """
     wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in head_state(model).items()}
     found = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
@@ -277,7 +283,7 @@ def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory
         wrong = sorted(n for n in {*wanted, *found} if wanted.get(n) != found.get(n))
         raise BertkitError(
             f"{directory / HEAD_FILE}: {shown_names(wrong)} missing, unknown or of another "
-            f"shape or type than {what} has; restore or remake the model"
+            f"shape or type than in {what}; restore or remake the model"
         )
     for name, tensor in tensors.items():
         check_finite(tensor, name, directory / HEAD_FILE)

@@ -1,4 +1,4 @@
-"""What stands on the encoder in pre-training: the two heads of paper section 3.1."""
+"""The encoder's pre-training heads: the two heads of paper section 3.1."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bertkit.shapes import (
 
 
 class LanguageHead(nn.Module):
-    """Hidden states at chosen positions → logits over the vocabulary.
+    """A head that maps hidden states at target positions to logits over the vocabulary.
 
-    Of the piece there (masked language model) or of the next one (left to right). The decoder is
-    the word embedding matrix itself ("tied"), with a bias of its own.
+    It predicts the token at the position (masked language model) or the adjacent one (causal
+    language model). The decoder is the word embedding matrix itself ("tied"), with a separate bias.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -35,15 +35,16 @@ class LanguageHead(nn.Module):
         initialize(self, config)
 
     def forward(self, hidden: Hidden, word_embeddings: nn.Embedding) -> VocabularyLogits:
-        """Logits (targets, vocabulary) of `hidden` rows (targets, width)."""
+        """Return (targets, vocabulary) logits for hidden states (targets, width)."""
         transformed = self.norm(activation(self.dense(hidden), self.config))
         return F.linear(transformed, word_embeddings.weight, self.bias)
 
 
 class NextSentenceHead(nn.Module):
-    """Pooled [CLS] → logits of (0 = B follows A, 1 = it does not), Google's order of labels.
+    """A head that maps the pooled [CLS] to logits for "B follows A" (0) and "it does not" (1).
 
-    Label 1 is a random B, or, for sentence-order prediction, A and B in the wrong order.
+    The order of labels is Google's. Label 1 means a random B, or, in sentence-order prediction,
+    that A and B are swapped.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -52,24 +53,24 @@ class NextSentenceHead(nn.Module):
         initialize(self, config)
 
     def forward(self, pooled: Pooled) -> NextLogits:
-        """Logits (sequences, 2)."""
+        """Return (sequences, 2) logits."""
         return self.dense(pooled)
 
 
 class PretrainingOutput(NamedTuple):
-    """What the objectives are computed from."""
+    """The logits from which the pre-training losses are computed."""
 
     mlm_logits: VocabularyLogits
     nsp_logits: NextLogits | None
-    """None of a model without an objective on sentence pairs."""
+    """None if the model has no head for sentence pairs."""
 
 
 class PretrainingModel(nn.Module):
-    """Encoder with its pre-training heads.
+    """An encoder with its pre-training heads.
 
     Args:
-        config: the sizes.
-        pairs: whether there is a head on sentence pairs. Without it the pooler is not trained.
+        config: the model's sizes.
+        pairs: whether to add a head for sentence pairs. Without it the pooler is not trained.
     """
 
     def __init__(self, config: ModelConfig, *, pairs: bool = True) -> None:
@@ -82,10 +83,10 @@ class PretrainingModel(nn.Module):
             self.encoder.pooler.requires_grad_(False)
 
     def forward(self, packed: Packed, target_positions: TargetIndices) -> PretrainingOutput:
-        """Logits at the target positions, and of each sequence's second sentence.
+        """Return the logits at the target positions and those of each sentence pair.
 
         The vocabulary projection, the largest matrix of the network, never runs on the 85 % of
-        tokens that carry no loss, nor does the larger part of the last layer.
+        tokens that carry no loss, nor does most of the last layer.
 
         Args:
             packed: the batch.
@@ -103,13 +104,13 @@ class PretrainingModel(nn.Module):
 
 
 def count_parameters(config: ModelConfig, *, heads: bool = False) -> int:
-    """Trainable numbers of the encoder with its pooler, from the sizes alone.
+    """Return the number of parameters of the encoder and its pooler, computed from the sizes.
 
-    110M and 340M of the paper are base and large without heads and with a vocabulary of 30,522.
+    The paper's 110M and 340M are base and large without heads and with a vocabulary of 30,522.
 
     Args:
-        config: the sizes.
-        heads: count the two pre-training heads too; the tied decoder is counted once.
+        config: the model's sizes.
+        heads: whether to include the two pre-training heads; the tied decoder is counted once.
     """
     width, inner, narrow = config.hidden_size, config.intermediate_size, config.embedding_width
     norm = 2 * width

@@ -1,17 +1,17 @@
-"""The encoder's layers prepared for prediction on a CPU: the same numbers, sooner.
+"""Encoder layers optimized for inference on a CPU.
 
-Weights are laid out once as oneDNN's kernels want them; GELU and the residual sum happen inside the
-matrix products. Three modes:
+Weights are converted once to the layout of oneDNN's kernels; GELU and the residual sum are fused
+into the matrix products. There are three modes:
 
 | mode | weights                      | activations                                       |
 |------|------------------------------|---------------------------------------------------|
 | fp32 | fp32                         | fp32                                              |
 | bf16 | bf16                         | bf16                                              |
-| int8 | 8 bits, a scale for each     | 8 bits in products, a scale for each token, found |
-|      | output                       | as it comes; attention in bf16 (fp32 where the    |
-|      |                              | processor has no bf16), the rest in fp32          |
+| int8 | int8, one scale per output   | int8 in products, with one scale per token found  |
+|      |                              | dynamically; bf16 in attention (fp32 if the CPU   |
+|      |                              | has no bf16), and fp32 elsewhere                  |
 
-Nothing of a token's result depends on the batch that it is in, in int8 neither.
+In every mode, even in int8, a token's result does not depend on the batch that contains it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bertkit.shapes import Hidden, Rows, TargetIndices
 
 MODES = ("fp32", "bf16", "int8")
 BLOCK = 512
-"""Tokens that go through the position-wise part together: what they need stays in the cache, and
-memory is used again instead of asked for anew."""
+"""The number of tokens that the position-wise part processes at a time, so that its working set
+stays in the cache and memory is reused instead of allocated again."""
 
 FEW_ROWS, STEP_OF_FEW, STEP = 64, 8, 32
-"""Products are made for multiples of 8 rows up to 64, then of 32. For every number of rows that it
-meets, oneDNN compiles code and keeps it, half a megabyte for each shape of weights: batches of real
-texts would meet all numbers, and memory would grow for as long as a server runs."""
+"""Row counts of products are rounded up to a multiple of 8 up to 64, and of 32 beyond. oneDNN
+compiles and keeps code for every row count, half a megabyte for each weight shape: batches of real
+texts would produce all counts, and memory would grow for as long as a server runs."""
 
 GELU_ZERO = 16
-"""Where 0 lies among the 256 values of a GELU's output, of which little is below 0."""
+"""The zero point of a quantized GELU output, low because few of its values are negative."""
 
 
 class Product(Protocol):
@@ -49,23 +49,23 @@ class Product(Protocol):
     def __call__(
         self, x: Tensor, *, gelu: str | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """The product; then GELU ("none" with erf, or "tanh") or the sum with a residual."""
+        """Return the product, followed by GELU ("none": with erf, or "tanh") or a residual sum."""
 
 
 def prepare_encoder(encoder: Encoder, mode: str) -> None:
-    """Replace an encoder's layers by prepared ones, on the CPU; it can be trained no more.
+    """Replace an encoder's layers by inference layers on the CPU; it can then not be trained.
 
     Args:
-        encoder: in evaluation mode, its weights in fp32.
+        encoder: the encoder, in evaluation mode and with fp32 weights.
         mode: one of `MODES`.
 
     Raises:
-        BertkitError: there is no such mode, or the processor cannot do it.
+        BertkitError: the mode is unknown, or the processor does not support it.
     """
     check_mode(mode)
-    made: dict[int, InferenceLayer] = {}  # a shared layer is prepared once, and as the last one
+    made: dict[int, InferenceLayer] = {}  # a shared layer is prepared once, and again as the last
     layers, remaining = [], encoder.stack
-    encoder.layers = nn.ModuleList()  # each layer is let go when its prepared form is made
+    encoder.layers = nn.ModuleList()  # so that each layer is freed once its replacement is made
     while remaining:
         layer = remaining.pop(0)
         assert isinstance(layer, Layer), "the encoder is prepared already"
@@ -77,10 +77,10 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Refuse a mode that is unknown or that this processor cannot do.
+    """Check that a mode is known and that this processor supports it.
 
     Raises:
-        BertkitError: says what to choose instead.
+        BertkitError: the mode is unknown, or the processor does not support it.
     """
     if mode not in MODES:
         raise BertkitError(f"no precision is called '{mode}'{nearest(mode, MODES)}")
@@ -92,23 +92,23 @@ def check_mode(mode: str) -> None:
 
 
 def possible_modes() -> list[str]:
-    """The modes that this processor can do."""
+    """Return the modes that this processor supports."""
     integers = has_products() and torch.cpu.get_capabilities().get("avx512_vnni", False)
     return [mode for mode in MODES if mode != "int8" or integers]
 
 
 def norm(layer: nn.LayerNorm, dtype: torch.dtype) -> nn.LayerNorm:
-    """A copy of a LayerNorm in another precision."""
+    """Return a copy of a LayerNorm in another precision, without gradients."""
     return copy.deepcopy(layer).to(dtype).requires_grad_(False)
 
 
 class InferenceLayer(nn.Module):
-    """A layer of the encoder without dropout and gradients; see `bertkit.model.encoder.Layer`.
+    """An encoder layer for inference, without dropout and gradients; see `encoder.Layer`.
 
     Args:
-        layer: its weights are copied.
+        layer: the layer whose weights are copied.
         mode: one of `MODES`.
-        output_type: of the result; None for what the mode computes in.
+        output_type: the dtype of the output; None for the dtype in which the mode computes.
     """
 
     def __init__(self, layer: Layer, mode: str, output_type: torch.dtype | None) -> None:
@@ -134,7 +134,7 @@ class InferenceLayer(nn.Module):
         self.output_type = output_type or self.dtype
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
-        """One layer: (tokens, width) to (tokens, width), or to (rows, width) of chosen tokens."""
+        """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
         config = self.config
         hidden = hidden.to(self.dtype)
         blocks = torch.split(hidden, BLOCK)
@@ -151,21 +151,21 @@ class InferenceLayer(nn.Module):
         return concatenate(made).to(self.output_type)
 
     def after_attention(self, attended: Tensor, hidden: Tensor) -> Tensor:
-        """The position-wise part of the layer, (rows, width)."""
+        """Compute the position-wise part of the layer, which follows attention: (rows, width)."""
         hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
         expanded = self.intermediate(hidden, gelu=gelu_form(self.config))
         return self.output_norm(self.output(expanded, residual=hidden))
 
 
 def round_up_rows(rows: Tensor) -> Tensor:
-    """Rows (n, width) with zeros after them, so that few numbers of rows occur."""
+    """Append rows of zeros to (rows, width), so that few different row counts occur."""
     step = STEP_OF_FEW if len(rows) <= FEW_ROWS else STEP
     missing = -len(rows) % step
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 class FloatProduct:
-    """A product in fp32 or bf16 with GELU or the residual sum inside it."""
+    """A matrix product in fp32 or bf16, with GELU or the residual sum fused if possible."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
         assert linear.bias is not None
@@ -190,14 +190,14 @@ class FloatProduct:
 
 
 def product_epilogue(y: Tensor, gelu: str | None, residual: Tensor | None) -> Tensor:
-    """What follows a product."""
+    """Apply what follows a product: a GELU, a residual sum, or nothing."""
     if residual is not None:
         return y.add_(residual)
     return y if gelu is None else F.gelu(y, approximate=gelu)
 
 
 class Int8Product:
-    """A product of 8-bit integers; its input and output are not.
+    """A matrix product computed in 8-bit integers, with floating-point input and output.
 
     With w = sw * qw for each output and x = sx * (qx - zero) for each token, x w + b is
     sx * sw * (qx - zero) qw + b, where the product of integers is exact.
@@ -233,16 +233,16 @@ class Int8Product:
 
 
 def quantize(x: Tensor, *, after_gelu: bool) -> tuple[Tensor, Tensor, int]:
-    """Each row as 8-bit integers: x is about scale * (integers - zero).
+    """Quantize each row to 8-bit integers, so that x is about scale * (integers - zero).
 
     Args:
-        x: (rows, inputs).
-        after_gelu: whether it comes from a GELU, so that few of the values need to be negative.
+        x: (rows, inputs) floating-point values.
+        after_gelu: whether x is a GELU's output, which needs few negative values.
 
     Returns:
-        (rows, inputs) uint8, (rows, 1) the scales, and the zero.
+        The (rows, inputs) uint8 integers, the (rows, 1) scales, and the zero point.
     """
-    x = x.float()  # bf16 has too few digits for 255 steps
+    x = x.float()  # bf16 has too little precision for 255 steps
     if after_gelu:
         zero = GELU_ZERO
         above, below = x.amax(dim=1, keepdim=True), x.amin(dim=1, keepdim=True)
@@ -250,7 +250,7 @@ def quantize(x: Tensor, *, after_gelu: bool) -> tuple[Tensor, Tensor, int]:
     else:
         zero = 128
         scales = x.abs().amax(dim=1, keepdim=True) / 127
-    scales.clamp_min_(1e-12)  # a row of zeros
+    scales.clamp_min_(1e-12)  # a row may be all zeros
     shifted = (x * scales.reciprocal()).add_(zero + 0.5)
-    # by way of 16 bits: torch has no fast conversion of floats to uint8
+    # The detour through int16 is faster: torch has no fast conversion from float to uint8.
     return shifted.to(torch.int16).to(torch.uint8), scales, zero

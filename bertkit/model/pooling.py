@@ -1,15 +1,15 @@
-"""From hidden states to one vector for a text, and the files that say how.
+"""Pooling of hidden states into one vector per text, and the files that configure it.
 
-The paper pools a text into the state of [CLS] (section 4.1). Without tuning the mean over all
-tokens is the better vector, and sentence-transformers (Reimers and Gurevych 2019, section 3) tunes
-models for one or the other. A directory of that library says in `modules.json` which it is:
+The paper uses the state of [CLS] for a text (section 4.1). Without fine-tuning the mean over all
+tokens is the better vector; sentence-transformers (Reimers and Gurevych 2019, section 3) fine-tunes
+models for either. Such a model directory describes its pooling in these files:
 
-| file                               | what is read                                             |
+| file                               | what is read from it                                     |
 |------------------------------------|----------------------------------------------------------|
 | `modules.json`                     | the modules: transformer, pooling, normalisation         |
 | `1_Pooling/config.json`            | cls, mean or last token                                  |
 | `sentence_bert_config.json`        | `max_seq_length`, `do_lower_case`                        |
-| `config_sentence_transformers.json`| the prompt before every text, where there is one         |
+| `config_sentence_transformers.json`| the prompt to prepend to every text, if there is one     |
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from bertkit.shapes import Pooled
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS
 
 POOLINGS = ("cls", "mean", "pooler", "mean-last-four")
-"""cls: the last layer's state of [CLS] (of the last [SEP], where the model reads left to right);
-mean: the mean of the last layer's states, [CLS] and [SEP] too; pooler: what a head on texts reads,
-tanh of a matrix on cls; mean-last-four: the mean over tokens and over the last four layers."""
+"""cls: the last layer's state of [CLS] (of the last [SEP] if the model reads left to right);
+mean: the mean of the last layer's states, including [CLS] and [SEP]; pooler: the pooler's output,
+computed from cls; mean-last-four: the mean over all tokens and over the last four layers."""
 
 OVER_TOKENS = ("mean", "mean-last-four")
 
 THEIR_MODES = ("cls", "mean", "lasttoken")
-"""Modes of sentence-transformers' Pooling that are known here."""
+"""The modes of sentence-transformers' Pooling module that bertkit supports."""
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -54,33 +54,33 @@ OLD_MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How versions before 6 say it: a flag for each mode."""
+"""The flags by which sentence-transformers before version 6 selects a mode."""
 
 SPECIAL = re.compile(f"({'|'.join(map(re.escape, SPECIAL_TOKENS))})")
 
 
 @dataclass(frozen=True)
 class TextPooling:
-    """How texts become vectors."""
+    """Settings for turning texts into vectors."""
 
     pooling: str = "mean"
     """One of `POOLINGS`."""
     normalize: bool = True
-    """Whether vectors are divided by their length, so that products are cosines."""
+    """Whether to divide vectors by their L2 norm, so that dot products are cosines."""
     max_length: int = 0
-    """Tokens of a window, special ones included; 0 for as many as the model has positions."""
+    """Tokens per window, including special tokens; 0 for as many as the model has positions."""
     prompt: str = ""
-    """Stands before every text."""
+    """A prefix for every text."""
     lowercase: bool = False
-    """Prompt and text are lower-cased first, where the tokenizer does not do it."""
+    """Whether to lowercase prompt and text before tokenization."""
 
     def whole_texts(self, texts: Sequence[str], *, special: bool) -> list[str]:
-        """Texts as the tokenizer gets them: after the prompt, in lower case where that is wanted.
+        """Return the texts to tokenize: with the prompt, and in lower case if that is set.
 
         Args:
-            texts: as they come.
-            special: whether the tokenizer reads "[MASK]" in raw text as one token; it then keeps
-                its capitals, as in sentence-transformers.
+            texts: the user's texts.
+            special: whether the tokenizer reads "[MASK]" in raw text as one token; such tokens then
+                stay in upper case, as in sentence-transformers.
         """
         found = [self.prompt + text for text in texts]
         if not self.lowercase:
@@ -89,25 +89,25 @@ class TextPooling:
 
 
 def lower(text: str) -> str:
-    """Lower case letter by letter, as the `tokenizers` library has it.
+    """Lowercase a text letter by letter, like the `tokenizers` library.
 
-    `str.lower` looks around, and ends a word with another sigma.
+    `str.lower` depends on context: it uses a different sigma at the end of a word.
     """
     return text.lower() if text.isascii() else "".join(map(str.lower, text))
 
 
 def lower_around(text: str) -> str:
-    """Lower case outside of the special tokens."""
+    """Lowercase a text, except for its special tokens."""
     pieces = SPECIAL.split(text)
     pieces[::2] = map(lower, pieces[::2])
     return "".join(pieces)
 
 
 def check_pooling(pooling: str, config: ModelConfig) -> None:
-    """Refuse a pooling that is unknown or that the model is too shallow for.
+    """Check that a pooling is known and that the model has enough layers for it.
 
     Raises:
-        BertkitError: says what to choose instead.
+        BertkitError: the pooling is unknown, or the model has too few layers.
     """
     if pooling not in POOLINGS:
         raise BertkitError(f"no pooling is called '{pooling}'{nearest(pooling, POOLINGS)}")
@@ -118,19 +118,22 @@ def check_pooling(pooling: str, config: ModelConfig) -> None:
 
 
 def summary_vectors(encoder: Encoder, packed: Packed, pooling: str) -> Pooled:
-    """(sequences, width) of "cls" or "pooler"; the last layer is computed for these rows alone."""
+    """Return (sequences, width) vectors for "cls" or "pooler", skipping rows that are not needed.
+
+    The last layer is computed only for the summary tokens, except for its attention.
+    """
     summary = encoder(packed, encoder.summary_tokens(packed))
     return encoder.pool(summary) if pooling == "pooler" else summary
 
 
 def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Tensor) -> Pooled:
-    """(sequences, width) of "mean" or "mean-last-four": sums of weighted states, in fp32.
+    """Return (sequences, width) vectors for "mean" or "mean-last-four": weighted sums in fp32.
 
     Args:
-        encoder: in evaluation mode.
+        encoder: the encoder, in evaluation mode.
         packed: the batch.
         pooling: one of `OVER_TOKENS`.
-        weights: (tokens,) of each token in its sequence's sum.
+        weights: (tokens,) the weight of each token in its sequence's sum.
     """
     if pooling == "mean":
         states = encoder(packed).float()
@@ -143,13 +146,13 @@ def weighted_vectors(encoder: Encoder, packed: Packed, pooling: str, weights: Te
 
 
 def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
-    """The folder of the weights, and how a directory of sentence-transformers pools.
+    """Return the folder with the weights, and the pooling that a model directory configures.
 
-    Any other model directory: itself, and the mean, normalised.
+    A directory without sentence-transformers' files gives itself and the normalised mean.
 
     Raises:
-        BertkitError: a file is damaged, a module or mode is none that is known here, or the mode
-            reads a token that the model's direction keeps from seeing the others.
+        BertkitError: a file is damaged, a module or mode is not supported, or the mode reads a
+            token that cannot attend to the others in the model's direction.
     """
     if not (folder / "modules.json").is_file():
         return folder, TextPooling()
@@ -165,7 +168,7 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
     pooling = read_optional_json(where)
     if prompt and not pooling.get("include_prompt", True):
         raise BertkitError(
-            f"{where}: the prompt is left out of the mean, which is not supported; choose --pooling"
+            f"{where}: include_prompt false is not supported with a prompt; choose --pooling"
         )
     return weights, TextPooling(
         pooling=pooling_name(pooling_mode(pooling, where), load_config(weights), where),
@@ -177,13 +180,13 @@ def read_pooling(folder: Path) -> tuple[Path, TextPooling]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """The modules of `modules.json` by the last word of their type, and their folders."""
+    """Return the folder of each module in `modules.json`, keyed by the module's class name."""
     path = folder / "modules.json"
     check_file_size(path, MOST_OBJECT_BYTES)
     try:
         found = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in read_json(path)}
     except (TypeError, KeyError):
-        raise BertkitError(f"{path} is no list of modules; copy it again") from None
+        raise BertkitError(f"{path} is not a list of modules; copy it again") from None
     for place in found.values():
         if Path(place).is_absolute() or ".." in Path(place).parts:
             raise BertkitError(f"{path}: the module {place} is not inside the directory")
@@ -197,10 +200,10 @@ def read_modules(folder: Path) -> dict[str, str]:
 
 
 def pooling_mode(settings: Mapping[str, Any], source: Path) -> str:
-    """The mode of their Pooling, in their words.
+    """Return the mode of a sentence-transformers Pooling config, by that library's name.
 
     Raises:
-        BertkitError: there is none, or several are joined.
+        BertkitError: the mode is not supported, or several modes are concatenated.
     """
     found = settings.get("pooling_mode")
     if found is None:
@@ -215,48 +218,48 @@ def pooling_mode(settings: Mapping[str, Any], source: Path) -> str:
 
 
 def summary_mode(config: ModelConfig) -> str:
-    """Their word for the token that has seen all others."""
+    """Return sentence-transformers' name for pooling the token that attends to all others."""
     return "lasttoken" if config.direction == "left_to_right" else "cls"
 
 
 def pooling_name(mode: str, config: ModelConfig, source: Path) -> str:
-    """Our word for a mode of theirs: "cls" is here the token that has seen all others.
+    """Return bertkit's name for a mode; its "cls" is the token that attends to all others.
 
     Raises:
-        BertkitError: the mode is of the token at the other end.
+        BertkitError: the mode reads the token at the other end, which does not see the others.
     """
     if mode == "mean":
         return mode
     own = summary_mode(config)
     if mode != own:
         raise BertkitError(
-            f"{source}: pooling by {mode} is not supported of a {config.direction} model; choose "
-            f"--pooling mean, or cls for what is called {own} there"
+            f"{source}: pooling by {mode} is not supported for a {config.direction} model; choose "
+            f"--pooling mean, or cls for what sentence-transformers calls {own}"
         )
     return "cls"
 
 
 def read_max_length(weights: Path, transformer: Mapping[str, Any]) -> int:
-    """Tokens that sentence-transformers reads of a text; 0 where the files do not say."""
+    """Return how many tokens of a text sentence-transformers reads; 0 if no file limits it."""
     max_length = transformer.get("max_seq_length")
     if not max_length:
         max_length = (
             read_optional_json(weights / "tokenizer_config.json").get("model_max_length") or 0
         )
     if not isinstance(max_length, int | float):
-        raise BertkitError(f"{weights}: the longest text is {max_length!r}, no number of tokens")
+        raise BertkitError(f"{weights}: the maximum length {max_length!r} is not a number")
     return int(max_length) if max_length < 1e6 else 0  # transformers writes 1e30 for "no limit"
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file that may be absent."""
+    """Return the JSON object in a file, or an empty one if the file does not exist."""
     return read_object(path) if path.exists() else {}
 
 
 def write_pooling(folder: Path, pooling: TextPooling, config: ModelConfig) -> None:
-    """Write what makes a model directory one of sentence-transformers, in the words of version 2.
+    """Write the files that make a model directory readable by sentence-transformers.
 
-    All versions since read those.
+    They have the format of version 2, which all later versions read.
 
     Raises:
         BertkitError: that library has no such pooling, or the files cannot be written.

@@ -1,7 +1,7 @@
-"""What a task adds to the encoder (paper section 4): one linear layer.
+"""Models for fine-tuning (paper section 4): the encoder with one new linear layer.
 
-Where the recipe of the paper's section 5.1 asks for it, a BiLSTM that is new, too, stands between
-encoder and linear layer; see `add_bilstm`.
+For the ablation in the paper's section 5.1, a new BiLSTM can be inserted between the encoder and
+the linear layer; see `add_bilstm`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from bertkit.shapes import ClassLogits
 
 
 class ClassificationModel(nn.Module):
-    """Encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
+    """An encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
 
-    An ELECTRA's [CLS] gets dropout before it is pooled, too, as in transformers' class for it. With
-    a BiLSTM, the last states of its two directions are what is pooled.
+    In an ELECTRA model [CLS] also gets dropout before it is pooled, as in transformers. With a
+    BiLSTM, the final states of its two directions replace the pooled [CLS].
     """
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
@@ -38,7 +38,7 @@ class ClassificationModel(nn.Module):
         initialize(self.classifier, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
-        """Logits (sequences, classes)."""
+        """Return (sequences, classes) logits."""
         if self.bilstm is None:
             summaries = self.encoder.summary_tokens(packed)
             summary = self.encoder(packed, summaries)
@@ -52,7 +52,7 @@ class ClassificationModel(nn.Module):
 
 
 class TokenClassificationModel(nn.Module):
-    """Encoder, dropout and one linear layer on every token (paper section 5.3)."""
+    """An encoder with dropout and one linear layer on every token (paper section 5.3)."""
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TokenClassificationModel(nn.Module):
         initialize(self.classifier, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
-        """Logits (tokens, classes)."""
+        """Return (tokens, classes) logits."""
         hidden = self.encoder(packed)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
@@ -72,11 +72,11 @@ class TokenClassificationModel(nn.Module):
 
 
 class SpanModel(nn.Module):
-    """Encoder and a start and an end vector (paper section 4.2); no dropout on top.
+    """An encoder with a start and an end vector (paper section 4.2); no dropout on top.
 
-    [CLS] stands for no answer, and in a network that reads left to right it has seen nothing: the
-    logits of the last token, [SEP], then stand in the place of [CLS], and the other way round. A
-    BiLSTM has seen all at [CLS], too.
+    [CLS] represents "no answer", but in a left-to-right encoder it attends to no other token.
+    The logits of [CLS] and of the last token, [SEP], are then swapped. With a BiLSTM this is not
+    necessary, because its output at [CLS] depends on the whole sequence.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -88,7 +88,7 @@ class SpanModel(nn.Module):
         initialize(self.qa_outputs, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
-        """Logits (tokens, 2) of being the answer's first and last token."""
+        """Return (tokens, 2) logits: whether a token is the answer's first, and its last, token."""
         hidden = self.encoder(packed)
         if self.bilstm is not None:
             hidden = self.bilstm(hidden, packed)
@@ -105,13 +105,13 @@ TaskModel = ClassificationModel | TokenClassificationModel | SpanModel
 
 
 def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
-    """Put a BiLSTM between encoder and linear layer, both drawn from torch's generator.
+    """Insert a BiLSTM before the linear layer; both are initialised by torch's generator.
 
     The paper does not give its size; here it has two layers.
 
     Args:
-        model: is changed and given back.
-        units: of each direction; 0 for as many as the encoder is wide.
+        model: the model, which is changed in place and returned.
+        units: the number of units in each direction; 0 for the encoder's hidden size.
     """
     config = model.config
     units = units or config.hidden_size
@@ -124,18 +124,18 @@ def add_bilstm(model: TaskModel, units: int = 0) -> TaskModel:
 
 
 def load_bilstm_model(directory: Path, model: TaskModel) -> TaskModel:
-    """A tuned model with a BiLSTM, as `features.save_with_head` wrote it.
+    """Load a fine-tuned model with a BiLSTM, which `features.save_with_head` wrote.
 
     Args:
-        directory: of the model.
-        model: of the same sizes; its weights are replaced.
+        directory: the model directory.
+        model: a model of the same sizes, whose weights are replaced.
 
     Raises:
-        BertkitError: a file is missing or damaged, or head and encoder do not belong together.
+        BertkitError: a file is missing or damaged, or the head does not fit the encoder.
     """
     tensors = read_tensors(directory / HEAD_FILE)
-    with torch.device("meta"):  # the file decides how large it is, and brings the weights
+    with torch.device("meta"):  # size and weights come from the file
         model = add_bilstm(model, bilstm_units(tensors))
-    model.encoder = load_model(directory, Encoder).model  # nothing here reads its pooler
+    model.encoder = load_model(directory, Encoder).model  # its pooler is unused here
     take_head(model, tensors, "a BiLSTM", directory)
     return model.eval()

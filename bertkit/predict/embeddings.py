@@ -1,14 +1,16 @@
-"""Texts as vectors: `load_embedder(folder).many(texts)`.
+"""Text embeddings: `load_embedder(folder).many(texts)`.
 
-The paper's model gives no such vectors by itself; models tuned by sentence-transformers do
-(Reimers and Gurevych 2019), and their directories are read as they are: pooling, normalisation and
-length are those that the directory names. For texts up to that length the vectors equal that
-library's. Longer ones it cuts. Here they are read through overlapping windows, unless cutting is
-asked for, and the vector of a text is
+The paper's model gives no such vectors by itself; models fine-tuned by sentence-transformers do
+(Reimers and Gurevych 2019), and their directories can be used as they are: pooling, normalisation
+and maximum length are read from them. For texts up to this length the vectors equal that library's,
+which truncates longer ones. bertkit reads these through overlapping windows, unless truncation is
+requested, and the vector of a text is
 
-- with mean pooling the mean over all of its tokens, each piece read in the window where it has the
-  most context, [CLS] and [SEP] as means over the windows, as in `bertkit features --pooling mean`;
-- with cls and pooler the mean of the windows' vectors, each weighing as many pieces as it answers.
+- for mean pooling, the mean over all of its tokens, each taken from the window where it has the
+  most context, and [CLS] and [SEP] averaged over the windows, as by `bertkit features --pooling
+  mean`;
+- for cls and pooler, the mean of the windows' vectors, weighted by the number of tokens that each
+  window contributes.
 
 Vectors are normalised after that.
 """
@@ -44,33 +46,33 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
 
 CHUNK_TEXTS = 2048
-"""Texts that are tokenised and run together."""
+"""The number of texts that are tokenised and run together."""
 
 
 class EncodedText(NamedTuple):
-    """A text as sequences of the model."""
+    """The input sequences for one text."""
 
     parts: list[ItemPart]
-    """Its windows; the target of each is its share in the text's vector: (tokens,) for means, else
-    a number. The shares of a text add up to 1."""
+    """The text's windows. The target of each is its weight in the text's vector: (tokens,) for
+    means, else a number. The weights of a text add up to 1."""
     cut: int
-    """Pieces that are not read, where texts are cut."""
+    """The number of tokens that were truncated."""
 
     @property
     def tokens(self) -> int:
-        """Of all windows, special ones included."""
+        """The number of tokens in all windows, including special tokens."""
         return sum(part.tokens for part in self.parts)
 
 
 class Embedder:
-    """A model that gives texts their vectors, and is trained no more.
+    """A model that computes text embeddings; it can no longer be trained.
 
     Args:
-        encoder: in fp32; it is changed and moved to the device.
-        tokenizer: the one that it was made with.
-        settings: pooling, normalisation, length.
-        device: where to compute.
-        mode: "fp32", "bf16" or "int8", as `bertkit.predict.engine.choose_mode` gives it.
+        encoder: the encoder in fp32, which is changed and moved to the device.
+        tokenizer: the encoder's tokenizer.
+        settings: the pooling, normalisation and maximum length.
+        device: the device to compute on.
+        mode: "fp32", "bf16" or "int8", the result of `bertkit.predict.engine.choose_mode`.
 
     Raises:
         BertkitError: the pooling or the length does not fit the model.
@@ -93,7 +95,7 @@ class Embedder:
         )
         if self.settings.max_length < 3:
             raise BertkitError(
-                f"windows of {self.settings.max_length} tokens are too short; give 3"
+                f"windows of {self.settings.max_length} tokens are too short; give at least 3"
             )
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
@@ -104,21 +106,21 @@ class Embedder:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """The number of dimensions of a vector."""
         return self.encoder.config.hidden_size
 
     @property
     def max_length(self) -> int:
-        """Tokens of a window, special ones included; texts beyond take several, or are cut."""
+        """The tokens per window, including special ones; longer texts take several windows."""
         return self.settings.max_length
 
     def many(self, texts: Sequence[str], *, windows: bool = True) -> np.ndarray:
-        """The vectors of texts, (texts, width) float32, in order.
+        """Return the vectors of texts, (texts, width) float32, in order.
 
         Args:
-            texts: of any length, empty ones too.
-            windows: whether long ones are read through windows; else they are cut, as
-                sentence-transformers does it.
+            texts: the texts, which may have any length or be empty.
+            windows: whether long texts are read through windows; otherwise they are truncated, as
+                in sentence-transformers.
         """
         if isinstance(texts, str):
             raise BertkitError("many() takes a list of texts, not one text; put it in brackets")
@@ -126,13 +128,13 @@ class Embedder:
         return np.concatenate([np.zeros((0, self.width), np.float32), *vectors])
 
     def encode(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
-        """Texts as sequences; see `many`."""
+        """Tokenize texts, and split them into windows or truncate them; see `many`."""
         special = self.tokenizer.compat == "hf"
         ids = self.tokenizer.encode_batch(self.settings.whole_texts(texts, special=special))
         return [self.windows_of(np.array(one, dtype=np.int32), windows) for one in ids]
 
     def windows_of(self, ids: np.ndarray, windows: bool) -> EncodedText:
-        """The sequences of one text's ids and their shares."""
+        """Return the windows of one text's ids, and their weights in the text's vector."""
         room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
         kept = ids if windows else ids[:room]
         found = context_windows(np.ones_like(kept), room)
@@ -153,11 +155,11 @@ class Embedder:
     def vectors(
         self, texts: Sequence[EncodedText], progress: Callable[[int], None] = lambda done: None
     ) -> np.ndarray:
-        """The vectors of encoded texts, (texts, width) float32, in order.
+        """Return the vectors of encoded texts, (texts, width) float32, in order.
 
         Args:
-            texts: of `encode`.
-            progress: is told how many windows are done.
+            texts: the result of `encode`.
+            progress: a callback that gets the number of finished windows.
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
         parts = [part for text in texts for part in text.parts]
@@ -174,7 +176,7 @@ class Embedder:
         return vectors
 
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
-        """The shares of windows in their texts' vectors, batch by batch, in order."""
+        """Yield the weighted vectors of windows, batch by batch and in order."""
         threads, tokens = shares(sum(part.tokens for part in parts), self.threads)
         if threads == 1:
             yield from map(self._compute, split_parts(parts, PREDICTION_TOKENS))
@@ -184,7 +186,7 @@ class Embedder:
 
     @torch.inference_mode()
     def _compute(self, parts: list[ItemPart]) -> np.ndarray:
-        """(parts, width): each window's vector times its share."""
+        """Return (parts, width): each window's vector times its weight."""
         batch = make_batch(parts).to(self.device)
         pooling = self.settings.pooling
         # prepared layers compute in their own precision, without autocast
@@ -209,21 +211,22 @@ def load_embedder(
     pooling: str = "auto",
     normalize: bool | None = None,
 ) -> Embedder:
-    """Load a model to embed texts with.
+    """Load a model for computing text embeddings.
 
     Args:
-        path: a model directory of bertkit, Hugging Face or sentence-transformers, or a run's.
+        path: a model directory of bertkit, Hugging Face or sentence-transformers, or a run
+            directory.
         device: "auto", "cpu", "cuda", ...
-        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 where the device is made for
-            it, else fp32.
-        pooling: one of `bertkit.model.pooling.POOLINGS`; "auto" is what a directory of
-            sentence-transformers says, and the mean for all others.
-        normalize: whether vectors have length 1; None is what such a directory says, and yes for
-            all others.
+        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device supports it
+            natively, else fp32.
+        pooling: one of `bertkit.model.pooling.POOLINGS`, or "auto": the pooling that a
+            sentence-transformers directory configures, and the mean for other models.
+        normalize: whether to scale vectors to length 1; None uses the setting of a
+            sentence-transformers directory, and normalises for other models.
 
     Raises:
-        BertkitError: there is no model, it is damaged, has no pooler where that is asked for, or
-            its directory names a module or a pooling that is not known.
+        BertkitError: there is no model, it is damaged, has no pooler although the pooling needs
+            one, or its directory names a module or a pooling that is not supported.
     """
     loaded, tokenizer, settings = read_embedder(Path(path), pooling=pooling, normalize=normalize)
     encoder = loaded.model
@@ -234,7 +237,7 @@ def load_embedder(
 def read_embedder(
     path: Path, *, pooling: str = "auto", normalize: bool | None = None
 ) -> tuple[LoadResult[Encoder], Tokenizer, TextPooling]:
-    """Encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
+    """Read the encoder (fp32, on the CPU), tokenizer and settings; see `load_embedder`."""
     path = resolve_model(path)
     folder = model_folder(path) if not (path / "modules.json").is_file() else path
     folder, settings = (
@@ -245,7 +248,7 @@ def read_embedder(
     loaded = load_model(folder, Encoder)
     check_pooling(settings.pooling, loaded.model.config)
     if settings.pooling == "pooler" and loaded.missing_keys:
-        raise BertkitError(f"{folder} has no pooler, its model was trained without; choose mean")
+        raise BertkitError(f"{folder} has no pooler (trained without one); choose --pooling mean")
     tokenizer = Tokenizer.load(folder)
     if tokenizer.lowercase:
         settings = replace(settings, lowercase=False)
@@ -253,10 +256,10 @@ def read_embedder(
 
 
 def resolve_pooling(folder: Path, pooling: str) -> tuple[Path, TextPooling]:
-    """Another pooling than the directory's; the rest of what it says stays, if that is known."""
+    """Return the weights' folder and a chosen pooling, with the directory's other settings."""
     try:
         weights, found = read_pooling(folder)
-    except BertkitError:  # the caller asked to leave its modules alone
+    except BertkitError:  # its modules are not supported, but the chosen pooling replaces them
         return folder, TextPooling(pooling)
     return weights, replace(found, pooling=pooling)
 
@@ -264,9 +267,9 @@ def resolve_pooling(folder: Path, pooling: str) -> tuple[Path, TextPooling]:
 def nearest_texts(
     embedder: Embedder, query: str, texts: Iterable[str], top: int = 5
 ) -> list[tuple[float, int, str]]:
-    """The texts most like a query: (cosine, number from 0, text), most similar first.
+    """Return the texts most similar to a query: (cosine, index, text), most similar first.
 
-    Every text is compared; memory follows `top`, not the number of texts.
+    Every text is compared with the query; memory depends on `top`, not on the number of texts.
 
     Raises:
         BertkitError: `top` is not above 0.
@@ -285,12 +288,12 @@ def nearest_texts(
 
 
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in lists of `CHUNK_TEXTS`; they are taken as they are needed."""
+    """Yield lists of at most `CHUNK_TEXTS` texts, reading the texts lazily."""
     remaining = iter(texts)
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
         yield chunk
 
 
 def normalize_rows(vectors: np.ndarray) -> np.ndarray:
-    """Rows divided by their length."""
+    """Return the rows, each divided by its L2 norm."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,9 +1,9 @@
-"""Fast inference for every head: a model in one of three precisions, batches by token budget.
+"""Fast inference for every head, in one of three precisions and with batches by token budget.
 
 On a CPU the layers are prepared once (`bertkit.model.inference`); on a GPU the packed batches run
-under autocast. Inputs are sorted by length within what is given at once, so that neighbours are
-alike, and outputs come back in the order of the inputs. Memory follows the token budget and what
-is given at once, not the length of a file: `bertkit predict` reads it piece by piece.
+under autocast. The inputs of one call are sorted by length, so that a batch has similar lengths,
+and outputs are returned in the order of the inputs. Memory depends on the token budget and on the
+size of a call, not on the length of a file: `bertkit predict` reads files in chunks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bertkit.training.device import choose_precision
 
 
 def choose_mode(name: str, device: torch.device) -> str:
-    """The precision called `name`, checked; "auto" is bf16 where the device is made for it.
+    """Check a precision, and resolve "auto" to bf16 if the device supports it natively, else fp32.
 
     Args:
         name: "fp32", "bf16", "int8" (CPUs only) or "auto".
-        device: where to compute.
+        device: the device to compute on.
 
     Raises:
-        BertkitError: there is no such precision, or the device lacks it.
+        BertkitError: the precision is unknown, or the device does not support it.
     """
     if device.type == "cpu" and name != "auto":
         check_mode(name)
@@ -43,24 +43,24 @@ def choose_mode(name: str, device: torch.device) -> str:
 
 
 THREAD_TOKENS = 2048
-"""Tokens in a batch where each thread has its own."""
+"""The maximum number of tokens in a batch if every thread computes separate batches."""
 BATCHES_PER_THREAD = 4
-"""So that all end at about the same time, where there are tokens enough."""
+"""The desired number of batches per thread, so that all threads finish at about the same time."""
 LEAST_TOKENS = 400
-"""Batches smaller than this are not worth a thread of their own."""
+"""The minimum number of tokens in a batch for which a separate thread pays off."""
 
 
 told = threading.local()
-"""`threads`: what `compute_with` was called with in this thread."""
+"""Its attribute `threads` is the argument of this thread's last call of `compute_with`."""
 
 
 class Engine:
-    """A model that predicts and is trained no more.
+    """A model prepared for prediction, which can no longer be trained.
 
     Args:
-        model: with any head; it is changed and moved to the device.
-        device: where to compute.
-        mode: "fp32", "bf16" or "int8", as `choose_mode` gives it.
+        model: a model with any task head, which is changed and moved to the device.
+        device: the device to compute on.
+        mode: "fp32", "bf16" or "int8", the result of `choose_mode`.
     """
 
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
@@ -74,11 +74,11 @@ class Engine:
     def run(
         self, items: Items, progress: Callable[[int], None] = lambda done: None
     ) -> list[list[np.ndarray]]:
-        """Outputs for every part, in the order of the items; see `run_model`.
+        """Return the outputs for every part, in the order of the items; see `run_model`.
 
         Args:
-            items: sequences of a task.
-            progress: is told how many parts are done.
+            items: the encoded inputs of a task.
+            progress: a callback that gets the number of finished parts.
 
         Raises:
             BertkitError: an output is NaN or infinite.
@@ -98,10 +98,10 @@ class Engine:
 
 
 def check_outputs(*outputs: np.ndarray) -> None:
-    """Refuse outputs from which no answer can be made.
+    """Check that all outputs are finite, because no prediction can be made otherwise.
 
     Raises:
-        BertkitError: one is NaN or infinite.
+        BertkitError: an output is NaN or infinite.
     """
     if not all(np.isfinite(output).all() for output in outputs):
         raise BertkitError(
@@ -111,15 +111,15 @@ def check_outputs(*outputs: np.ndarray) -> None:
 
 
 def shares(tokens: int, threads: int) -> tuple[int, int]:
-    """How threads share some work.
+    """Decide how to distribute work over threads.
 
     Args:
-        tokens: of all sequences.
-        threads: of the caller, where `compute_with` has not said it for this thread.
+        tokens: the number of tokens in all sequences.
+        threads: the caller's number of threads, unless this thread has called `compute_with`.
 
     Returns:
-        How many of them compute batches of their own, and the tokens of such a batch; (1, 0) where
-        they had better work on the same batch.
+        The number of threads that compute separate batches, and the tokens per batch; (1, 0) if it
+        is faster that all threads work on the same batch.
     """
     threads = getattr(told, "threads", threads)
     if threads == 1 or tokens < threads * LEAST_TOKENS:
@@ -130,48 +130,48 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 
 @contextmanager
 def one_thread_each(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Workers that compute with one thread each.
+    """Provide a pool of workers that compute with one torch thread each.
 
-    A batch for each thread is faster than all threads on one batch: they need not wait for each
-    other after every operation.
+    One batch per thread is faster than all threads on one batch, because the threads do not have to
+    wait for each other after every operation.
 
     Args:
-        workers: with how many threads the caller computes, too, afterwards. It must be told: where
-            another thread has such workers at that time, torch says 1.
+        workers: the number of workers, and of torch threads to restore afterwards. It is passed
+            explicitly because torch.get_num_threads() returns 1 while another pool is active.
     """
     try:
         with ThreadPoolExecutor(workers, initializer=set_threads, initargs=(1,)) as pool:
             yield pool
     finally:
-        set_threads(workers)  # what a worker sets is what new threads begin with
+        set_threads(workers)  # new threads would inherit the workers' setting
 
 
 def compute_with(threads: int) -> None:
-    """Let this thread compute with so many from now on: torch, and `shares`."""
+    """Set the number of threads that torch and `shares` use in the calling thread."""
     told.threads = threads
     set_threads(threads)
 
 
 def set_threads(threads: int) -> None:
-    """Let torch compute with so many threads what is called in this one."""
-    torch.get_num_threads()  # a thread's first call takes over what any other one has set last
+    """Set the number of threads that torch uses for operations of the calling thread."""
+    torch.get_num_threads()  # its first call in a thread adopts the last setting of any thread
     torch.set_num_threads(threads)
 
 
 def check_change(
     metric: str, exact: Mapping[str, float], fast: Mapping[str, float], bound: float, mode: str
 ) -> None:
-    """Refuse a precision that costs more than it may.
+    """Check that a precision does not lower a metric by more than a bound.
 
     Args:
-        metric: that decides.
-        exact: scores in fp32, as fractions of 1.
-        fast: scores in the precision, on the same labelled inputs.
-        bound: how much lower the metric may be, as a fraction.
-        mode: the precision.
+        metric: the name of the metric to compare.
+        exact: the scores in fp32, from 0 to 1.
+        fast: the scores in the precision, on the same labelled inputs.
+        bound: the largest accepted decrease of the metric, as a fraction of 1.
+        mode: the name of the precision, for the message.
 
     Raises:
-        BertkitError: says by how much the metric falls.
+        BertkitError: the metric falls by more than the bound.
     """
     lost = exact[metric] - fast[metric]
     if lost > bound:

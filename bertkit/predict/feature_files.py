@@ -1,12 +1,12 @@
-"""Files of features (paper section 5.3), written while the texts are computed, one by one.
+"""Files of features (paper section 5.3), written one text at a time as they are computed.
 
-| format      | what                                                                              |
+| format      | content                                                                           |
 |-------------|-----------------------------------------------------------------------------------|
 | safetensors | a tensor for each text, "0", "1", ...; tensors "pieces" and "offsets": JSON, UTF-8 |
 | parquet     | a row for each token: text, token, piece, start, end, vector; pooled: text, vector |
-| npy         | one array (rows, width); `NAME.npy.json` beside it says where each text begins     |
+| npy         | one array (rows, width); `NAME.npy.json` has the first row of each text            |
 
-The header of safetensors alone grows in memory, up to the 100 MB that the format allows.
+Only the header of safetensors grows in memory, up to the 100 MB that the format allows.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from bertkit.predict.features import TextFeatures
 from bertkit.text.documents import optional_library
 
 LONGEST_HEADER = 100_000_000 - 512
-"""What safetensors accepts, in bytes, less what follows the last text."""
+"""The maximum header size of safetensors in bytes, less the entries after the last text."""
 TOKENS = ("pieces", "offsets")
-"""What is written of tokens beside their vectors: fields of `TextFeatures`."""
+"""The fields of `TextFeatures` that are written in addition to the vectors."""
 NAMES = {"float32": "F32", "float16": "F16"}
-"""NumPy's names -> those of safetensors."""
+"""NumPy's dtype names -> those of safetensors."""
 GROUP_ROWS = 8192
-"""Rows of a Parquet file that are written together."""
+"""The approximate number of rows that are written to a Parquet file at a time."""
 
 
 def write_features(
@@ -51,17 +51,17 @@ def write_features(
     format: str = "auto",  # noqa: A002
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the features of texts, whole or not at all.
+    """Write the features of texts to a file, either completely or not at all.
 
     Args:
-        path: the file; one of the same name is replaced.
-        texts: at least one; they are taken one after the other.
-        format: one of the table above, or "auto" for the file's ending.
-        details: plain JSON values that say how the vectors were made.
+        path: the file to write; an existing one is replaced.
+        texts: the features of at least one text, which are consumed one after the other.
+        format: a format from the module's table, or "auto" to choose it by the file's suffix.
+        details: plain JSON values that describe how the vectors were made.
 
     Raises:
-        BertkitError: see `feature_format`; no text, or more than the format can hold, a missing
-            library, or a file that cannot be written.
+        BertkitError: the format is unknown or does not match the suffix, there is no text or more
+            than the format can hold, a library is missing, or the file cannot be written.
     """
     chosen = feature_format(path, format)
     rows = iter(texts)
@@ -72,10 +72,10 @@ def write_features(
 
 
 def feature_format(path: Path, format: str) -> str:  # noqa: A002
-    """The format asked for, or that of the file's ending.
+    """Return the requested format, or the one of the file's suffix if it is "auto".
 
     Raises:
-        BertkitError: there is none, or the file's ending is that of another.
+        BertkitError: the format is unknown, or the file's suffix belongs to another one.
     """
     ending = path.suffix.removeprefix(".").lower()
     found = ending if format == "auto" else format
@@ -84,20 +84,20 @@ def feature_format(path: Path, format: str) -> str:  # noqa: A002
             f"{path}: no format is called '{found}'{nearest(found, FEATURE_WRITERS)}; give "
             "--format or another ending"
         )
-    if found != ending and (found == "npy" or ending in FEATURE_WRITERS):  # npy has a second file
-        raise BertkitError(f"{path} is no name for the format {found}; let it end in .{found}")
+    if found != ending and (found == "npy" or ending in FEATURE_WRITERS):  # npy adds a second file
+        raise BertkitError(f"{path} does not fit the format {found}; use the ending .{found}")
     return found
 
 
 class JsonList:
-    """A JSON array that grows in a file; it holds one item or more."""
+    """A JSON array of at least one item that is built up in a file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
-        self.size = 1  # of all, with the bracket that `copy_to` adds
+        self.size = 1  # of the whole array, including the bracket that `copy_to` adds
 
     def append(self, value: Any) -> None:
-        """One more item."""
+        """Append an item to the array."""
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         self.size += self.file.write(("[" if self.size == 1 else ",").encode() + text.encode())
 
@@ -110,7 +110,7 @@ class JsonList:
 
 @contextmanager
 def json_lists(path: Path, names: Iterable[str]) -> Iterator[dict[str, JsonList]]:
-    """Arrays by name, in nameless files of the folder that `path` is to be in."""
+    """Provide arrays by name, stored in anonymous temporary files in the folder of `path`."""
     with disk_errors(path), ExitStack() as files:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield {
@@ -120,7 +120,7 @@ def json_lists(path: Path, names: Iterable[str]) -> Iterator[dict[str, JsonList]
 
 
 class TensorsHeader:
-    """What stands before the tensors of a safetensors file: where each is."""
+    """The header of a safetensors file, with the metadata and each tensor's type and offsets."""
 
     def __init__(self, details: Mapping[str, Any]) -> None:
         metadata = {name: json.dumps(value) for name, value in details.items()}
@@ -128,13 +128,13 @@ class TensorsHeader:
         self.end = 0
 
     def add(self, name: str, kind: str, shape: Sequence[int], size: int) -> None:
-        """Enter the next tensor."""
+        """Add an entry for the next tensor, whose data take `size` bytes."""
         entry = {"dtype": kind, "shape": list(shape), "data_offsets": [self.end, self.end + size]}
         self.text += f',"{name}":{json.dumps(entry, separators=(",", ":"))}'.encode()
         self.end += size
 
     def whole(self) -> bytes:
-        """The header, padded so that the numbers are aligned, after its length."""
+        """Return the header's length and the header, padded so that the tensors are aligned."""
         text = bytes(self.text) + b"}"
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
@@ -143,7 +143,7 @@ class TensorsHeader:
 def write_safetensors(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
-    """The numbers go to a nameless file first: the header before them must know all shapes."""
+    """Write safetensors, with the vectors in a temporary file until all shapes are known."""
     names = TOKENS if first.pieces else ()
     header = TensorsHeader(details)
 
@@ -172,7 +172,7 @@ def write_safetensors(
 
 
 def write_numbers(file: BinaryIO | Any, vectors: np.ndarray) -> int:
-    """Append an array's bytes, little-endian and row by row; how many they are."""
+    """Append an array's bytes, little-endian and row by row, and return their number."""
     little = np.ascontiguousarray(vectors, dtype=vectors.dtype.newbyteorder("<"))
     file.write(little.data)
     return little.nbytes
@@ -181,10 +181,10 @@ def write_numbers(file: BinaryIO | Any, vectors: np.ndarray) -> int:
 def write_npy(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
-    """The header is written twice: NumPy leaves room in it for the final number of rows.
+    """Write an array and its index. The header is written twice, at last with the number of rows.
 
-    The index holds the array's checksum and is written last, after the one before it was removed:
-    where the process was killed in between, `read_npy` notices.
+    The index holds the array's checksum. The old index is removed before the array is replaced, and
+    the new one is written last, so `read_npy` notices if the process was killed in between.
     """
     index = path.with_name(f"{path.name}.json")
     names = TOKENS if first.pieces else ()
@@ -214,7 +214,7 @@ def write_npy(
 def write_feature_index(
     path: Path, details: Mapping[str, Any], lists: Mapping[str, JsonList]
 ) -> None:
-    """One JSON object of the details and the lists."""
+    """Write one JSON object with the details and the lists."""
     with path.open("wb") as file:
         file.write(json.dumps(details, ensure_ascii=False).encode().removesuffix(b"}"))
         for name, items in lists.items():
@@ -224,13 +224,13 @@ def write_feature_index(
 
 
 def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
-    """The vectors of a file, (rows, width), mapped into memory, and its index.
+    """Return the memory-mapped vectors of a file, (rows, width), and its index.
 
     The index holds the details, "boundaries" (the first row of each text, then the number of rows)
-    and, unless pooled, "pieces" and "offsets" of each text.
+    and, unless pooled, the "pieces" and "offsets" of each text.
 
     Raises:
-        BertkitError: a file is absent or damaged, or the two were not written together.
+        BertkitError: a file is missing or damaged, or the two were not written together.
     """
     index = read_json(path.with_name(f"{path.name}.json"))
     recorded = index.get("sha256") if isinstance(index, dict) else None
@@ -242,7 +242,7 @@ def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
 
 
 def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:
-    """What stands before the numbers; equally long for any number of rows."""
+    """Return the header of an npy file, which has the same length for any number of rows."""
     header = io.BytesIO()
     shape = {"descr": kind.newbyteorder("<").str, "fortran_order": False, "shape": (rows, width)}
     np.lib.format.write_array_header_1_0(header, shape)
@@ -252,7 +252,7 @@ def npy_header(rows: int, width: int, kind: np.dtype[Any]) -> bytes:
 def write_parquet(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
-    """The details are in the file's metadata, under "bertkit"."""
+    """Write a Parquet file, with the details in its metadata under "bertkit"."""
     arrow = optional_library("pyarrow", "Parquet files")
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     width = first.vectors.shape[1]
@@ -275,7 +275,7 @@ def write_parquet(
 
 
 def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Columns and vectors of some texts at a time, `GROUP_ROWS` rows or a little more."""
+    """Yield columns and vectors of groups of texts that just reach `GROUP_ROWS` rows."""
     group: list[tuple[int, TextFeatures]] = []
     rows = 0
     for numbered in enumerate(texts):
@@ -289,7 +289,7 @@ def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], 
 
 
 def columns_of(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:
-    """The columns but the vectors, by name; and the vectors, (rows, width)."""
+    """Return all columns except the vectors by name, and the vectors, (rows, width)."""
     sizes = [len(text.vectors) for _, text in group]
     spans = [span for _, text in group for span in text.offsets]
     columns = {

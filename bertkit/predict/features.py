@@ -1,8 +1,8 @@
-"""Hidden states of a model for texts, and files of them (paper section 5.3).
+"""Features of texts: the hidden states of a model (paper section 5.3).
 
-A text longer than the model is read through overlapping windows: every piece's vector comes from
-the window where it has the most context, and those of [CLS] and [SEP], which stand in every window,
-are means over the windows.
+A text that is longer than the model's maximum length is read through overlapping windows. The
+vector of a token comes from the window where it has the most context; those of [CLS] and [SEP],
+which are in every window, are averaged over the windows.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ FEATURE_DTYPES = ("float32", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class Extraction:
-    """What is written of each text."""
+    """Settings that determine the features of each text."""
 
     layers: str = "last"
-    """embeddings, second-to-last, last, sum, sum-last-four, concat-last-four, or, of a model tuned
-    with them, weighted-sum or weighted-sum-last-four."""
+    """embeddings, second-to-last, last, sum, sum-last-four, concat-last-four, or, for a model that
+    was fine-tuned with them, weighted-sum or weighted-sum-last-four."""
     pooling: str = "tokens"
-    """tokens: a vector for each token, [CLS] and [SEP] too; cls: that of [CLS]; mean: their
-    mean."""
+    """tokens: a vector for each token, including [CLS] and [SEP]; cls: the vector of [CLS]; mean:
+    the mean over all tokens."""
     dtype: str = "float32"
     """float32, or float16 for files of half the size."""
     max_length: int = 0
-    """Tokens of a window; 0 for all that the model can take."""
+    """Tokens per window, including [CLS] and [SEP]; 0 for the model's maximum."""
     stride: int = 0
-    """Tokens from one window to the next; 0 for 3/4 of the room."""
+    """Tokens from the start of one window to the next; 0 for 3/4 of the tokens that fit."""
 
     def __post_init__(self) -> None:
-        """Check the names.
+        """Check the settings.
 
         Raises:
-            BertkitError: says which is unknown.
+            BertkitError: a setting is unknown or out of range; the message names it.
         """
         for field, known in (("pooling", POOLING), ("dtype", FEATURE_DTYPES)):
             value = getattr(self, field)
@@ -71,25 +71,25 @@ class TextFeatures(NamedTuple):
     """The vectors of a text."""
 
     vectors: np.ndarray
-    """(rows, width) float32 or float16: a row for each token, or one where pooled."""
+    """(rows, width) float32 or float16: one row per token, or a single row if pooled."""
     pieces: list[str]
-    """Of each token: "[CLS]", ..., "[SEP]"."""
+    """The tokens: "[CLS]", ..., "[SEP]"; empty if pooled."""
     offsets: list[tuple[int, int]]
-    """Of each token: half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
+    """Each token's half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
     windows: int
     unknown: Unknown = NOTHING_UNKNOWN
-    """What of the text the vocabulary lacks."""
+    """Counts of tokens that are not in the vocabulary."""
 
 
 class WindowedText(NamedTuple):
-    """A text as sequences of the model's length."""
+    """A text split into windows that fit the model."""
 
     pieces: list[str]
     offsets: list[tuple[int, int]]
     parts: list[ItemPart]
-    """The target of each is the numbers of the pieces that it answers, and its first piece."""
+    """The windows; the target of each: indices of the tokens taken from it, and its first token."""
     unknown: Unknown
-    """What the vocabulary lacks."""
+    """Counts of tokens that are not in the vocabulary."""
 
 
 WHOLE = Extraction()
@@ -105,27 +105,27 @@ def extract(
     device: torch.device | str = "cpu",
     precision: str = "fp32",
 ) -> Iterator[TextFeatures]:
-    """The vectors of each text, in order; memory follows a batch and the longest text.
+    """Return the features of each text, in order; memory depends on a batch and the longest text.
 
     Args:
-        encoder: on the device; it is put into evaluation mode.
-        tokenizer: of the encoder.
-        texts: of any length, empty ones too.
-        extraction: which layers, and how they are pooled.
-        mix: weights of weighted sums; see `combine`.
-        device: where to compute.
+        encoder: the encoder, on the device; it is put into evaluation mode.
+        tokenizer: the encoder's tokenizer.
+        texts: the texts, which may have any length or be empty.
+        extraction: the layers, the pooling and the window lengths.
+        mix: the weights of a weighted sum; see `combine`.
+        device: the device to compute on.
         precision: "fp32" or "bf16".
 
     Raises:
-        BertkitError: layers that are unknown, that the model lacks or whose weights are missing,
-            or windows that do not fit the model.
+        BertkitError: the layers are unknown, the model lacks them or their weights are missing, or
+            the pooling or windows do not fit the model.
     """
     device = torch.device(device)
     layers, positions = extraction.layers, encoder.config.max_position_embeddings
     check_layers(layers, encoder.config)
     if extraction.pooling == "cls" and encoder.config.direction == "left_to_right":
         raise BertkitError(
-            "the [CLS] of a model from left to right has seen no other token; choose --pooling mean"
+            "in a left-to-right model [CLS] attends to no other token; choose --pooling mean"
         )
     max_length = extraction.max_length or positions
     if not 3 <= max_length <= positions:
@@ -149,7 +149,7 @@ def extract(
 
 
 def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
-    """`[CLS] text [SEP]` in as many windows as it takes; one without pieces takes one."""
+    """Return `[CLS] text [SEP]`, split into as many windows as needed; an empty text needs one."""
     encoding = tokenizer.encode(text)
     ids = np.array(encoding.ids, dtype=np.int32)
     parts = []
@@ -167,7 +167,7 @@ def features_of(
     states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
     extraction: Extraction,
 ) -> Iterator[TextFeatures]:
-    """Texts in groups that fill a batch, computed and put together again."""
+    """Yield the features of texts, which are collected into groups that fill a batch."""
     waiting: list[WindowedText] = []
     tokens = 0
     for text in texts:
@@ -185,7 +185,7 @@ def compute(
     states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
     extraction: Extraction,
 ) -> Iterator[TextFeatures]:
-    """The features of some texts, in order."""
+    """Yield the features of a group of texts, in order."""
     parts = [part for text in texts for part in text.parts]
     outputs = iter(
         [rows for group in split_parts(parts, PREDICTION_TOKENS) for rows in states(group)]
@@ -203,7 +203,7 @@ def compute(
 
 
 def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """(tokens, width) of a text from those of its windows."""
+    """Combine the outputs of a text's windows into one array, (tokens, width)."""
     if len(outputs) == 1:
         return outputs[0]
     vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Using a pre-trained model: fill in masks, judge next sentences, read hidden states.
+"""Predictions of pre-trained models: masked tokens, next sentences and hidden states.
 
 `load_pretrained` takes any directory that `bertkit.checkpoints.huggingface` can read: a bertkit
 run's `model/`, or a Hugging Face BERT.
@@ -26,20 +26,20 @@ MASK = "[MASK]"
 
 
 class MaskCandidate(NamedTuple):
-    """One guess at a mask."""
+    """A predicted token for a mask, and its probability."""
 
     piece: str
     probability: float
 
 
 class Predictor:
-    """A pre-trained model with its tokenizer, ready to use; dropout is off.
+    """A pre-trained model with its tokenizer, in evaluation mode.
 
     Args:
-        model: the network with both pre-training heads.
-        tokenizer: the one it was trained with.
-        device: where to compute.
-        order: the head on pairs was trained for the order of sentences.
+        model: the model with its pre-training heads.
+        tokenizer: the tokenizer with which the model was trained.
+        device: the device to compute on.
+        order: whether the sentence-pair head was trained for sentence-order prediction.
     """
 
     def __init__(
@@ -58,36 +58,37 @@ class Predictor:
 
     @property
     def max_length(self) -> int:
-        """Tokens that fit into the model at once."""
+        """The model's maximum sequence length in tokens."""
         return self.model.config.max_position_embeddings
 
     @torch.inference_mode()
     def fill_mask(self, text: str, top: int = 5) -> list[list[MaskCandidate]]:
-        """Guess what stands at each `[MASK]` of a text.
+        """Predict the token at each `[MASK]` of a text.
 
-        A text longer than the model is read through a window around each mask.
+        In a text longer than `max_length`, each mask is read in a window around it.
 
         Args:
-            text: with at least one `[MASK]`.
-            top: how many guesses a mask gets.
+            text: a text with at least one `[MASK]`.
+            top: the number of candidates for each mask.
 
         Returns:
-            For each mask the most probable pieces, best first.
+            For each mask, its most probable tokens, most probable first.
 
         Raises:
-            BertkitError: there is no mask in the text, or `top` is not within 1 to the vocabulary.
+            BertkitError: the model is not bidirectional, there is no mask in the text, or `top` is
+                not between 1 and the vocabulary size.
         """
         if self.model.config.direction != "bidirectional":
             raise BertkitError(
-                f"this model reads {self.model.config.direction.replace('_', ' ')}: it guesses the "
-                "next piece and has never seen a mask; fill masks with a masked language model"
+                f"this model reads {self.model.config.direction.replace('_', ' ')}: it predicts "
+                "adjacent tokens and was not trained on masks; use a masked language model"
             )
         if not 1 <= top <= self.tokenizer.size:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
         windows = self.mask_windows(text)
         if not windows:
             raise BertkitError(
-                f"there is no {MASK} in the text {text[:60]!r}; put one where to guess"
+                f"there is no {MASK} in the text {text[:60]!r}; put one where a token is missing"
             )
         batch = self._pack([window for window, _ in windows])
         starts = batch.cu_seqlens[:-1].long()
@@ -103,10 +104,13 @@ class Predictor:
 
     @torch.inference_mode()
     def next_sentence(self, text: str, following: str) -> float:
-        """The probability that `following` really follows `text` (paper, task 2).
+        """Return the probability that `following` really follows `text` (paper, task 2).
 
-        Where both are longer than the model, the end of the first and the beginning of the second
-        are read: the tokens on both sides of the joint.
+        If together they exceed `max_length`, the model reads the tokens next to the boundary: the
+        end of the first text and the start of the second.
+
+        Raises:
+            BertkitError: the model has no next-sentence head, or a text has no tokens.
         """
         if self.model.nsp is None or self.order:
             learned = "which of two texts comes first" if self.order else "nothing about pairs"
@@ -116,7 +120,7 @@ class Predictor:
             )
         first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
         if not first or not second:
-            raise BertkitError("next-sentence needs two texts, and one of them has no token")
+            raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
         ids, segments = self.joint(first, second)
         batch = self._pack([ids], [segments])
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
@@ -125,7 +129,7 @@ class Predictor:
         return float(logits.float().softmax(-1)[0, 0])
 
     def mask_windows(self, text: str) -> list[tuple[list[int], int]]:
-        """For each `[MASK]` of a text: ids around it, with [CLS] and [SEP], and its place there."""
+        """Return, for each `[MASK]`, the ids around it with [CLS] and [SEP], and its position."""
         first, *rest = self.tokenizer.encode_batch(text.split(MASK))
         ids, masks = list(first), []
         for part in rest:
@@ -135,10 +139,10 @@ class Predictor:
         return [(self._surround(window), place + 1) for window, place in found]
 
     def joint(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Ids and segments of a pair; of a long one the tokens on both sides of the joint.
+        """Return the ids and segments of a pair; a long one keeps the tokens next to its boundary.
 
         Raises:
-            BertkitError: the model tells no second text.
+            BertkitError: the model has only one segment.
         """
         if self.model.config.type_vocab_size == 1:
             raise BertkitError(ONE_SEGMENT)
@@ -151,10 +155,10 @@ class Predictor:
 
     @torch.inference_mode()
     def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:
-        """Last hidden states of each text, (tokens, width) with [CLS] and [SEP].
+        """Return each text's last hidden states, (tokens, width), including [CLS] and [SEP].
 
         Raises:
-            BertkitError: a text is longer than the model.
+            BertkitError: a text is longer than `max_length`.
         """
         batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
         return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
@@ -169,26 +173,26 @@ class Predictor:
 
 
 def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[int], int]:
-    """At most `size` ids around a place, and where the place is within them."""
+    """Return at most `size` ids around a position, and the position within them."""
     start = max(0, min(place - size // 2, len(ids) - size))
     return ids[start : start + size], place - start
 
 
 def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor:
-    """Load a pre-trained model for use.
+    """Load a pre-trained model for prediction.
 
     Args:
-        directory: a model or run directory.
-        device: where to compute.
+        directory: the model or run directory.
+        device: the device to compute on: "auto", "cpu", "cuda", ...
 
     Raises:
-        BertkitError: the directory holds no BERT with a masked-language head, or a damaged one.
+        BertkitError: the directory has no BERT with a masked-language head, or it is damaged.
     """
     directory = model_folder(Path(directory))
     model = load_pretraining_model(directory)
     recipe = read_details(directory).get("recipe")
     objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
-    albert = "sop" if model.config.share_layers else "nsp"  # of other people's models
+    albert = "sop" if model.config.share_layers else "nsp"  # if nothing is recorded
     known = objectives if isinstance(objectives, dict) else {}
     order = known.get("pair", albert) == "sop"
     return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)

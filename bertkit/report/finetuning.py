@@ -39,10 +39,10 @@ MAX_TEXT = 400
 def finetuning_page(folder: Path) -> str:
     """Return the page of a fine-tuning folder, finished or still running.
 
-    Reads `finetune.json`, `runs/NAME/run.json` with the journals beside them and, if they exist,
-    `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline" (split ->
-    metric -> score of the input-independent baseline), "windowed" and "cut" (split -> inputs) are
-    shown if `finetune.json` or `results.json` has them.
+    This reads `finetune.json`, `runs/NAME/run.json` with the journals next to them and, if they
+    exist, `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline"
+    (split -> metric -> score of the input-independent baseline), "windowed" and "cut" (split ->
+    number of inputs) are shown if `finetune.json` or `results.json` has them.
 
     Raises:
         BertkitError: a file is damaged, or no run has finished.
@@ -78,13 +78,13 @@ def best_scores(tuned: FinetuningResults) -> dict[str, dict[str, float]]:
 
 
 def report_title(tuned: FinetuningResults) -> str:
-    """Name the data set and the task type."""
+    """Return the name of the data set, and the task type if that is not the name."""
     data, kind = str(tuned.shared.get("data", "")), str(tuned.shared.get("kind", ""))
     return data if data == kind else f"{data} ({kind})"
 
 
 def grid_state(tuned: FinetuningResults) -> str:
-    """Say how far the grid has come."""
+    """Describe the progress of the grid in a sentence."""
     done = len(tuned.runs)
     state = "finished"
     if tuned.going_on:
@@ -93,18 +93,18 @@ def grid_state(tuned: FinetuningResults) -> str:
     elif not tuned.listed:
         state = "still running, or killed"
     elif not tuned.finished:
-        state = f"results.json is about {len(tuned.listed)} of them"
+        state = f"results.json covers {len(tuned.listed)} of them"
     best = "every run diverged" if tuned.best is None else f"best run: {tuned.best.name}"
     return f"Fine-tuning, {done:,} of {tuned.planned:,} runs done: {state}; {best}."
 
 
 def shown_value(metric: str, value: float | None) -> str:
-    """Format a score: shares in percent, errors and thresholds as they are."""
+    """Format a score: fractions in percent, errors and thresholds as plain numbers."""
     return format_number(value, "number" if metric.endswith(("error", "threshold")) else "share")
 
 
 def points(value: float | None) -> str:
-    """Format a difference of shares."""
+    """Format a difference of two fractions in percentage points."""
     return "–" if value is None else f"{100 * value:.2f} points"
 
 
@@ -114,7 +114,7 @@ def headline(scores: dict[str, float]) -> dict[str, float]:
 
 
 def verdict_text(tuned: FinetuningResults) -> str:
-    """Say the result in a sentence: the best run, the spread, and whether the lead is clear."""
+    """Summarize the result in a sentence: the best run, the spread, and how clear its lead is."""
     best, metric = tuned.best, field_title(tuned.metric)
     if best is None:
         return "Every run diverged; lower the learning rate or raise the warm-up."
@@ -156,10 +156,10 @@ def spread_text(tuned: FinetuningResults) -> str:
 
 
 def rivalry(tuned: FinetuningResults) -> str:
-    """Say whether the best setting leads the next by more than the spread between seeds.
+    """Report whether the best setting leads the next by more than the spread between seeds.
 
-    The spread is the larger one of the two settings' standard deviations between seeds, over
-    the runs that learned.
+    The spread is the larger of the two settings' standard deviations between seeds, over the runs
+    that learned.
     """
     ranked = [row for row in tuned.settings if row["scores"]]
     if len(ranked) == 1:
@@ -179,7 +179,7 @@ def rivalry(tuned: FinetuningResults) -> str:
 
 
 def grid_cards(tuned: FinetuningResults) -> list[tuple[str, str, str]]:
-    """Return the headline numbers as (name, value, what to compare it with)."""
+    """Return the headline numbers as (name, value, comparison)."""
     cards = []
     written = tuned.written.get("scores") or {}
     tests = {split: scores for split, scores in written.items() if split not in tuned.splits}
@@ -211,7 +211,7 @@ def total(counts: Any) -> int:
 
 
 def settings_tables(tuned: FinetuningResults) -> dict[str, Any]:
-    """Return what the page says of the settings: the main metric, and every score."""
+    """Return the template values for the tables of settings: by main metric, and every score."""
     split = tuned.splits[0] if tuned.splits else "dev"
     pairs = list(
         dict.fromkeys(
@@ -230,7 +230,7 @@ def settings_tables(tuned: FinetuningResults) -> dict[str, Any]:
 
 
 def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> list[list[Any]]:
-    """Return median and spread of some (split, metric) pairs for every setting, best first."""
+    """Return rows with median and spread of (split, metric) pairs per setting, best first."""
     rows = []
     for row in tuned.settings:
         for split, metric in pairs:
@@ -246,14 +246,14 @@ def settings_rows(tuned: FinetuningResults, pairs: list[tuple[str, str]]) -> lis
 
 
 def deviation(metric: str, found: ResultRow) -> str:
-    """Format a standard deviation between seeds in the metric's own unit."""
+    """Format a standard deviation between seeds in the unit of the metric."""
     value = found["deviation"]
     is_share = shown_value(metric, 0.5).endswith("%")
     return points(value) if is_share else format_number(value)
 
 
 def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of all runs, the best first."""
+    """Return the columns and rows of a table of all runs, best first."""
     names = list(
         dict.fromkeys(
             (split, metric)
@@ -279,12 +279,12 @@ def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
 
 
 def dev_answers(tuned: FinetuningResults, split: str) -> dict[str, Any] | None:
-    """Return what the page says of a classifier's predictions on a split, if they were written."""
+    """Return the template values for a classifier's predictions on a split, if a file has them."""
     path = tuned.folder / "results" / f"{split}.jsonl"
     if tuned.shared.get("kind") != "classify" or not path.is_file():
         return None
     labels = [str(label) for label in tuned.shared.get("labels") or []]
-    found = judge_answers(read_journal(path), labels)  # a journal is JSON lines, too
+    found = judge_answers(read_journal(path), labels)  # both are JSON lines
     return found and {"split": split, "run": tuned.written.get("best"), **found}
 
 
@@ -296,7 +296,7 @@ def judge_answers(
     Args:
         rows: the lines of `results/SPLIT.jsonl`: "label", "probability" and, if the split is
             labelled, "gold", "text" and "pair".
-        labels: the model's labels in order; labels that only the rows have come after them.
+        labels: the model's labels in order; labels that occur only in the rows follow them.
 
     Returns:
         Counts ("right", "answers") and tables; None if no row has a label.
@@ -342,7 +342,7 @@ def frequent_errors(pairs: Counter[tuple[str, str]], labels: Sequence[str]) -> l
 
 
 def confident_errors(wrong: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return columns and rows of the wrong predictions with the highest probabilities."""
+    """Return the columns and rows of a table of the most confident wrong predictions."""
     surest = sorted(wrong, key=lambda row: -(row.get("probability") or 0.0))[:MAX_WRONG]
     texts = [name for name in ("text", "pair") if any(row.get(name) for row in surest)]
     rows = [
@@ -359,14 +359,14 @@ def confident_errors(wrong: Sequence[Mapping[str, Any]]) -> tuple[list[str], lis
 
 
 def shorten_text(text: Any) -> str | None:
-    """Shorten a text for a table."""
+    """Shorten a text to `MAX_TEXT` characters for a table."""
     if text is None:
         return None
     return str(text) if len(str(text)) <= MAX_TEXT else f"{str(text)[:MAX_TEXT]}…"
 
 
 def types_table(scores: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
-    """Return precision, recall and F1 of every entity type, from names such as "recall/PER"."""
+    """Return a table of the scores of every entity type, from names such as "recall/PER"."""
     found: dict[str, dict[str, float]] = {}
     for name, value in scores.items():
         measure, slash, kind = name.partition("/")
@@ -381,7 +381,7 @@ def types_table(scores: Mapping[str, float]) -> tuple[list[str], list[list[str]]
 
 
 def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
-    """Return (title, SVG): a dot for every run; losses and learning rate of the best setting."""
+    """Return (title, SVG) of the plots: a dot per run, and the best setting's loss curves."""
     if tuned.best is None:
         return []
     rows, names = [], varying_names(tuned)
@@ -404,7 +404,7 @@ def drawings(tuned: FinetuningResults) -> list[tuple[str, str]]:
 
 
 def varying_names(tuned: FinetuningResults) -> dict[str, str]:
-    """Describe each setting by what differs between the settings."""
+    """Describe each setting by the values that differ between the settings."""
     parts = {row["setting"]: tuned.named(row["setting"]).split(", ") for row in tuned.settings}
     alike = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
     if all(alike):
@@ -418,7 +418,7 @@ def varying_names(tuned: FinetuningResults) -> dict[str, str]:
 def losses(
     tuned: FinetuningResults, best: RunResult, setting: str
 ) -> list[tuple[str, Curve, Curve]]:
-    """Return (role, loss, learning rate) of a setting's runs, the best run last."""
+    """Return the role, loss curve and learning rate curve of a setting's runs, the best last."""
     lines = []
     for run in tuned.runs:
         path = tuned.folder / "runs" / run.name / JOURNAL
@@ -431,7 +431,7 @@ def losses(
 
 
 def role(run: RunResult, best: RunResult) -> str:
-    """Return how a run's loss is drawn: a key of `plots.ROLES`."""
+    """Return the role of a run in the plot of losses: a key of `plots.ROLES`."""
     if not run.scores:
         return "diverged run"
     if run.degenerate:

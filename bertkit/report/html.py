@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else, rendered from `templates/` by Jinja2."""
+"""Rendering of self-contained HTML pages from `templates/` by Jinja2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 @cache
 def template_environment() -> jinja2.Environment:
-    """The templates of this package; every value that they show is escaped."""
+    """Return the environment for this package's templates, which escapes every value."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("bertkit.report"),
         autoescape=True,
@@ -27,7 +27,7 @@ def template_environment() -> jinja2.Environment:
 
 
 def template_source(name: str) -> Markup:
-    """Return a file of `templates/` unchanged; style and script are no templates."""
+    """Return a file of `templates/` without rendering it, such as a style sheet or script."""
     return Markup((files("bertkit.report") / "templates" / name).read_text(encoding="utf-8"))  # noqa: S704
 
 
@@ -36,18 +36,18 @@ def render_page(template: str, **values: Any) -> str:
 
     Args:
         template: the name of a file in `templates/`.
-        values: what the template shows; `title` is always needed.
+        values: the values for the template; `title` is always required.
     """
     return template_environment().get_template(template).render(values)
 
 
 def field_title(name: str) -> str:
-    """Turn a field's name into words."""
+    """Return a field's name with spaces instead of underscores."""
     return name.replace("_", " ")
 
 
 def flatten_fields(value: Any, name: str = "") -> list[tuple[str, Any]]:
-    """Flatten nested JSON into (dotted name, value) pairs; lists of plain values stay whole."""
+    """Flatten nested JSON into (dotted name, value) pairs, except for lists of plain values."""
     if isinstance(value, dict):
         children = list(value.items())
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
@@ -62,7 +62,7 @@ def flatten_fields(value: Any, name: str = "") -> list[tuple[str, Any]]:
 
 
 def cell_text(value: Any) -> str:
-    """Format a table's value: text as it is, numbers short, everything else as JSON."""
+    """Format a value for a table: text unchanged, floats to six digits, other values as JSON."""
     if value is None:
         return "–"
     if isinstance(value, str):

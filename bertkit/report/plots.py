@@ -1,4 +1,4 @@
-"""Draw curves and scores as SVG that lives inside an HTML page and takes its colours from it."""
+"""Draw curves and scores as SVG for embedding in an HTML page, whose colours they use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VARIABLES = {
     HELD_OUT: "var(--held-out)",
     BASELINE: "var(--baseline)",
 }
-"""Colours as matplotlib draws them, and what the page's style calls them."""
+"""The colours in matplotlib's drawings, and the page's CSS variables that replace them."""
 
 COLOURS: dict[Any, str] = {
     "text.color": TEXT,
@@ -42,23 +42,23 @@ ROLES: dict[str, dict[str, Any]] = {
     "degenerate run": {"color": HELD_OUT, "linewidth": 1.1, "linestyle": "--"},
     "diverged run": {"color": HELD_OUT, "linewidth": 1.6, "linestyle": ":"},
 }
-"""How the loss of a run is drawn; the roles differ in more than colour."""
+"""The line style of a run's loss by its role; roles differ in more than colour."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One quantity of the journal against the step."""
+    """A plot of one field of the journal against the step."""
 
     title: str
     field: str
     kind: str = "number"
-    """number, share (in percent) or power (as 1.0e-04; not a noisy one, so never smoothed)."""
+    """The number format: number, share (in percent) or power (as 1.0e-04; never smoothed)."""
     baselines: tuple[tuple[str, str | float], ...] = ()
-    """(label, value), the value being a number or the name of one in the start record."""
+    """(label, value) pairs; a value is a number or the name of a baseline in the start record."""
 
 
 class Curve(NamedTuple):
-    """Steps and values of one quantity; both (points,) floats."""
+    """The steps and values of one quantity, both (points,) floats."""
 
     steps: np.ndarray
     values: np.ndarray
@@ -68,7 +68,7 @@ EMPTY_CURVE = Curve(np.empty(0), np.empty(0))
 
 
 def format_number(value: float | None, kind: str = "number") -> str:
-    """A quantity for reading: 4.213, 28.1%, 12,345 or 1.0e-04; a dash where there is none."""
+    """Format a number as 4.213, 28.1%, 12,345 or 1.0e-04; a missing or infinite one as a dash."""
     if value is None or not math.isfinite(value):
         return "–"
     if kind == "share":
@@ -79,14 +79,14 @@ def format_number(value: float | None, kind: str = "number") -> str:
 
 
 def curve(records: Iterable[dict[str, Any]], field: str) -> Curve:
-    """The curve of a field of journal records; records where it is absent or null are left out."""
+    """Return the curve of a field, from the journal records in which it is not absent or null."""
     pairs = [(record["step"], record[field]) for record in records if record.get(field) is not None]
     steps, values = np.array(pairs, dtype=float).reshape(-1, 2).T
     return Curve(steps, values)
 
 
 def smooth(values: np.ndarray, reach: int) -> np.ndarray:
-    """The mean of each value and its `reach` neighbours on either side, fewer near the ends."""
+    """Average each value with its `reach` neighbours on either side, or fewer near the ends."""
     reach = min(reach, (len(values) - 1) // 2)
     if reach < 1:
         return values
@@ -95,9 +95,9 @@ def smooth(values: np.ndarray, reach: int) -> np.ndarray:
 
 
 def trend(line: Curve, changes: Sequence[tuple[int, str]]) -> Curve:
-    """The curve smoothed over a twentieth of its length.
+    """Return the curve, smoothed over a twentieth of its length.
 
-    Each phase is smoothed for itself, so that the step between two phases stays sharp.
+    Each phase is smoothed separately, so that a jump between two phases stays sharp.
     """
     first = np.searchsorted(line.steps, [step for step, _ in changes], side="right")
     reach = len(line.values) // 40
@@ -106,7 +106,7 @@ def trend(line: Curve, changes: Sequence[tuple[int, str]]) -> Curve:
 
 
 def thin(line: Curve) -> Curve:
-    """At most MAX_POINTS points: the lowest and highest of each stretch, so every spike stays."""
+    """Reduce a curve to `MAX_POINTS` points, the extrema of each interval, to keep every spike."""
     steps, values = line
     if len(values) <= MAX_POINTS:
         return line
@@ -126,15 +126,15 @@ def draw_plot(
     changes: Sequence[tuple[int, str]] = (),
     prefix: str = "",
 ) -> str:
-    """One plot as an SVG element.
+    """Draw a plot as an SVG element.
 
     Args:
-        plot: what is drawn.
-        training: pale as it is, and strong as `trend` makes it.
-        held_out: as points; may be empty.
-        baselines: (label, height) of horizontal lines, at most two.
-        changes: (step, label) of vertical lines.
-        prefix: begins every id, so that several drawings can be in one page.
+        plot: the title and the number format.
+        training: the training curve, drawn pale, and in full colour after smoothing by `trend`.
+        held_out: the held-out curve, drawn as points; it may be empty.
+        baselines: the (label, height) of horizontal lines, at most two.
+        changes: the (step, label) of vertical lines.
+        prefix: a prefix for every id, so that a page can contain several drawings.
     """
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
@@ -143,7 +143,7 @@ def draw_plot(
             axes.axhline(height, color=BASELINE, linewidth=1.2, linestyle=style, label=label)
         axes.plot(*thin(training), color=TRAINING, linewidth=0.8, alpha=0.35)
         strong = training if plot.kind == "power" else trend(training, changes)
-        dots = "." if len(strong.values) < 20 else ""  # a line of one point cannot be seen
+        dots = "." if len(strong.values) < 20 else ""  # a line of one point would be invisible
         axes.plot(*thin(strong), color=TRAINING, linewidth=1.6, marker=dots, label="training")
         if len(held_out.values):
             axes.plot(*held_out, "o", color=HELD_OUT, markersize=4, label="held out")
@@ -167,13 +167,13 @@ def draw_plot(
 def render_svg(
     paint: Callable[[Any], None], prefix: str, alternative: str, height: float = 3.2
 ) -> str:
-    """What `paint` puts on matplotlib axes, as an SVG element.
+    """Draw on matplotlib axes, and return the drawing as an SVG element.
 
     Args:
-        paint: is given the axes.
-        prefix: begins every id, so that several drawings can be in one page.
-        alternative: the drawing in words.
-        height: in inches; the width is 6.
+        paint: a function that draws on the axes it gets.
+        prefix: a prefix for every id, so that a page can contain several drawings.
+        alternative: the alternative text of the drawing.
+        height: the height in inches; the width is 6.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -190,9 +190,9 @@ def render_svg(
 
 
 def inline(svg: str, prefix: str, alternative: str) -> str:
-    """Fit a drawing of matplotlib's into a page: no prologue, own ids, the page's colours."""
+    """Prepare an SVG of matplotlib for a page: no prologue, prefixed ids, the page's colours."""
     svg = svg[svg.index("<svg") :]
-    # metadata names web addresses, and a style element would apply to the whole page
+    # Metadata contains web addresses, and a style element would apply to the whole page.
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"| (width|height)="[^"]*pt"', "", svg)
     svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
@@ -204,7 +204,7 @@ def inline(svg: str, prefix: str, alternative: str) -> str:
 def describe_curve(
     plot: Plot, training: Curve, held_out: Curve, baselines: Sequence[tuple[str, float]]
 ) -> str:
-    """A plot in words, for those who do not see it."""
+    """Return the alternative text of a plot."""
     parts = [
         f"{name} from {format_number(line.values[0], plot.kind)} "
         f"to {format_number(line.values[-1], plot.kind)}"
@@ -216,27 +216,27 @@ def describe_curve(
 
 
 class DotRow(NamedTuple):
-    """The runs of one setting."""
+    """The scores of one setting's runs."""
 
     label: str
     values: list[float]
-    """One for each run that has a score."""
+    """The score of each run that has one."""
     degenerate: list[bool]
-    """Of each."""
+    """Whether each of these runs is degenerate."""
     median: float
 
 
 def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, prefix: str) -> str:
-    """A row for each setting, a dot for each run, the median as a bar, as an SVG element.
+    """Draw an SVG element with a row for each setting, a dot for each run and a bar at the median.
 
-    Runs that did not learn may lie far from the others. They are drawn at the edge with their
-    score beside them, so that the other runs stay apart.
+    Runs that did not learn may have very different scores. They are drawn at the edge, labelled
+    with their score, so that the other runs can still be told apart.
 
     Args:
-        metric: what the values are.
-        rows: at least one, from the top; values as fractions of 1.
+        metric: the name of the metric.
+        rows: at least one row, from top to bottom; values are fractions of 1.
         baseline: the score of the input-independent baseline; drawn if it is near the dots.
-        prefix: begins every id.
+        prefix: a prefix for every id.
     """
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -279,9 +279,9 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, pr
 
 
 def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
-    """The lowest and highest value that are drawn where they are: a span beyond those that learned.
+    """Return the range of the axis: the range of the runs that learned, extended on both sides.
 
-    All values, if no run learned.
+    The extension is the width of that range, at least 0.01. If no run learned, all runs count.
     """
     pairs = [pair for row in rows for pair in zip(row.values, row.degenerate, strict=True)]
     values = [value for value, flag in pairs if not flag] or [value for value, _ in pairs]
@@ -290,23 +290,23 @@ def shown_range(rows: Sequence[DotRow]) -> tuple[float, float]:
 
 
 def beside_each_other(row: DotRow) -> list[float]:
-    """How far above or below its row each dot lies, so that equal values can be told apart."""
+    """Return each dot's vertical offset from its row, so that equal values can be told apart."""
     last = len(row.values) - 1
     return [0.22 * (2 * i / last - 1) for i in range(last + 1)] if last else [0.0]
 
 
 def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
-    """The training losses of some runs against the update, as an SVG element.
+    """Draw the training losses of some runs against the update, as an SVG element.
 
     Args:
-        lines: (one of `ROLES`, curve), the best run's last, so that it lies on top.
-        prefix: begins every id.
+        lines: pairs of a key of `ROLES` and a curve; the best run is last, so that it is on top.
+        prefix: a prefix for every id.
     """
     from matplotlib.ticker import FuncFormatter
 
     def paint(axes: Any) -> None:
         for role, line in lines:
-            dots = "." if len(line.values) < 20 else ""  # a line of one point cannot be seen
+            dots = "." if len(line.values) < 20 else ""  # a line of one point would be invisible
             axes.plot(*thin(line), marker=dots, label=role, **ROLES[role])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
         axes.set_xlabel("update")
@@ -320,7 +320,7 @@ def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
 
 
 def legend(axes: Any) -> None:
-    """One entry for each label, above the drawing, where it hides nothing."""
+    """Add a legend with one entry per label above the drawing, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     entries = dict(zip(labels, handles, strict=True))
     axes.figure.legend(

@@ -1,8 +1,8 @@
-"""Write the report of a run: one HTML page that needs nothing else, not even a network.
+"""Write the report of a run: one self-contained HTML page that works without a network.
 
-The numbers of a pre-training run come from `journal.jsonl` alone; the report of a fine-tuning run
-is in `finetuning.py`. Matplotlib draws the plots as SVG inside the page, in the page's own colours,
-so that they follow its light or dark appearance.
+The numbers of a pre-training run come only from `journal.jsonl`; the report of a fine-tuning run is
+in `finetuning.py`. Matplotlib draws the plots as SVG inside the page, in the page's colours, so
+that they follow its light or dark appearance.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class PretrainingReport:
         self.ended = records[-1].get("reason", "") if records[-1].get("kind") == "end" else ""
 
     def baseline(self, name: str) -> float | None:
-        """Return a baseline: of the last record if it has one, else of the first phase."""
+        """Return a baseline from the last record, or from the first phase if that has none."""
         found = self.final.get(name, self.baselines.get(name))
         return None if found is None else float(found)
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        """Return all records of a kind, in order."""
+        """Return all records of one kind, in order."""
         return self.kinds.get(kind, [])
 
     def changes(self) -> list[tuple[int, str]]:
@@ -107,10 +107,10 @@ def write_report(run: Path) -> Path:
 
         text = finetuning_page(run)
     elif (run / RUN).is_file() and (grid := run.resolve().parent.parent / FINETUNING).is_file():
-        raise BertkitError(f"{run} is one run of a fine-tuning; name its folder {grid.parent}")
+        raise BertkitError(f"{run} is one run of a fine-tuning grid; give its folder {grid.parent}")
     elif not (run / JOURNAL).is_file():
         raise BertkitError(
-            f"{run / JOURNAL} does not exist, nor {FINETUNING} beside it; name the folder of a run"
+            f"{run / JOURNAL} does not exist, nor does {FINETUNING}; give the folder of a run"
         )
     else:
         text = pretraining_page(run)
@@ -122,8 +122,8 @@ def write_report(run: Path) -> Path:
 def pretraining_page(run: Path) -> str:
     """Return the report of a pre-training run as HTML.
 
-    Reads `journal.jsonl` and, if they exist, `recipe.json`, `environment.json`, `corpus.json` and
-    `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns", "rows"}}]}).
+    This reads `journal.jsonl` and, if they exist, `recipe.json`, `environment.json`, `corpus.json`
+    and `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns", "rows"}}]}).
 
     Raises:
         BertkitError: the journal is missing, damaged, or has no step yet.
@@ -148,7 +148,7 @@ def optional_json(path: Path) -> Any:
 
 
 def run_state(run: PretrainingReport) -> str:
-    """Say how far the run has come."""
+    """Describe the progress of the run in a sentence."""
     total = run.start.get("steps_total")
     of_total = f" of {total:,}" if isinstance(total, int) else ""
     state = run.ended or "still running, or killed"
@@ -191,7 +191,7 @@ def run_cards(run: PretrainingReport) -> list[tuple[str, str, str]]:
 
 
 def summary_text(run: PretrainingReport) -> str:
-    """Say in sentences what the headline numbers mean."""
+    """Explain the headline numbers in sentences."""
     where = "on held-out text" if run.evaluations else "on the training text (nothing is held out)"
     sentences = [f"All numbers are {where}, after {run.final['step']:,} steps."]
     key, name = token_objective(run.final)
@@ -227,7 +227,7 @@ def token_objective(final: dict[str, Any]) -> tuple[str, str]:
 
 
 def draw(run: PretrainingReport, plot: Plot) -> list[tuple[str, str]]:
-    """Return (title, SVG) of a plot; nothing if the journal has no such numbers."""
+    """Return a list with the (title, SVG) of a plot, empty if the journal has no such numbers."""
     training, held_out = curve(run.steps, plot.field), curve(run.evaluations, plot.field)
     if not len(training.values) and not len(held_out.values):
         return []
@@ -245,7 +245,7 @@ def draw(run: PretrainingReport, plot: Plot) -> list[tuple[str, str]]:
 def record_tables(
     run: PretrainingReport, folder: Path
 ) -> list[tuple[str, list[str], list[list[Any]]]]:
-    """Return everything else that is known of the run as (title, columns, rows)."""
+    """Return tables of everything else that is known about the run, as (title, columns, rows)."""
     names = ("loss", "perplexity", "accuracy")
     every = [f"{objective}_{name}" for objective in OBJECTIVES for name in names]
     found = {name for record in run.of("evaluation") for name in record}

@@ -72,7 +72,7 @@ def test_vectors_of_any_model_equal_those_of_the_embedder(
     name: str, pooling: str, models: Path
 ) -> None:
     if (name, pooling) == ("left_to_right", "pooler"):
-        with pytest.raises(BertkitError, match="has no pooler, its model was trained without"):
+        with pytest.raises(BertkitError, match="has no pooler"):
             read_export_source(models / name, head="embedding", pooling=pooling)
         return
     source = read_export_source(models / name, head="embedding", pooling=pooling)

@@ -127,7 +127,7 @@ def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
 def test_unknown_and_unfit_kernels_are_refused() -> None:
     packed = lengths_batch([3])
     qkv = projections(3, 1, 8)
-    with pytest.raises(BertkitError, match="no attention kernel 'paded'; did you mean 'padded'"):
+    with pytest.raises(BertkitError, match="attention kernel 'paded'; did you mean 'padded'"):
         attention(*qkv, packed, kernel="paded")
     with pytest.raises(BertkitError, match="varlen attention kernel has no dropout"):
         attention(*qkv, packed, dropout=0.1, kernel="varlen")

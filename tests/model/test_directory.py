@@ -225,7 +225,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(saved: Path) -> None:
     with pytest.raises(BertkitError, match=f"holds {extra}, which BERT does not have"):
         load_encoder(saved)
     rewrite(saved, lambda tensors: tensors.update({extra: torch.zeros(24, dtype=torch.int8)}))
-    with pytest.raises(BertkitError, match=f"{extra} is no floating-point tensor"):
+    with pytest.raises(BertkitError, match=f"{extra} is not a floating-point tensor"):
         load_encoder(saved)
 
 
@@ -271,7 +271,7 @@ def test_damaged_files_are_named(saved: Path, tmp_path: Path) -> None:
             load_encoder(saved)
     for damaged in (content[:100], b""):
         weights.write_bytes(damaged)
-        with pytest.raises(BertkitError, match=rf"weights have {len(damaged)} bytes; .*cut short"):
+        with pytest.raises(BertkitError, match=rf"weights have {len(damaged)} bytes; .*truncated"):
             load_encoder(saved)
     weights.unlink()
     with pytest.raises(BertkitError, match=r"holds no weights: none of model.safetensors"):
@@ -317,7 +317,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(saved: Path, tmp_path: Path) 
         ({"weight_map": {}}, "has no weight_map"),
         ([], "does not hold a JSON object"),
         ({"weight_map": {"a": "shard.safetensors"}}, "shard.safetensors is missing"),
-        ({"weight_map": {"a": "part.safetensors"}}, "lacks a, which its index promises"),
+        ({"weight_map": {"a": "part.safetensors"}}, "lacks a, which the index lists"),
     ],
 )
 def test_damaged_indexes_are_named(index: Any, message: str, saved: Path) -> None:
@@ -335,13 +335,13 @@ def test_saving_replaces_models_only_and_leaves_nothing_after_an_error(
     other = tmp_path / "thesis"
     other.mkdir()
     (other / "chapter.txt").write_text("years of work")
-    with pytest.raises(BertkitError, match="thesis exists and is no model directory"):
+    with pytest.raises(BertkitError, match="thesis exists and is not a model directory"):
         save_model(other, model, FakeTokenizer(), {})
     assert (other / "chapter.txt").read_text() == "years of work"
 
     with pytest.raises(BertkitError, match="2 label names for 3 classes"):
         save_model(tmp_path / "new", three_classes(config), FakeTokenizer(), {"labels": ["a", "b"]})
-    with pytest.raises(BertkitError, match="tokenizer has 51 pieces but the model only 50"):
+    with pytest.raises(BertkitError, match="tokenizer has 51 tokens but the model only 50"):
         save_model(tmp_path / "new", model, FakeTokenizer(51), {})
     assert {path.name for path in tmp_path.iterdir()} == {"model", "thesis"}
 

@@ -206,11 +206,11 @@ def test_what_cannot_be_added_is_counted(small: Tokenizer) -> None:
     found = extend_vocabulary(small, [(w, f"f:{n}") for n, w in enumerate(words, 1)], counts)
     assert found.words == ["lines"]
     assert counts.skipped == {
-        "word that is one piece already, or listed twice": 3,
+        "word that is one token already, or listed twice": 3,
         "blank line": 1,
-        "text that normalisation makes several words of": 3,
+        "text that normalisation splits into several words": 3,
         "word of more than 200 characters": 1,
-        "piece for the inside of words that always stands alone": 1,
+        "continuation token that is always a word by itself": 1,
     }
     assert counts.examples["blank line"] == "f:4"
 
@@ -222,7 +222,7 @@ def test_words_that_the_models_own_rules_change_are_counted() -> None:
     words = [("enz\ue000yme", "f:1"), ("lines", "f:2"), ("##zymes", "f:3")]
     found = extend_vocabulary(tokenizer, words, counts)
     assert found.words == ["lines", "##zymes"]
-    assert counts.skipped == {"word that the model's own tokenizer reads otherwise": 1}
+    assert counts.skipped == {"word that the model's own tokenizer reads differently": 1}
     assert found.tokenizer.encode("lines").ids == [len(PIECES)]
 
 
@@ -247,9 +247,9 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
     def vocabulary(*words: str, place: str = "append") -> Extension:
         return extend_vocabulary(small, [(w, "x") for w in words], TextCounts(), place=place)
 
-    with pytest.raises(BertkitError, match=r"no word is new .*is one piece already.*: 1\)"):
+    with pytest.raises(BertkitError, match=r"no word is new .*is one token already.*: 1\)"):
         vocabulary("the")
-    with pytest.raises(BertkitError, match=r"\(text that .* makes several words of: 2\)"):
+    with pytest.raises(BertkitError, match=r"\(text that .* splits into several words: 2\)"):
         vocabulary("co-enzyme", "a b")
     with pytest.raises(BertkitError, match=r"3 \[unused\] entries for 4 new words"):
         vocabulary("aa", "bb", "cc", "dd", place="unused")
@@ -262,11 +262,11 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
         extend_model(start, vocabulary("aa"), tmp_path / "old")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
-    with pytest.raises(BertkitError, match="is no model directory"):
+    with pytest.raises(BertkitError, match="is not a model directory"):
         extend_model(start, vocabulary("aa"), tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
     (tmp_path / "notes" / "config.json").write_text("{}")  # other things have one, too
-    with pytest.raises(BertkitError, match="is no model directory"):
+    with pytest.raises(BertkitError, match="is not a model directory"):
         extend_model(start, vocabulary("aa"), tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
 

@@ -133,7 +133,7 @@ def test_a_run_that_fails_leaves_the_files_of_the_one_before(tmp_path: Path) -> 
     [("only.json", "npy"), ("vec", "npy"), ("f.npy", "parquet"), ("f.parquet", "safetensors")],
 )
 def test_endings_that_say_another_format(tmp_path: Path, name: str, wanted: str) -> None:
-    with pytest.raises(BertkitError, match=f"no name for the format {wanted}; .*end in .{wanted}"):
+    with pytest.raises(BertkitError, match=f"does not fit the format {wanted}; .*ending .{wanted}"):
         write_features(tmp_path / name, [one_text(1)], wanted)
     assert list(tmp_path.iterdir()) == []
     assert feature_format(tmp_path / "f.bin", "parquet") == "parquet"

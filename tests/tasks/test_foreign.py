@@ -103,7 +103,7 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
         BertkitError, match=r"the head of a tuned model \(classifier\..* --head encoder"
     ):
         export_command(folder, to="huggingface", out=out)
-    with pytest.raises(BertkitError, match=r"lacks cls.* and holds the head of a tuned model"):
+    with pytest.raises(BertkitError, match=r"lacks cls.* and holds the head of a fine-tuned model"):
         load(folder, device="cpu")
     export_command(folder, to="huggingface", out=out, head="encoder")
     named = theirs(tmp_path / "named", Classification(("a", "b")), pretrained)
@@ -135,7 +135,7 @@ def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
 
 def test_a_google_checkpoint_is_called_so(pretrained: Path, tmp_path: Path) -> None:
     export_command(pretrained, to="tensorflow", out=tmp_path / "google")
-    with pytest.raises(BertkitError, match=r"checkpoint of Google's; .* bertkit export .*google"):
+    with pytest.raises(BertkitError, match=r"is a Google checkpoint; .* bertkit export .*google"):
         load(tmp_path / "google", device="cpu")
 
 
