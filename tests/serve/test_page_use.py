@@ -153,7 +153,7 @@ def test_errors_are_shown_and_results_stay(visit: Open) -> None:
     page = visit("encoder", "attention-maps")
     before = ask(page, {"text": "river"}).inner_text()
     error = page.locator("#error")
-    for text, message in ((" ", "Text: write something"), (LONG, "the model reads 40; shorten")):
+    for text, message in ((" ", "Text: write something"), (LONG, "the model allows 40; shorten")):
         page.fill("#field-text", text)
         page.click("#go")
         expect(error).to_contain_text(message)
