@@ -67,7 +67,7 @@ class Limits:
     answered on new connections."""
     max_delay: float = 2.0
     """The longest batching delay in milliseconds. After a batch of several requests, a model waits
-    this long for their clients' next requests; a request to an idle server never waits."""
+    up to this long for their clients' next ones; a request to an idle server never waits."""
     grace: float = 1.0
     """The seconds after SIGTERM for which new requests are still answered, with 503."""
 
