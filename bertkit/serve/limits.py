@@ -94,7 +94,7 @@ class Limits:
         return 2 * self.max_answer
 
     def check_answer(self, numbers: int) -> None:
-        """Check, before a response is made, that it is not certain to be too large.
+        """Raise before a response is made if it would certainly be too large.
 
         Args:
             numbers: the number of numbers and texts in the response.

@@ -38,7 +38,7 @@ STANDARD_ERROR = 2
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Formats a record as a JSON object with time, level, event and the record's fields."""
+    """A formatter of JSON objects with time, level, event and the record's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
