@@ -1,4 +1,4 @@
-"""`bertkit export`: a model → files for other libraries, checked against bertkit's own outputs."""
+"""`bertkit export`: write a model for other libraries and compare outputs with bertkit's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bertkit.training.journal import Console
 
 NO_COLUMNS = Columns()
 MAX_VERIFIED = 200
-"""Inputs of a file on which outputs are compared."""
+"""The most inputs of a file on which outputs are compared."""
 
 
 def export_command(
@@ -44,10 +44,10 @@ def export_command(
     bound: float = 1.0,
     columns: Annotated[Columns, FLATTEN] = NO_COLUMNS,
 ) -> None:
-    """Write a model for other libraries, and check what was written.
+    """Write a model for other libraries, and check the files.
 
-    The files are run and compared with bertkit on real inputs; export.json beside them says how
-    far they are apart. Beyond the bounds nothing is written.
+    The files are run on real inputs and compared with bertkit; export.json, next to them, records
+    the differences. If a difference exceeds its bound, nothing is written.
 
     Parameters
     ----------
@@ -59,22 +59,22 @@ def export_command(
     out
         The folder to write.
     head
-        auto for what the model was trained for; encoder or embedding for any model.
+        auto for the head that the model was trained with; encoder and embedding work for any model.
     pooling
-        Pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
+        The pooling of embeddings: cls, mean, pooler, mean-last-four, or auto.
     normalize
-        Of embeddings: divide vectors by their length.
+        Whether to divide embeddings by their length.
     inputs
-        A file of inputs as for predict, to compare outputs on (the first 200); some built-in
-        sentences where not given.
+        A file of inputs, as for predict, to compare outputs on (the first 200); if not given,
+        built-in sentences are used.
     dev
-        A labelled file, or, of a model tuned on an official set, the set's folder (as --data in
-        finetune): the change of the metric is measured on it.
+        A labelled file on which to measure the change of the metric; for a model fine-tuned on an
+        official set, also the set's folder (as --data in finetune).
     max_error
-        The largest difference of an output, for outputs up to 1, and a share of larger ones;
-        0.0001 where not given, and for onnx-int8 none.
+        The largest allowed difference of an output, relative to its largest value if above 1; by
+        default 0.0001, and unlimited for onnx-int8.
     bound
-        The most that the deciding metric may fall on --dev, in points of 100.
+        The largest allowed drop of the task's main metric on --dev, in percentage points.
     """
     for flag, number in (("--bound", bound), ("--max-error", max_error)):
         if number is not None and not math.isfinite(number):
@@ -98,7 +98,7 @@ def export_command(
 def verification_inputs(
     source: ExportSource, file: str, columns: Columns, counts: TextCounts
 ) -> list[Any]:
-    """Sequences of the first inputs of a file."""
+    """Return the sequences of the first `MAX_VERIFIED` inputs of a file."""
     if source.task is None:
         text = input_columns(columns, source.details).text
         return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
@@ -111,13 +111,13 @@ def verification_inputs(
 def labelled_inputs(
     source: ExportSource, file: str, columns: Columns, counts: TextCounts
 ) -> list[Any]:
-    """The labelled inputs of a file, or of the dev split in the folder of the model's set.
+    """Return the labelled inputs of a file, or of the dev split in the folder of the model's set.
 
     Raises:
-        BertkitError: the model has no task, or the file is absent or damaged, or lacks a column.
+        BertkitError: the model has no task, or the file is missing, is damaged or lacks a column.
     """
     if source.task is None:
-        raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
+        raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
     data, named = str(source.details.get("data")), input_columns(columns, source.details)
     if data in OFFICIAL and Path(file).is_dir():
         inputs = read_split(data, "dev", DataFiles(data=Path(file)), columns, counts)
@@ -130,7 +130,7 @@ def labelled_inputs(
 
 
 def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """What a manifest says, in a few lines."""
+    """Summarize a manifest in a few lines."""
     size = sum(file["bytes"] for file in manifest["files"].values())
     lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
     if note := manifest.get("note"):
@@ -139,7 +139,7 @@ def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
     told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
     for name, one in check["outputs"].items():
         lines.append(
-            f"{name}: differs by at most {one['max_error']:.1g}, of values up to "
+            f"{name}: differs by at most {one['max_error']:.1g}, for values up to "
             f"{one['largest']:.2g}, on {told}"
         )
     if metric := manifest.get("metric"):
@@ -149,5 +149,5 @@ def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
             f"{100 * metric['exported'][name]:.2f}"
         )
     elif manifest["format"] == "onnx-int8":
-        lines.append("what 8 bits cost in the metric is not known; give a labelled file by --dev")
+        lines.append("the effect of 8 bits on the metric is unknown; give a labelled file by --dev")
     return lines

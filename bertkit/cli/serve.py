@@ -1,4 +1,4 @@
-"""`bertkit serve`: models over HTTP."""
+"""`bertkit serve`: serve models over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.serve.limits import Limits
 
-TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
 LIMITS = Limits()
 
 
@@ -29,27 +29,29 @@ def serve_command(
     log_requests: bool = True,
     limits: Annotated[Limits, FLATTEN] = LIMITS,
 ) -> int:
-    """Serve models over HTTP, each under its folder's name: every head, and embeddings.
+    """Serve models over HTTP, with routes for every head and for embeddings.
 
-    /docs describes the routes, /v1/models lists the models, /metrics is for Prometheus. The log is
-    JSON lines on the standard error and holds no texts.
+    A model is named after its folder if no NAME is given. /docs describes the routes, /v1/models
+    lists the models, /metrics is for Prometheus. The log on standard error is JSON lines and
+    contains no texts.
 
     Parameters
     ----------
     models
-        Model directories or runs, or NAME=FOLDER: tuned, pre-trained, or of sentence-transformers.
+        Model directories or run directories, each as FOLDER or NAME=FOLDER: fine-tuned, pre-trained
+        or sentence-transformers models.
     host
-        The address to listen at; 0.0.0.0 for all of this machine's.
+        The address to listen on; 0.0.0.0 for all addresses of this machine.
     port
-        The port; 0 for any that is free.
+        The port; 0 for any free port.
     token_file
-        Holds the token that clients must send (Authorization: Bearer ...); the variable
-        BERTKIT_TOKEN does the same.
+        A file with the token that clients must send (Authorization: Bearer ...). The environment
+        variable BERTKIT_TOKEN can hold the token instead.
     allowed_hosts
-        Names under which clients ask for the server, besides addresses, localhost and this
-        machine's name; * for any. Where a token is asked for, any unless given.
+        Host names that clients may use, in addition to IP addresses, localhost and this machine's
+        name; * for any. With a token, the default is any.
     log_requests
-        Whether every request gets a line of the log.
+        Whether to log every request.
     """
     token = read_token(token_file)
     try:
@@ -78,8 +80,8 @@ def serve_command(
         routes = ", ".join(model.routes)
         print(f"{model.name}: {model.task_type} in {model.precision}: {routes}")  # noqa: T201
     if not (token or ip_address(listening.getsockname()[0]).is_loopback):
-        print(f"no token is asked for: whoever reaches {address} may use it")  # noqa: T201
-    print(f"serving at {address}, described at {address}/docs", flush=True)  # noqa: T201
+        print(f"no token is required: anyone who can reach {address} can use it")  # noqa: T201
+    print(f"serving at {address}, documented at {address}/docs", flush=True)  # noqa: T201
     try:
         serve_until_stopped(app, serving, listening)
     except KeyboardInterrupt:
@@ -88,9 +90,10 @@ def serve_command(
 
 
 def host_names(host: str, given: Collection[str], token: str) -> set[str]:
-    """Names that the server answers to, besides addresses; empty for any.
+    """Return the host names that are accepted in addition to IP addresses; empty for any.
 
-    Without a token a page of another site could ask it, under a name of its own that leads here.
+    Without a token, a page of another site could send requests under its own host name if that name
+    resolves to this machine.
     """
     if "*" in given or (token and not given):
         return set()
@@ -98,15 +101,15 @@ def host_names(host: str, given: Collection[str], token: str) -> set[str]:
 
 
 def read_token(file: Path | None) -> str:
-    """The token of a file, or of the environment; "" for none.
+    """Return the token from the file or the environment; "" if there is none.
 
     Raises:
-        BertkitError: the file is absent, it or the variable is blank, or the token cannot stand in
-            a header.
+        BertkitError: the file cannot be read, it or the variable is blank, or the token is not
+            valid in a header.
     """
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if file is None and not token and TOKEN_VARIABLE in os.environ:
-        raise BertkitError(f"{TOKEN_VARIABLE} is set and blank; give it the token, or unset it")
+        raise BertkitError(f"{TOKEN_VARIABLE} is set but blank; set it to the token, or unset it")
     if file is not None:
         try:
             token = file.read_text(encoding="utf-8").strip()
@@ -115,5 +118,5 @@ def read_token(file: Path | None) -> str:
         if not token:
             raise BertkitError(f"--token-file {file} is empty; write the token into it")
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise BertkitError("the token must be of ASCII letters, digits and signs, without spaces")
+        raise BertkitError("the token must be ASCII letters, digits and signs, without spaces")
     return token

@@ -1,1 +1,1 @@
-"""Giving a model away: ONNX, Hugging Face, sentence-transformers, Google's checkpoints, torch."""
+"""Export a model to ONNX, Hugging Face, sentence-transformers, Google's format or torch."""

@@ -1,7 +1,7 @@
-"""Directories for other libraries: transformers, sentence-transformers, Google's code.
+"""Write directories for transformers, sentence-transformers and Google's code.
 
-Google's fine-tuning scripts (google-research/bert, `run_classifier.py` and `run_squad.py`) keep
-their heads under names of their own; tagging and choice have none there.
+Google's fine-tuning scripts (google-research/bert, `run_classifier.py` and `run_squad.py`) name the
+variables of their heads differently, and have no heads for tagging and multiple choice.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ GOOGLE_HEADS = {
     "qa_outputs.weight": "cls/squad/output_weights",
     "qa_outputs.bias": "cls/squad/output_bias",
 }
-"""Hugging Face's names → variables of Google's scripts; the matrices are not transposed there."""
+"""Hugging Face's names → variables of Google's scripts, which do not transpose these matrices."""
 IN_GOOGLE = {
     *("classify", "multi-label", "regress", "answer", "pretraining", "words", "encoder"),
 }
 OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
-"""What ALBERT's class calls an output."""
+"""The name of an output in transformers' ALBERT class → its name in `OUTPUTS`."""
 
 
 def write_hugging_face(source: ExportSource, folder: Path) -> Opened:
-    """Write a directory for transformers, or, of the head "embedding", for sentence-transformers.
+    """Write a directory for transformers, or for sentence-transformers if the head is "embedding".
 
     Raises:
-        BertkitError: they have no class for the network or its head.
+        BertkitError: the library has no class for the network or its head.
     """
     check_plain(source)
     details = dict(source.details)
@@ -82,17 +82,17 @@ def write_hugging_face(source: ExportSource, folder: Path) -> Opened:
 
 
 def unusual(config: ModelConfig) -> str:
-    """What a network has that BERT has not."""
+    """Describe the config fields in which a network differs from BERT; "" if there are none."""
     plain = ModelConfig(vocab_size=1)
     found = [name for name in OWN_FIELDS if getattr(config, name) != getattr(plain, name)]
     return ", ".join(f"{name} {getattr(config, name)}" for name in found)
 
 
 def check_plain(source: ExportSource) -> None:
-    """Refuse heads that other libraries do not have.
+    """Check that other libraries have the model's head.
 
     Raises:
-        BertkitError: says what they have.
+        BertkitError: the head reads chosen layers or a BiLSTM.
     """
     if isinstance(source.model, FeatureModel) or getattr(source.model, "bilstm", None) is not None:
         raise BertkitError(
@@ -102,7 +102,7 @@ def check_plain(source: ExportSource) -> None:
 
 
 def open_transformer(folder: Path, architecture: str) -> Opened:
-    """A directory in transformers."""
+    """Load a directory with transformers."""
     import transformers
     from transformers.utils import logging as their_logging
 
@@ -122,7 +122,7 @@ def open_transformer(folder: Path, architecture: str) -> Opened:
 
 
 def open_sentence_transformer(folder: Path) -> Opened:
-    """A directory in sentence-transformers, with the pooling that it finds there."""
+    """Load a directory with sentence-transformers, with the pooling that its files configure."""
     from transformers.utils import logging as their_logging
 
     their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -141,7 +141,7 @@ def open_sentence_transformer(folder: Path) -> Opened:
 
 
 def read_back(model: PaddedModel) -> Opened:
-    """A model of bertkit, run as others are."""
+    """Wrap a bertkit model so that it runs like an exported one."""
     model.eval().requires_grad_(False)
 
     @torch.inference_mode()
@@ -156,7 +156,7 @@ def write_google(source: ExportSource, folder: Path) -> Opened:
     """Write `bert_config.json`, `vocab.txt` and `bert_model.ckpt.*`, and read them back.
 
     Raises:
-        BertkitError: Google's code has no such head or network.
+        BertkitError: Google's code does not support the head or the network.
     """
     check_plain(source)
     if source.head not in IN_GOOGLE:
@@ -169,21 +169,21 @@ def write_google(source: ExportSource, folder: Path) -> Opened:
     write_google_config(config, folder)
     write_checkpoint(folder / CHECKPOINT, google_variables(source))
     source.tokenizer.save(folder)
-    (folder / "tokenizer.json").unlink()  # Google's code reads vocab.txt alone
+    (folder / "tokenizer.json").unlink()  # Google's code reads only vocab.txt
     (folder / "tokenizer_config.json").unlink()
     again = read_google(source, folder)
     return read_back(PaddedModel(again, source.head, source.outputs))
 
 
 def reads_pooler(source: ExportSource) -> bool:
-    """Whether an output goes through the pooler."""
+    """Return whether an output depends on the pooler."""
     return source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
 
 
 def google_variables(source: ExportSource) -> dict[str, np.ndarray]:
-    """The parameters as variables of Google's checkpoints; kernels are transposed there.
+    """Return the parameters as variables of a Google checkpoint, which transposes kernels.
 
-    A pooler that no head reads was trained by nothing, and is left out.
+    A pooler that no output depends on is untrained, and is left out.
     """
     variables = {}
     for name, tensor in foreign_tensors(source.model, "bert", pooler=reads_pooler(source)).items():
@@ -195,7 +195,7 @@ def google_variables(source: ExportSource) -> dict[str, np.ndarray]:
 
 
 def read_google(source: ExportSource, folder: Path) -> nn.Module:
-    """A model of the source's class with the weights of a checkpoint, whatever its head."""
+    """Return a model of the source's class, with its head, and the weights of a checkpoint."""
     heads = {variable: name for name, variable in GOOGLE_HEADS.items()}
     tensors = {}
     for variable, array in read_checkpoint(folder / CHECKPOINT, slots=False).items():
@@ -213,5 +213,5 @@ def read_google(source: ExportSource, folder: Path) -> nn.Module:
 
 
 def config_without_weights(source: ExportSource) -> Mapping[str, Any]:
-    """`config.json` for a folder without weights of Hugging Face, such as one of ONNX."""
+    """Return `config.json` for a folder without Hugging Face weights, such as an ONNX export."""
     return model_details(source.model, source.config, source.details)

@@ -1,8 +1,8 @@
-"""`export_model`: write a model for others, run what was written, and refuse it where it differs.
+"""`export_model`: write a model for other libraries, and reject the files if their outputs differ.
 
-The files are read back and run on real sequences, and compared with bertkit's packed computation in
-fp32. They are run by the library that they are for; Google's checkpoints, and directories for a
-library that is not installed, by bertkit. `export.json` keeps who ran them and the outcome.
+The files are read back, run on real sequences and compared with bertkit's packed computation in
+fp32. The library that the files are for runs them; bertkit runs Google's checkpoints, and
+directories for a library that is not installed. `export.json` records who ran them and the result.
 """
 
 from __future__ import annotations
@@ -57,66 +57,66 @@ LIBRARIES = {
     "tensorflow": ("torch",),
     "torch-export": ("torch",),
 }
-"""Format → packages that write it; the manifest keeps their versions, and those of `Opened.by`."""
+"""Format → packages that write it. The manifest records their versions and those of `Opened.by`."""
 MAX_ERROR = 1e-4
-"""The largest difference of an output in fp32, for outputs of up to 1; as a share of larger ones.
+"""The largest allowed difference of an fp32 output, multiplied by the largest value if above 1.
 
-8-bit weights have no such bound: what counts is the metric.
+8-bit weights have no such bound: for them the metric is what counts.
 """
 GELU_NOTE = (
     "trained with the GELU with erf; Google's code since February 2019 computes the tanh form, so "
     "its outputs differ slightly from those checked here"
 )
 CASE_NOTE = (
-    "vocab.txt does not say how text is normalised, and this tokenizer's rules are not those that "
-    "are inferred from it: keep tokenizer.json of the source, and compare ids"
+    "vocab.txt does not say how text is normalised, and this tokenizer's rules differ from those "
+    "that are inferred from it: keep the source's tokenizer.json, and compare token ids"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What an exported model is tried on, and how much it may differ."""
+    """The inputs for checking an exported model, and how much it may differ."""
 
     parts: Sequence[ItemPart] | None = None
-    """Sequences; None for the built-in sentences."""
+    """The sequences on which outputs are compared; None for the built-in sentences."""
     examples: str = "built-in sentences"
-    """Where they are from."""
+    """The source of the sequences, for messages and the manifest."""
     labelled: Sequence[Any] | None = None
-    """Labelled inputs of the model's task."""
+    """Labelled inputs of the model's task, for measuring the metric; None to skip it."""
     dev: str = ""
-    """Their file."""
+    """The file of the labelled inputs."""
     max_error: float | None = None
-    """The largest difference of an output; None: `MAX_ERROR`, and for int8 none."""
+    """The largest allowed difference of an output; None for `MAX_ERROR`, or no bound for int8."""
     bound: float = 1.0
-    """The most that the deciding metric may fall, in points of 100."""
+    """The largest allowed drop of the task's main metric, in percentage points."""
 
 
 CHECK = Check()
 
 
 def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
-    """Write a model in a format, with a manifest; or, after any error or refusal, nothing.
+    """Write a model in another format, with a manifest; after any error, nothing is written.
 
     Args:
-        source: of `bertkit.export.source.read_source`.
-        to: a key of `WRITERS`.
-        out: the folder; made, or replaced where it is an export already.
-        check: what to try the result on.
+        source: the model, as returned by `bertkit.export.source.read_export_source`.
+        to: the format, a key of `WRITERS`.
+        out: the folder to write; an earlier export there is replaced.
+        check: the inputs for checking the result, and the allowed differences.
 
     Returns:
-        The manifest.
+        The manifest, as written to export.json.
 
     Raises:
-        BertkitError: the format has no such network or head, the result differs by more than it
-            may, a library is missing, or the folder holds something else, the model itself say, or
+        BertkitError: the format does not support the network or head, the result differs too much,
+            a library is missing, or the folder holds something else (such as the model itself) or
             cannot be written.
     """
     if to not in WRITERS:
         raise BertkitError(f"no format is called '{to}'{nearest(to, WRITERS)}")
     if source.path.resolve().is_relative_to(out.resolve()):
-        raise BertkitError(f"{out} holds the model that is exported; choose another folder")
+        raise BertkitError(f"{out} contains the model to export; choose another folder")
     if out.exists() and not (out / MANIFEST).is_file() and not is_empty_folder(out):
-        raise BertkitError(f"{out} exists and is no export; choose another folder")
+        raise BertkitError(f"{out} exists and is not an export; choose another folder")
     with new_folder(out) as folder:
         by, run = WRITERS[to](source, folder)
         if to.startswith("onnx"):
@@ -132,12 +132,12 @@ def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK)
 
 
 def is_empty_folder(folder: Path) -> bool:
-    """Whether a path is a folder without anything in it."""
+    """Return whether a path is an empty folder."""
     return folder.is_dir() and not any(folder.iterdir())
 
 
 def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str]) -> dict[str, Any]:
-    """What is known before the first run: versions, names, files."""
+    """Return the manifest's entries that need no run, such as versions, settings and files."""
     versions = {"bertkit": bertkit.__version__, "python": platform.python_version()}
     for name in (*LIBRARIES[to], *by):
         try:
@@ -174,23 +174,25 @@ def export_facts(source: ExportSource, to: str, folder: Path, by: Sequence[str])
 def compare_outputs(
     source: ExportSource, run: Runner, check: Check, *, exact: bool
 ) -> dict[str, Any]:
-    """How far the outputs are from bertkit's, on sequences of several lengths together.
+    """Compare the exported outputs with bertkit's on batches of sequences of different lengths.
 
     Raises:
-        BertkitError: they are further than they may be or not finite, or there is nothing to run.
+        BertkitError: the outputs differ too much or are not finite, or there are no sequences.
     """
     parts = built_in(source) if check.parts is None else check.parts
     if not parts:
-        raise BertkitError(f"{check.examples} holds no inputs to compare outputs on; give some")
+        raise BertkitError(
+            f"{check.examples} has no inputs to compare outputs on; use another file"
+        )
     found, wanted = run_exported(run, source, parts), run_packed(source, parts)
     outputs = {name: difference(name, found, wanted) for name in wanted[0]}
     bound = check.max_error if check.max_error is not None else MAX_ERROR if exact else None
     for name, one in outputs.items():
         if bound is not None and not one["max_error"] <= bound * max(1.0, one["largest"]):
             raise BertkitError(
-                f"{name} differs from bertkit's by up to {one['max_error']:.2g} (of values up to "
-                f"{one['largest']:.2g}), and the bound is {bound:g}; choose another format, or "
-                "another --max-error"
+                f"{name} differs from bertkit's by up to {one['max_error']:.2g} (for values up to "
+                f"{one['largest']:.2g}), but the bound is {bound:g}; choose another format or "
+                "--max-error"
             )
     tokens = sum(part.tokens for part in parts)
     about = {"examples": CHECK.examples if check.parts is None else check.examples}
@@ -198,18 +200,18 @@ def compare_outputs(
 
 
 def difference(name: str, found: Sequence[Arrays], wanted: Sequence[Arrays]) -> dict[str, float]:
-    """The largest difference of an output, its largest value, and a mean agreement.
+    """Return an output's largest difference, its largest value and a measure of agreement.
 
-    Of vectors the agreement is their smallest cosine, of classes the share of equal best ones.
+    For logits, the agreement is the fraction of equal best classes; for vectors, the least cosine.
 
     Raises:
-        BertkitError: the shapes differ, or some number is not finite.
+        BertkitError: the shapes differ, or a number is not finite.
     """
     errors, largest, rows = [], [], []
     for one, other in zip(found, wanted, strict=True):
         a, b = np.asarray(one[name]), other[name]
         if a.shape != b.shape:
-            raise BertkitError(f"{name} has shape {a.shape} where bertkit's has {b.shape}")
+            raise BertkitError(f"{name} has shape {a.shape}, but bertkit's has {b.shape}")
         if not np.isfinite(b).all():
             raise BertkitError(f"the model's own {name} has NaN or infinity; export another model")
         if not np.isfinite(a).all():
@@ -230,17 +232,17 @@ def difference(name: str, found: Sequence[Arrays], wanted: Sequence[Arrays]) -> 
 
 
 def score(source: ExportSource, run: Runner, check: Check, to: str) -> dict[str, Any]:
-    """The task's scores of bertkit and of the exported model on labelled inputs.
+    """Return the task's scores of bertkit and of the exported model on labelled inputs.
 
     Raises:
-        BertkitError: the model has no task, there are no inputs, or the metric falls by more than
-            it may.
+        BertkitError: the model has no task, there are no inputs, or the metric drops by more than
+            `check.bound`.
     """
     task, inputs = source.task, check.labelled
     if task is None:
-        raise BertkitError(f"a model with the head '{source.head}' has no metric; leave --dev out")
+        raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
     if not inputs:
-        raise BertkitError(f"{check.dev} holds no labelled inputs; give some")
+        raise BertkitError(f"{check.dev} has no labelled inputs; use another file")
     items = task.items(inputs, source.tokenizer)
     check_segments(items, source.config)
     parts = [part for item in items.items for part in item.parts]
@@ -254,8 +256,8 @@ def score(source: ExportSource, run: Runner, check: Check, to: str) -> dict[str,
     if not change >= -check.bound:
         raise BertkitError(
             f"{to} lowers {task.metric} on {check.dev or 'the labelled inputs'} from "
-            f"{100 * before[task.metric]:.2f} to {100 * after[task.metric]:.2f}, and the bound is "
-            f"{check.bound:.2f} points; choose another format, or another --bound"
+            f"{100 * before[task.metric]:.2f} to {100 * after[task.metric]:.2f}, but the bound is "
+            f"{check.bound:.2f} points; choose another format or --bound"
         )
     shown = {"dev": check.dev, "inputs": len(inputs), "name": task.metric, "bound": check.bound}
     return {**shown, "change": change, "bertkit": dict(before), "exported": dict(after)}

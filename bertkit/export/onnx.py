@@ -1,8 +1,8 @@
-"""ONNX files and torch's own exported programs, from one trace of the padded network.
+"""Write ONNX files and torch's exported programs from one trace of the padded network.
 
-Number and length of sequences are free, the latter up to the model's positions. The int8 file is
-made of the other: weights of matrix products and embeddings in 8 bits with a scale for each output,
-inputs of products in 8 bits as they come.
+The number and the length of sequences are dynamic, the length up to the model's positions. The int8
+file is made from the fp32 file: weights of matrix products and embeddings have 8 bits and a scale
+per output; inputs of matrix products are quantized to 8 bits at run time.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from bertkit.export.verify import Arrays, Opened
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 MAX_PROTOBUF_BYTES = 1_900_000_000
-"""A file of protocol buffers holds no more than 2 GB."""
+"""The most bytes of weights: a protocol buffer file is limited to 2 GB."""
 
 
 QUIET = ("", "torch.onnx", "transformers")
-"""Loggers; "" is the root, where onnxruntime's quantizer speaks."""
+"""Loggers to silence; "" is the root logger, which onnxruntime's quantizer uses."""
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """No warnings and log lines of the exporters: what they made is compared with the model.
+    """Suppress the exporters' warnings and log lines; their results are compared with the model.
 
-    Levels are raised one by one: `logging.disable` would keep torch's tracing from noticing that
-    nobody reads its trace, and it would go on writing one.
+    The levels are raised one by one: with `logging.disable`, torch's tracing would not notice that
+    nobody reads its trace, and would continue to write one.
     """
     loggers = [logging.getLogger(name) for name in QUIET]
     before = [logger.level for logger in loggers]
@@ -55,7 +55,7 @@ def silence() -> Iterator[None]:
 
 
 def axes(head: str, name: str) -> list[str]:
-    """What the free dimensions of an input or output are called."""
+    """Return the names of the dynamic dimensions of an input or output."""
     if head == "choose":
         return ["batch", "choices", "sequence"] if name in PADDED_INPUTS else ["batch", "choices"]
     tokens = name in PADDED_INPUTS or is_token_output(head, name)
@@ -63,7 +63,7 @@ def axes(head: str, name: str) -> list[str]:
 
 
 def trace(model: PaddedModel) -> Any:
-    """The network as a program of torch's operators."""
+    """Export the network as a program of torch's operators, with dynamic shapes."""
     dimensions = {
         "batch": torch.export.Dim("batch", max=1 << 20),
         "choices": torch.export.Dim("choices", max=1 << 10),
@@ -85,7 +85,7 @@ def write_program(source: ExportSource, folder: Path) -> Opened:
         BertkitError: the model has no padded form.
     """
     program, names = trace(source.padded()), source.outputs
-    program.example_inputs = None  # they would be pickled; a file of plain numbers stays one
+    program.example_inputs = None  # they would be pickled; the rest of the file is plain numbers
     with silence():
         torch.export.save(program, folder / PROGRAM_FILE)
         module = torch.export.load(folder / PROGRAM_FILE).module()
@@ -109,10 +109,10 @@ def write_onnx(source: ExportSource, folder: Path) -> Opened:
 
 
 def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
-    """Write `model.onnx` in 8 bits.
+    """Write `model.onnx` with 8-bit weights.
 
     Raises:
-        BertkitError: see `write_onnx`.
+        BertkitError: the model cannot be written as fp32 (see `write_onnx`).
     """
     check_libraries()
     from onnxruntime.quantization import (  # type: ignore[import-untyped]
@@ -128,10 +128,10 @@ def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
 
 
 def check_libraries() -> None:
-    """Refuse where a library of the `onnx` extra is missing.
+    """Check that the libraries of the `onnx` extra are installed.
 
     Raises:
-        BertkitError: says how to install it.
+        BertkitError: a library is missing.
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(name) is None:
@@ -139,14 +139,14 @@ def check_libraries() -> None:
 
 
 def export_graph(source: ExportSource, path: Path) -> None:
-    """Write the fp32 graph with readable names of its dimensions."""
+    """Write the fp32 graph, with readable names for its dynamic dimensions."""
     check_libraries()
     import onnx
 
     size = sum(tensor.nbytes for tensor in source.model.state_dict().values())
     if size > MAX_PROTOBUF_BYTES:
         raise BertkitError(
-            f"{source.path} has {size / 1e9:.1f} GB of weights and an ONNX file holds 2; choose "
+            f"{source.path} has {size / 1e9:.1f} GB of weights, but an ONNX file holds 2 GB; use "
             "--to torch-export"
         )
     model = source.padded()
@@ -162,7 +162,7 @@ def export_graph(source: ExportSource, path: Path) -> None:
             verbose=False,
         )
     graph = onnx.load(path)
-    del graph.graph.value_info[:]  # stale shapes, over which quantizing stumbles
+    del graph.graph.value_info[:]  # stale shapes, which make quantization fail
     for value in (*graph.graph.input, *graph.graph.output):
         dimensions = value.type.tensor_type.shape.dim
         for place, name in enumerate(axes(source.head, value.name)):
@@ -171,7 +171,7 @@ def export_graph(source: ExportSource, path: Path) -> None:
 
 
 def open_graph(path: Path) -> Opened:
-    """An ONNX file in onnxruntime, as it is, on the CPU and on as many threads as torch uses."""
+    """Load an ONNX file with onnxruntime on the CPU, with as many threads as torch uses."""
     import onnxruntime  # type: ignore[import-untyped]
 
     options = onnxruntime.SessionOptions()
@@ -188,7 +188,7 @@ def open_graph(path: Path) -> Opened:
 
 
 def graph_facts(path: Path) -> dict[str, Any]:
-    """What the manifest says of an ONNX file: opset, inputs and outputs."""
+    """Return the manifest's entries about an ONNX file: opset, inputs and outputs."""
     import onnx
 
     model = onnx.load(path, load_external_data=False)

@@ -1,9 +1,9 @@
-"""The network as others run it: rectangles of ids with a mask, for every head.
+"""The network in the form that other libraries run: padded ids with a mask, for every head.
 
-This is a border of the packed world. Inputs have the names, order and meaning that
-Hugging Face's models give them; padding stands at the end of a sequence. The layers are those of
-`bertkit.model.encoder` with the same weights. Only attention is written out anew, as three
-operations that every exporter knows.
+bertkit itself computes on packed sequences. Here, inputs have the names, order and meaning of
+Hugging Face's models, and padding is at the end of a sequence. The layers are those of
+`bertkit.model.encoder` with the same weights. Only attention is written differently, as three
+operations that every exporter supports.
 
 | head                          | outputs, and their shapes                                       |
 |-------------------------------|-----------------------------------------------------------------|
@@ -49,10 +49,10 @@ OUTPUTS = {
     "encoder": ("last_hidden_state", "pooler_output"),
     "embedding": ("sentence_embedding",),
 }
-"""Head → names of its outputs, those of transformers (of sentence-transformers, for the last)."""
+"""Head → the names of its outputs in transformers (for "embedding", in sentence-transformers)."""
 
 OF_TEXTS = ("classify", "multi-label", "regress", "choose")
-"""Heads of one linear layer on the pooled summary."""
+"""Heads that are one linear layer on the pooled summary."""
 
 OF_TOKENS = {
     *("logits of tag", "logits of words", "logits of replaced"),
@@ -61,12 +61,12 @@ OF_TOKENS = {
 
 
 def is_token_output(head: str, output: str) -> bool:
-    """Whether an output has a row for each token; else it has one for each sequence."""
+    """Return whether an output has a row for each token, not one for each sequence."""
     return not OF_TOKENS.isdisjoint({output, f"{output} of {head}"})
 
 
 class Discriminator(nn.Module):
-    """An ELECTRA without its generator: encoder and a head on every token."""
+    """An ELECTRA model without its generator: an encoder and a head on every token."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -77,16 +77,16 @@ class Discriminator(nn.Module):
 
 
 class PaddedModel(nn.Module):
-    """A model of bertkit with the inputs and outputs of the table above.
+    """A bertkit model with the inputs and outputs of the table above.
 
     Args:
-        model: in evaluation mode, fp32, on the CPU; its weights are used, not copied.
-        head: a key of `OUTPUTS`.
-        outputs: their names; () for all of the head. "encoder" may do without its pooler's.
-        pooling: of the head "embedding".
+        model: the model, in evaluation mode, in fp32 and on the CPU; its weights are shared.
+        head: the model's head, a key of `OUTPUTS`.
+        outputs: the outputs' names; () for all of the head's. "encoder" may omit the pooler's.
+        pooling: the pooling settings; only for the head "embedding".
 
     Raises:
-        BertkitError: the model has parts that have no padded form: a BiLSTM, a second encoder.
+        BertkitError: the model has a BiLSTM or a second encoder, which have no padded form.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PaddedModel(nn.Module):
         super().__init__()
         if getattr(model, "bilstm", None) is not None or getattr(model, "beside", None) is not None:
             raise BertkitError(
-                "a model with a BiLSTM or a second encoder has no form with padding; export its "
+                "a model with a BiLSTM or a second encoder has no padded form; export its "
                 "encoder with --head encoder"
             )
         self.model, self.head, self.pooling = model, head, pooling
@@ -111,12 +111,12 @@ class PaddedModel(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
     ) -> tuple[Tensor, ...]:
-        """The outputs, in the order of `outputs`.
+        """Return the outputs in the order of `outputs`.
 
         Args:
-            input_ids: (batch, length) int64; (batch, choices, length) for the head "choose".
-            attention_mask: of the same shape, 1 for tokens and 0 for padding after them.
-            token_type_ids: of the same shape, 0 or 1.
+            input_ids: (batch, length) int64 ids; (batch, choices, length) for the head "choose".
+            attention_mask: a mask of the same shape, 1 for tokens and 0 for padding after them.
+            token_type_ids: the segments, 0 or 1, in the same shape.
         """
         if self.head == "choose":
             shape = input_ids.shape[:2]
@@ -128,7 +128,7 @@ class PaddedModel(nn.Module):
         return self.read(states, attention_mask)
 
     def states(self, ids: Tensor, mask: Tensor, segments: Tensor) -> list[Tensor]:
-        """Hidden states after the embeddings and every layer, each (batch, length, width)."""
+        """Return (batch, length, width) hidden states after the embeddings and every layer."""
         encoder = self.encoder
         positions = encoder.position_embeddings.weight[: ids.shape[1]]
         embedded = encoder.word_embeddings(ids) + encoder.segment_embeddings(segments) + positions
@@ -143,7 +143,7 @@ class PaddedModel(nn.Module):
         return states
 
     def read(self, states: list[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
-        """What the head makes of the states."""
+        """Return the head's outputs for the hidden states."""
         model: Any = self.model
         hidden = states[-1]
         if self.head == "embedding":
@@ -157,7 +157,7 @@ class PaddedModel(nn.Module):
         return self.read_summary(hidden, mask)
 
     def read_summary(self, hidden: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """What heads that read the pooled summary make of the last states, and the words' head."""
+        """Return the outputs of the encoder, a head on the pooled summary, or language models."""
         model: Any = self.model
         pooled = self.encoder.pool(self.summary(hidden, mask))
         if self.head == "encoder":
@@ -171,13 +171,13 @@ class PaddedModel(nn.Module):
         return (logits,) if self.head == "words" else (logits, model.nsp(pooled))
 
     def summary(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """(batch, width) of [CLS]; of a model that reads left to right, of the last token."""
+        """Return the (batch, width) state of [CLS]; in left-to-right models, of the last token."""
         if self.config.direction != "left_to_right":
             return hidden[:, 0]
         return hidden.gather(1, last_position(mask, hidden.shape[-1])).squeeze(1)
 
     def ends_exchanged(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """(batch, length, 2), left to right with [SEP] in the place of [CLS], as in `SpanModel`."""
+        """Exchange [CLS]'s and [SEP]'s logits in left-to-right models, as `SpanModel` does."""
         if self.config.direction != "left_to_right":
             return logits
         last = last_position(mask, logits.shape[-1])
@@ -185,7 +185,7 @@ class PaddedModel(nn.Module):
         return torch.cat([logits.gather(1, last), exchanged[:, 1:]], dim=1)
 
     def features(self, states: list[Tensor]) -> Tensor:
-        """(batch, length, features) of chosen layers, where the encoder was frozen."""
+        """Return (batch, length, features): the combined chosen layers, or else the last layer."""
         if not isinstance(self.model, FeatureModel):
             return states[-1]
         batch, length, _ = states[0].shape
@@ -193,7 +193,7 @@ class PaddedModel(nn.Module):
         return combine(flat, self.model.layers, self.model.mix).view(batch, length, -1)
 
     def embedding(self, states: list[Tensor], mask: Tensor) -> Tensor:
-        """(batch, width): pooled, and normalised where it is wanted."""
+        """Return (batch, width) pooled vectors, normalised if the settings say so."""
         assert self.pooling is not None
         pooling = self.pooling.pooling
         if pooling in ("cls", "pooler"):
@@ -209,28 +209,28 @@ class PaddedModel(nn.Module):
 
 
 def last_position(mask: Tensor, width: int) -> Tensor:
-    """(batch, 1, width): where the last token of each row is, to gather its numbers by."""
+    """Return each row's last token index, expanded to (batch, 1, width) for `gather`."""
     return (mask.sum(1) - 1)[:, None, None].expand(-1, 1, width)
 
 
 def hidden_keys(mask: Tensor, direction: str) -> Tensor:
-    """What is added to attention's scores: 0 where a query may see a key, else very little.
+    """Return the bias on attention scores: 0 where a query may see a key, else hugely negative.
 
-    (batch, 1, 1 or length, length). The number is finite, and so small a one that two of them can
-    be added: a padded query that sees nothing gets some numbers, which nobody reads, and no NaN.
+    Its shape is (batch, 1, 1 or length, length). The values and sums of two of them are finite, so
+    a padded query that sees no key gets arbitrary numbers, which nobody reads, but no NaN.
     """
     least = torch.finfo(torch.float32).min / 4
     added = (1.0 - mask.to(torch.float32))[:, None, None, :] * least
     if direction == "bidirectional":
         return added
     places = torch.arange(mask.shape[1], device=mask.device)
-    ahead = places[None, :] - places[:, None]  # of a key, as its query sees it
+    ahead = places[None, :] - places[:, None]  # how far a key is ahead of its query
     unseen = ahead > 0 if direction == "left_to_right" else ahead < 0
     return added + unseen.to(torch.float32) * least
 
 
 def padded_layer(layer: Layer, hidden: Tensor, attention_bias: Tensor) -> Tensor:
-    """One layer on (batch, length, width); see `bertkit.model.encoder.Layer`."""
+    """Apply one layer to (batch, length, width) states; see `bertkit.model.encoder.Layer`."""
     batch, length, width = hidden.shape
     heads = layer.config.num_attention_heads
     projected = layer.query_key_value(hidden).view(batch, length, 3, heads, width // heads)

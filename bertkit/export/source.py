@@ -1,6 +1,7 @@
-"""What is exported: any model that bertkit reads, with the head that it has or that is asked for.
+"""Read the model to export, of any type that bertkit reads, with its own head or a chosen one.
 
-The tuned kinds are those of paper section 4; a pre-trained model has the heads of section 3.1.
+The task types of fine-tuned models are those of paper section 4; a pre-trained model has the heads
+of section 3.1.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class ExportSource:
-    """A model on the CPU, in fp32 and in evaluation mode, and what it is for."""
+    """A model to export, on the CPU, in fp32 and in evaluation mode, with its head and settings."""
 
     path: Path
     head: str
@@ -43,44 +44,44 @@ class ExportSource:
     model: Any
     tokenizer: Tokenizer
     details: Mapping[str, Any]
-    """The content of `bertkit.json`; of a foreign model, what was read off its config."""
+    """The content of `bertkit.json`; for other libraries' models, derived from their config."""
     task: Task[Any, Any] | None = None
-    """Of a tuned model."""
+    """The task of a fine-tuned model; else None."""
     pooling: TextPooling | None = None
-    """Of the head "embedding"."""
+    """The pooling settings of the head "embedding"; else None."""
     pooler: bool = True
-    """Whether the pooler has weights of its own."""
+    """For the heads "encoder" and "embedding": whether the files have weights for the pooler."""
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder of the model."""
+        """The model's encoder."""
         found = self.model if isinstance(self.model, Encoder) else self.model.encoder
         assert isinstance(found, Encoder)
         return found
 
     @property
     def config(self) -> ModelConfig:
-        """The sizes."""
+        """The encoder's configuration."""
         return self.encoder.config
 
     @property
     def max_length(self) -> int:
-        """Tokens of a sequence."""
+        """The most tokens in a sequence."""
         positions = self.config.max_position_embeddings
         wanted = self.pooling.max_length if self.pooling else getattr(self.task, "max_length", 0)
         return min(wanted or positions, positions)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of its outputs."""
+        """The names of the outputs."""
         every = OUTPUTS[self.head]
         return every[:1] if self.head == "encoder" and not self.pooler else every
 
     def padded(self) -> PaddedModel:
-        """The model with the inputs and outputs of others.
+        """Return the model with padded inputs and the outputs of other libraries.
 
         Raises:
-            BertkitError: see `PaddedModel`.
+            BertkitError: the model has no padded form (see `PaddedModel`).
         """
         padded = PaddedModel(self.model, self.head, self.outputs, self.pooling)
         return padded.eval().requires_grad_(False)
@@ -92,13 +93,14 @@ def read_export_source(
     """Read a model directory, a run, a directory of sentence-transformers or a Google checkpoint.
 
     Args:
-        path: of the model.
-        head: "auto" for what the model was trained for; "encoder" or "embedding" for any model.
-        pooling: of the head "embedding"; see `bertkit.predict.embeddings.load_embedder`.
-        normalize: see there.
+        path: the path of the model.
+        head: "auto" for the head that the model was trained with; "encoder" and "embedding" are
+            possible for any model.
+        pooling: the pooling for "embedding"; see `bertkit.predict.embeddings.load_embedder`.
+        normalize: whether embeddings are divided by their length; None for the model's setting.
 
     Raises:
-        BertkitError: there is no model, it is damaged, or the head is unknown.
+        BertkitError: there is no model, the model is damaged, or the head is unknown.
     """
     if head not in EXPORT_HEADS:
         raise BertkitError(f"no head is called '{head}'{nearest(head, EXPORT_HEADS)}")
@@ -109,7 +111,7 @@ def read_export_source(
             path, "embedding", bare.model, tokenizer, details, None, settings, pooler
         )
     if pooling != "auto" or normalize is not None:
-        raise BertkitError("--pooling and --normalize are of --head embedding; add it")
+        raise BertkitError("--pooling and --normalize require --head embedding; add it")
     if head == "auto" and is_tuned(model_folder(path)):
         loaded = load_task_model(path, CPU)
         kind, model = loaded.task.task_type, loaded.model.float()
@@ -119,14 +121,14 @@ def read_export_source(
         return encoder_source(start)
     if tuned := tuned_tensors(start.tensors):
         raise BertkitError(
-            f"{path} holds the head of a tuned model ({shown_names(tuned)}) that bertkit does not "
-            "know by its config.json (architectures); export the encoder alone: --head encoder"
+            f"{path} holds the head of a fine-tuned model ({shown_names(tuned)}) that bertkit does "
+            "not know by its config.json (architectures); export only the encoder: --head encoder"
         )
     return pretrained_source(start)
 
 
 def encoder_source(start: PretrainedWeights) -> ExportSource:
-    """The encoder alone; its pooler may be missing, and then is no output."""
+    """Return the encoder alone; if the pooler's weights are missing, it is not an output."""
     loaded = start.build(Encoder, keep_head=False, copy=False)
     details = {"task": "features"}
     pooler = not loaded.missing_keys
@@ -136,7 +138,7 @@ def encoder_source(start: PretrainedWeights) -> ExportSource:
 
 
 def pretrained_source(start: PretrainedWeights) -> ExportSource:
-    """A model with the heads that its weights hold."""
+    """Return a pre-trained model with the heads that its weights contain."""
     build: Any
     if "discriminator_predictions.dense.weight" in start.tensors:
         head, build = "replaced", Discriminator
@@ -147,7 +149,7 @@ def pretrained_source(start: PretrainedWeights) -> ExportSource:
     else:
         return encoder_source(start)
     loaded = start.build(build, keep_head=True, copy=False)
-    if head != "pretraining":  # the pooler is read by the head on pairs alone
+    if head != "pretraining":  # only the head on pairs reads the pooler
         loaded.missing_keys[:] = [
             name for name in loaded.missing_keys if not name.startswith("bert.pooler.")
         ]

@@ -1,7 +1,7 @@
-"""Sequences to try an exported model on, and what it and bertkit make of them.
+"""Sequences for checking an exported model, and the outputs of it and of bertkit for them.
 
 The reference is bertkit's own packed computation in fp32. An exported model gets the same sequences
-as rectangles: several at once, so of different lengths, and padded to the longest.
+in padded batches: a batch mixes sequences of different lengths, padded to the longest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from bertkit.tasks.windows import surround, text_windows
 
 Arrays = dict[str, np.ndarray]
 Runner = Callable[[Arrays], Mapping[str, np.ndarray]]
-"""An exported model: `PADDED_INPUTS` as int64 arrays to outputs by name."""
+"""An exported model as a function from int64 arrays for `PADDED_INPUTS` to named outputs."""
 
 
 class Opened(NamedTuple):
-    """What was written, read back."""
+    """An exported model that was read back from its files."""
 
     by: tuple[str, ...]
-    """The package that runs it, and those that this one needs."""
+    """The package that runs it, followed by packages that this one needs."""
     run: Runner
 
 
 BATCH_TOKENS = 1024
-"""In a batch of the comparison; the logits of a vocabulary are many numbers."""
+"""The most tokens in a batch of the comparison, since logits over a vocabulary are large."""
 
 BUILT_IN_SENTENCES = (
     "The river rose in the night, and by morning the old bridge was gone.",
@@ -47,11 +47,11 @@ BUILT_IN_SENTENCES = (
     "Die alte Brücke hielt über hundert Jahre.",
     "Numbers: 3.14159, 1,000,000 and -7 %.",
 )
-"""Hand-written; the tokenizer makes examples of them where no file is given."""
+"""Hand-written sentences, from which sequences are made if no file is given."""
 
 
 def built_in(source: ExportSource) -> list[ItemPart]:
-    """Short texts, pairs, and one as long as the model takes."""
+    """Return sequences of short texts and pairs, and a sequence of the model's maximum length."""
     tokenizer = source.tokenizer
     texts = tokenizer.encode_batch(BUILT_IN_SENTENCES)
     room = source.max_length - 3
@@ -74,7 +74,7 @@ def built_in(source: ExportSource) -> list[ItemPart]:
 
 
 def text_sequences(source: ExportSource, texts: Iterable[str]) -> list[ItemPart]:
-    """The windows of texts, for heads that are no task."""
+    """Cut texts into windows, for heads that belong to no task."""
     ids = source.tokenizer.encode_batch(list(texts))
     return [
         ItemPart((window,))
@@ -84,13 +84,13 @@ def text_sequences(source: ExportSource, texts: Iterable[str]) -> list[ItemPart]
 
 
 def in_batches(parts: Sequence[ItemPart]) -> Iterator[list[ItemPart]]:
-    """Neighbours, of one number of sequences each, in the order given."""
+    """Yield batches of neighbouring parts with equal numbers of sequences, in the given order."""
     for _, group in groupby(parts, key=lambda part: len(part.sequences)):
         yield from split_parts(list(group), BATCH_TOKENS)
 
 
 def padded_arrays(parts: Sequence[ItemPart], head: str) -> Arrays:
-    """The rectangles of some parts: (parts, length), or (parts, choices, length) of "choose"."""
+    """Return padded inputs: (parts, length), or (parts, choices, length) for "choose"."""
     sequences = [sequence for part in parts for sequence in part.sequences]
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
     arrays = {name: np.zeros(shape, dtype=np.int64) for name in PADDED_INPUTS}
@@ -104,9 +104,9 @@ def padded_arrays(parts: Sequence[ItemPart], head: str) -> Arrays:
 
 
 def run_exported(run: Runner, source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
-    """The outputs of each part: (tokens, ...) or, of a sequence, (...) and of "choose" (choices,).
+    """Run an exported model and return each part's outputs by name, without padding.
 
-    What stands at the padding is dropped.
+    Token outputs are (tokens, ...), sequence outputs (...), and those of "choose" (choices,).
     """
     found: list[Arrays] = []
     for batch in in_batches(parts):
@@ -124,7 +124,7 @@ def run_exported(run: Runner, source: ExportSource, parts: Sequence[ItemPart]) -
 
 @torch.inference_mode()
 def run_packed(source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
-    """What bertkit computes of the same parts, packed."""
+    """Return each part's outputs as computed by bertkit from packed sequences."""
     found: list[Arrays] = []
     for group in in_batches(parts):
         batch = make_batch(group)
@@ -146,7 +146,7 @@ def run_packed(source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
 
 
 def packed_rows(source: ExportSource, packed: Packed) -> dict[str, Tensor]:
-    """The outputs of a packed batch by name, a row for each token or each sequence."""
+    """Return the named outputs of a packed batch, with a row for each token or sequence."""
     model, encoder, head = source.model, source.encoder, source.head
     if source.task is not None:
         logits = model(packed)
@@ -170,7 +170,7 @@ def packed_rows(source: ExportSource, packed: Packed) -> dict[str, Tensor]:
 
 
 def embedded(source: ExportSource, packed: Packed) -> Tensor:
-    """(sequences, width), as `bertkit.predict.embeddings` has it for texts of one window."""
+    """Return (sequences, width) vectors, as `bertkit.predict.embeddings` does for short texts."""
     assert source.pooling is not None
     pooling = source.pooling.pooling
     if pooling in OVER_TOKENS:
@@ -184,7 +184,7 @@ def embedded(source: ExportSource, packed: Packed) -> Tensor:
 def task_outputs(
     source: ExportSource, items: Items, found: Sequence[Arrays]
 ) -> list[list[np.ndarray]]:
-    """Outputs of the parts of all items, in order, as a task's `decode` takes them."""
+    """Return the outputs of all items' parts in the form that a task's `decode` takes."""
 
     def rows(outputs: Mapping[str, Any]) -> np.ndarray:
         if source.head == "answer":

@@ -1,1 +1,1 @@
-"""Every head over HTTP: models, their queues, the routes, and the process around them."""
+"""Serve every head over HTTP: models, request queues, routes and the server process."""

@@ -1,4 +1,4 @@
-"""The routes, the gate before them and the page, as one ASGI application."""
+"""The ASGI application: the routes, the middleware in front of them, and the web page."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from bertkit.serve.page import page_routes
 from bertkit.serve.service import Service, shorten_client_text
 
 WEB = Path(__file__).parent / "web"
-"""The page that is served at /, where there is one."""
+"""The folder of the web page that is served at /."""
 TRIED = re.compile(r"(str|int|function-.*|constrained-.*|list\[.*)$")
-"""How pydantic names the types of a union."""
-ABOUT = """Models of BERT's kind over HTTP. Texts of any length: long ones are read through windows.
+"""Matches the names by which pydantic's error locations tell the types of a union apart."""
+ABOUT = """BERT-style models over HTTP. Texts may have any length: long texts are read in windows.
 
-Every answer that is none has the form `{"error": {"message": ..., "type": ..., "param": ...}}`.
+Every error response has the form `{"error": {"message": ..., "type": ..., "param": ...}}`.
 """
 
 
 def make_app(
     serving: Service, *, token: str = "", hosts: Collection[str] = (), web: Path = WEB
 ) -> FastAPI:
-    """The application.
+    """Return the ASGI application for a service.
 
     Args:
-        serving: the models; they are closed with the application.
-        token: that requests to /v1/ and /metrics must carry; none where empty.
-        hosts: names under which it is asked, besides addresses; any where empty.
-        web: a folder with index.html, served at / where it is there.
+        serving: the service with the loaded models; it is closed when the application shuts down.
+        token: the token that requests to /v1/ and /metrics must carry; "" if no token is required.
+        hosts: the host names that are accepted in addition to IP addresses; empty for any name.
+        web: the folder of the web page; if it has an index.html, the page is served at /.
     """
 
     @asynccontextmanager
@@ -54,8 +54,10 @@ def make_app(
         version=bertkit.__version__,
         description=ABOUT,
         lifespan=lifespan,
-        redirect_slashes=False,  # it would send back any host name
-        openapi_tags=[{"name": name} for name in ("tasks", "pre-training", "embeddings", "inside")],
+        redirect_slashes=False,  # a redirect would repeat the host name of the request
+        openapi_tags=[
+            {"name": name} for name in ("tasks", "pre-training", "embeddings", "inspection")
+        ],
     )
     for made in (
         routes.task_routes(serving),
@@ -76,7 +78,7 @@ def make_app(
 
 
 def add_refusals(app: FastAPI) -> None:
-    """Every error as the same kind of JSON."""
+    """Register handlers that give every error response the same JSON form."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RefusedError)
@@ -100,33 +102,33 @@ def add_refusals(app: FastAPI) -> None:
 
 
 def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
-    """The first thing that is wrong with a body.
+    """Return the error response for a body that failed validation.
 
-    Texts of it are not repeated: they may be long, private, or no valid text at all. Names of
-    fields are, in short.
+    The message does not repeat texts of the body, which may be long, private or invalid. It does
+    name the field, shortened.
 
     Args:
-        first: as pydantic tells of it.
-        content_type: of the request.
+        first: the first of pydantic's validation errors.
+        content_type: the request's content-type header.
     """
     if "json" not in content_type.lower() and first["type"] != "missing":
         return RefusedError(
             422, "the body is not marked as JSON; send content-type: application/json"
         )
     if first["type"] == "json_invalid":
-        return RefusedError(400, f"the body is no JSON at character {first['loc'][-1]}")
-    # the places in a union say which of its types was tried; they are no fields
+        return RefusedError(400, f"the body is not valid JSON at character {first['loc'][-1]}")
+    # for a union, the location also contains the type that was tried, which is not a field
     places = [str(part) for part in first["loc"][1:]]
     where = [shorten_client_text(place) for place in places if not TRIED.match(place)]
     param = ".".join(where) or None
     if len(where) < len(places):
-        return RefusedError(422, f"{param}: takes a text, texts, ids, or lists of ids", param)
+        return RefusedError(422, f"{param}: must be a text, texts, ids, or lists of ids", param)
     message = first["msg"].removeprefix("Value error, ")
     return RefusedError(422, f"{param or 'body'}: {message}", param)
 
 
 def with_token(app: FastAPI) -> Any:
-    """The description of the routes, which says that they ask for a token."""
+    """Return a replacement for `app.openapi` that marks the guarded routes as requiring a token."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:

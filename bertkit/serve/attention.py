@@ -1,4 +1,4 @@
-"""The pieces of a text, and what one head takes from where (paper, section 3)."""
+"""The tokens of a text, and the attention weights of a model's heads (paper, section 3)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from bertkit.serve.schemas import AttentionRequest, PiecesRequest
 from bertkit.tokenizer.wordpiece import PairEncoding, Tokenizer
 
 DIGITS = 5
-"""Of a weight."""
+"""The number of decimal digits to which a weight is rounded."""
 MAX_WEIGHTS = 8_000_000
-"""In the maps of one request; of base's 144 heads, 235 tokens."""
+"""The limit on weights in the maps of one request: 235 tokens for BERT-base's 144 heads."""
 MOST_PIECES = 10_000
-"""Of an answer with pieces alone, which has about 80 bytes for each."""
+"""The limit on tokens in a response that lists tokens only, at about 80 bytes each."""
 
 
 class AttentionHead(NamedTuple):
-    """A sequence, and the head that is asked for; both numbers from 0."""
+    """A sequence and the head whose weights are requested; `layer` and `head` count from 0."""
 
     encoded: PairEncoding
     layer: int
@@ -37,13 +37,13 @@ class AttentionHead(NamedTuple):
 
 
 class AttentionOperation:
-    """The weights of one head.
+    """The operation that computes the attention weights of one head.
 
-    The served layers are laid out for speed and forget their weights at once, so the encoder is
-    built once more, in fp32, when this is asked for the first time.
+    The encoder that serves predictions is optimized for speed and does not keep attention weights,
+    so a second encoder is built in fp32 at the first request.
 
     Args:
-        start: the weights, in memory: whatever becomes of its folder, these are shown.
+        start: the model's weights, held in memory, so later changes to its folder have no effect.
     """
 
     def __init__(self, start: PretrainedWeights) -> None:
@@ -53,7 +53,7 @@ class AttentionOperation:
 
     @property
     def encoder(self) -> Encoder:
-        """In fp32, on the CPU; built once, whoever asks first."""
+        """The encoder in fp32 on the CPU, built on first use."""
         with self.building:
             if self.built is None:
                 made = self.start.build(Encoder, keep_head=False, copy=False)
@@ -61,10 +61,11 @@ class AttentionOperation:
             return self.built
 
     def prepare(self, asked: AttentionRequest) -> PreparedRequest:
-        """The sequence.
+        """Tokenize the request's text or pair.
 
         Raises:
-            RefusedError: there is no such layer or head, or the sequence is longer than the model.
+            RefusedError: the model has no such layer or head, or the sequence exceeds its maximum
+                length.
         """
         sizes = {
             "layer": self.config.num_hidden_layers,
@@ -73,17 +74,17 @@ class AttentionOperation:
         for field, most in sizes.items():
             if (number := getattr(asked, field)) > most:
                 raise RefusedError(
-                    422, f"{field}: the model has {most} {field}s, there is no {number}", field
+                    422, f"{field}: the model has {most} {field}s, not {number}", field
                 )
-        encoded = self.encode(asked, self.config.max_position_embeddings, "the model reads")
+        encoded = self.encode(asked, self.config.max_position_embeddings, "the model allows")
         head = AttentionHead(encoded, asked.layer - 1, asked.head - 1)
         return PreparedRequest(head, len(encoded.ids), 1)
 
     def encode(self, asked: PiecesRequest, most: int, reason: str) -> PairEncoding:
-        """The sequence of a text or a pair.
+        """Encode a text or a pair of texts as one sequence.
 
         Raises:
-            RefusedError: it has more than `most` tokens.
+            RefusedError: the sequence has more than `most` tokens; the message gives `reason`.
         """
         if asked.pair is not None and self.config.type_vocab_size == 1:
             raise RefusedError(422, f"pair: {ONE_SEGMENT}", "pair")
@@ -91,7 +92,7 @@ class AttentionOperation:
         if len(encoded.ids) > most:
             raise RefusedError(
                 422,
-                f"text: {len(encoded.ids):,} tokens with [CLS] and [SEP], and {reason} {most:,}; "
+                f"text: {len(encoded.ids):,} tokens with [CLS] and [SEP], but {reason} {most:,}; "
                 "shorten it",
                 "text",
             )
@@ -99,7 +100,7 @@ class AttentionOperation:
 
     @torch.inference_mode()
     def run(self, many: Sequence[AttentionHead]) -> list[np.ndarray]:
-        """(tokens, tokens) for each request, rounded; rows are the tokens that look."""
+        """Return rounded (tokens, tokens) float64 weights per request; rows are the queries."""
         found = []
         for encoded, number, head in many:
             *_, weights = self.weights(encoded, number + 1)
@@ -107,7 +108,7 @@ class AttentionOperation:
         return found
 
     def weights(self, encoded: PairEncoding, layers: int) -> Iterator[Tensor]:
-        """(heads, tokens, tokens) of the first layers, one after the other."""
+        """Yield the weights of each of the first `layers` layers as (heads, tokens, tokens)."""
         packed = pack([encoded.ids], [encoded.segment_ids])
         hidden = self.encoder.embed(packed)
         for number, layer in enumerate(self.encoder.stack[:layers], 1):
@@ -118,30 +119,30 @@ class AttentionOperation:
 
 
 class AttentionMapsOperation:
-    """The weights of all heads at once, as bytes, to be looked at.
+    """The operation that computes the attention weights of all heads, as bytes for display.
 
     Args:
-        one: has the encoder.
+        one: the operation whose encoder is used.
     """
 
     def __init__(self, one: AttentionOperation) -> None:
         self.one, self.config = one, one.config
 
     def prepare(self, asked: PiecesRequest) -> PreparedRequest:
-        """The sequence.
+        """Tokenize the request's text or pair.
 
         Raises:
-            RefusedError: it is longer than the model, or has too many weights.
+            RefusedError: the sequence exceeds the model's maximum length or `MAX_WEIGHTS`.
         """
         heads = self.config.num_hidden_layers * self.config.num_attention_heads
         fitting, max_length = math.isqrt(MAX_WEIGHTS // heads), self.config.max_position_embeddings
-        reason = "the model reads" if max_length <= fitting else "maps of all heads are made up to"
+        reason = "the model allows" if max_length <= fitting else "maps of all heads allow up to"
         encoded = self.one.encode(asked, min(fitting, max_length), reason)
         return PreparedRequest(encoded, len(encoded.ids), 1)
 
     @torch.inference_mode()
     def run(self, many: Sequence[PairEncoding]) -> list[bytes]:
-        """A byte for each (layer, head, token, token), for each request."""
+        """Return one byte per (layer, head, query token, key token) for each request."""
         return [
             b"".join(
                 as_shades(weights)
@@ -152,10 +153,10 @@ class AttentionMapsOperation:
 
 
 def as_shades(weights: Tensor) -> bytes:
-    """A byte for each weight.
+    """Return each weight as a byte: 255 times its square root, rounded.
 
     Raises:
-        RefusedError: 500 where one is not finite.
+        RefusedError: a weight is not finite (status 500).
     """
     if not weights.isfinite().all():
         raise not_finite()
@@ -163,7 +164,7 @@ def as_shades(weights: Tensor) -> bytes:
 
 
 def token_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:
-    """The pieces of a sequence and where they stand, see `bertkit.serve.schemas.Piece`."""
+    """Return the tokens of a sequence with their offsets; see `bertkit.serve.schemas.Piece`."""
     rows = zip(encoded.ids, encoded.segment_ids, encoded.offsets, encoded.text_index, strict=True)
     return [
         {

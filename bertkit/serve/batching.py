@@ -1,19 +1,19 @@
-"""Requests become batches: a bounded queue per model, and the threads that work through it.
+"""Combine requests into batches: each model has a bounded queue and threads that serve it.
 
-A thread takes what is there as soon as it is free, oldest first, up to a budget of tokens. While
-it computes, the next batch gathers; so batches grow with the load, and a request to an idle model
-starts at once. torch releases the interpreter lock while it computes.
+As soon as a thread is free, it takes waiting requests, oldest first, up to a budget of tokens.
+While it computes, the next batch gathers. So batches grow with the load, and a request to an idle
+model starts at once. torch releases the interpreter lock while it computes.
 
-On a CPU two threads share the queue, each with half of the cores. One thread with all of them
-would have to wait for the slowest core after every product, and some core is always needed for
-requests and answers. Where half of the cores is a single one, a request that arrives alone is
-computed by both cores in `compute_thread`. There is one such thread for all models, which also
-loads them: each thread that computes with several cores keeps OpenMP workers of its own, and two
-such threads would have more workers than cores, which then sleep after every product instead of
-waiting for the next one.
+On a CPU two threads share the queue, each with half of the cores. A single thread with all cores
+would have to wait for the slowest core after every matrix product, and one core is always needed
+for requests and responses. If half of the cores is a single core, a request that arrives alone is
+computed on both cores by `compute_thread`. There is one such thread for all models, which also
+loads them: every thread that computes with several cores keeps its own OpenMP workers, and with two
+such threads there would be more workers than cores. The workers would then sleep after every
+product instead of waiting for the next one.
 
-Where several requests were answered together, their clients are likely to send the next ones at
-about the same time. The thread then waits some milliseconds for them, until as many have arrived.
+Clients whose requests were answered in one batch are likely to send their next requests at about
+the same time. The thread then waits a few milliseconds until as many requests have arrived.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ OperationResult = TypeVar("OperationResult")
 
 
 class ComputeThread:
-    """The thread; it ends with the process, whatever it does then.
+    """A thread that runs one call at a time; as a daemon, it ends with the process.
 
     Args:
-        threads: that it computes with.
+        threads: the number of threads that torch uses for the calls.
     """
 
     def __init__(self, threads: int) -> None:
@@ -55,7 +55,7 @@ class ComputeThread:
         threading.Thread(target=self._work, name="alone", daemon=True).start()
 
     def compute(self, function: Callable[[], OperationResult]) -> Future[OperationResult] | None:
-        """Begin a call in the thread; None, and nothing is begun, where it is busy."""
+        """Start a call and return its future, or return None if the thread is busy."""
         if not self.free.acquire(blocking=False):
             return None
         future: Future[OperationResult] = Future()
@@ -68,7 +68,7 @@ class ComputeThread:
             function, future = self.asked.get()
             try:
                 outcome, error = function(), None
-            except BaseException as raised:  # it is raised again by whoever waits
+            except BaseException as raised:  # the future raises it again for its caller
                 outcome, error = None, raised
             self.free.release()
             if error is None:
@@ -79,37 +79,37 @@ class ComputeThread:
 
 @cache
 def compute_thread() -> ComputeThread:
-    """The thread, with as many cores as torch has where it is asked for first."""
+    """Return the process's single thread, made at the first call with torch's thread count."""
     return ComputeThread(torch.get_num_threads())
 
 
 BATCHING_LOG = logging.getLogger("bertkit.serve")
 AT_ONCE = 2
-"""Requests that begin, or get their results, in one iteration of the event loop. Each takes about a
-millisecond; whoever connects meanwhile waits for these few and not for all."""
+"""The number of requests that start, or receive their results, in one iteration of the event loop.
+Each takes about a millisecond, so a client that connects meanwhile waits only for these few."""
 SLOWEST_RETRY = 60
-"""Most seconds that a refused client is told to wait."""
+"""The longest wait, in seconds, that a refused client is told."""
 
 
 class PreparedRequest(NamedTuple):
     """A request that is ready to be computed."""
 
     content: Any
-    """For `Work.run`."""
+    """What `Operation.run` receives for this request."""
     tokens: int
-    """Of all sequences."""
+    """The number of tokens in all sequences."""
     inputs: int
     windowed: int = 0
-    """Inputs that take more than one window."""
+    """The number of inputs that need more than one window."""
     cut: dict[str, int] | None = None
-    """What was lost -> of how many inputs."""
+    """A description of what was lost -> the number of inputs affected."""
 
 
 class Operation(Protocol):
-    """Something that a model does; requests for the same work are computed together."""
+    """A computation that a model offers; requests for the same operation share batches."""
 
     def run(self, many: Sequence[Any]) -> list[Any]:
-        """One result for each content, in order."""
+        """Return one result for each request's content, in order."""
 
 
 @dataclass(eq=False)
@@ -121,17 +121,17 @@ class QueuedRequest:
     answer: asyncio.Future[Any]
     arrived: float
     first: bool = False
-    """Whether the model had nothing else to do when it was taken."""
+    """Whether the model had no other request when this one was taken."""
 
 
 class Turns:
-    """Lets a few requests begin in each iteration of the event loop, in the order they came."""
+    """A queue that starts a few requests per iteration of the event loop, in order of arrival."""
 
     def __init__(self) -> None:
         self.waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
-        """Return once it is this request's turn."""
+        """Wait until it is this request's turn."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self.waiting.append(turn)
@@ -142,7 +142,7 @@ class Turns:
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         for _ in range(min(AT_ONCE, len(self.waiting))):
             turn = self.waiting.popleft()
-            if not turn.done():  # its client has left
+            if not turn.done():  # its client has disconnected
                 turn.set_result(None)
         if self.waiting:
             loop.call_soon(self._next, loop)
@@ -152,28 +152,28 @@ class Worker:
     """One model's queue and the threads that work through it.
 
     Args:
-        name: of the model.
-        limits: of the queue and of a batch.
-        metrics: are told of every batch.
-        lanes: threads that share the queue.
+        name: the model's name.
+        limits: the server's limits, among them those of the queue and of a batch.
+        metrics: the metrics that record the queue and every batch.
+        lanes: the number of threads that share the queue.
     """
 
     def __init__(self, name: str, limits: Limits, metrics: Metrics, lanes: int = 1) -> None:
         self.name, self.limits, self.metrics = name, limits, metrics
         self.waiting: deque[QueuedRequest] = deque()
         self.tokens = 0
-        """Of the jobs that wait."""
+        """The number of tokens in the waiting requests."""
         self.users = 0
-        """Requests within `deadline`."""
+        """The number of requests inside `deadline`."""
         self.closed = False
         self.rate = 0.0
-        """Tokens a second of one lane, in the batches so far; the latest count most."""
+        """Tokens per second of one thread, as an exponential moving average over its batches."""
         self.changed = threading.Condition()
         self.cores = max(1, torch.get_num_threads() // lanes)
-        """That a lane computes with."""
+        """The number of cores that each thread computes with."""
         self.alone: ComputeThread | None = compute_thread() if lanes > 1 else None
         self.at_work: list[int] = []
-        """Tokens of the batches that are computed."""
+        """The number of tokens in each batch that is being computed."""
         metrics.begin(name)
         self.lanes = [
             threading.Thread(target=self._work, name=f"model {name}", daemon=True)
@@ -184,14 +184,15 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether no thread has died or ended."""
+        """Whether all threads are still running."""
         return all(lane.is_alive() for lane in self.lanes)
 
     def check_room(self, tokens: int) -> None:
-        """Refuse a request for which there is no room.
+        """Check that the queue has room for a request of `tokens` tokens.
 
         Raises:
-            RefusedError: 413 where it could never be taken, 429 where others wait, 503 at the end.
+            RefusedError: the request exceeds the whole queue (status 413), the queue is too full
+                (429), or the worker is closed or has lost a thread (503).
         """
         if tokens > self.limits.max_queue_tokens:
             raise too_many(tokens, self.limits.max_queue_tokens)
@@ -201,21 +202,21 @@ class Worker:
         if self.tokens + tokens > self.limits.max_queue_tokens:
             raise RefusedError(
                 429,
-                f"{self.tokens:,} tokens wait for the model '{self.name}' already; try again later",
+                f"{self.tokens:,} tokens already wait for the model '{self.name}'; try again later",
                 retry_after=self.seconds_to_wait(),
             )
 
     def seconds_to_wait(self) -> int:
-        """In which the queue may be expected to be worked through."""
+        """Return the expected number of seconds until the queue is empty, 1 to `SLOWEST_RETRY`."""
         expected = self.tokens / (self.rate * len(self.lanes)) if self.rate else 1.0
         return min(SLOWEST_RETRY, max(1, math.ceil(expected)))
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """Bound what is done for a request.
+        """Cancel the work inside the block when the deadline has passed.
 
         Raises:
-            RefusedError: 503 where the deadline has passed.
+            RefusedError: the deadline has passed (status 503).
         """
         self.users += 1
         try:
@@ -231,10 +232,10 @@ class Worker:
             self.users -= 1
 
     async def ask(self, work: Operation, prepared: PreparedRequest) -> Any:
-        """The result for a request, once its turn has come; it leaves the queue if cancelled.
+        """Queue a request and return its result; if cancelled, the request leaves the queue.
 
         Raises:
-            RefusedError: see `check_room`.
+            RefusedError: the queue cannot take the request (see `check_room`).
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         job = QueuedRequest(work, prepared, answer, time.perf_counter())
@@ -250,7 +251,7 @@ class Worker:
             self._forget(job)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Compute what waits, take nothing more, and end the threads."""
+        """Accept no more requests, and wait up to `seconds` for the threads to finish the queue."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
@@ -259,13 +260,13 @@ class Worker:
             lane.join(max(0.0, end - time.monotonic()))
 
     async def retire(self) -> None:
-        """Close, once those who have begun to use it are done."""
+        """Close the worker once all requests inside `deadline` are done."""
         while self.users:
             await asyncio.sleep(0.05)
         await asyncio.to_thread(self.close)
 
     def _forget(self, job: QueuedRequest) -> None:
-        """Take a job that nobody waits for any more out of the queue."""
+        """Remove a job from the queue if its request was cancelled."""
         if not job.answer.cancelled():
             return
         with self.changed:
@@ -275,7 +276,7 @@ class Worker:
                 self.metrics.queued(self.name, len(self.waiting), self.tokens)
 
     def _work(self) -> None:
-        """Batch after batch, until closed and empty."""
+        """Compute batches until the worker is closed and its queue is empty."""
         compute_with(self.cores)
         together = 0
         while jobs := self._take(together):
@@ -287,7 +288,7 @@ class Worker:
                 deliver(jobs, [error] * len(jobs))
 
     def _answer(self, jobs: Sequence[QueuedRequest]) -> None:
-        """Compute a batch."""
+        """Compute a batch, deliver its results and record its metrics."""
         tokens = sum(job.prepared.tokens for job in jobs)
         started = time.perf_counter()
         try:
@@ -304,10 +305,11 @@ class Worker:
         self.metrics.computed(self.name, tokens, waits, seconds)
 
     def _compute(self, jobs: Sequence[QueuedRequest], tokens: int) -> list[Any]:
-        """The results: by this lane's cores, or, of a single request, by all of them.
+        """Return the results, computed on this thread's cores or, for a single request, on all.
 
-        All are worth it where nothing else is computed for this model, if a lane has no helpers
-        that would sleep then; and where the request is so large that they can share it out.
+        All cores are used in two cases: the model has no other request and this thread has one
+        core, so that no OpenMP workers of its own would fall asleep; or the request is so large
+        that it is worth distributing.
         """
         if self.alone and len(jobs) == 1:
             first = self.cores == 1 and jobs[0].first
@@ -318,10 +320,10 @@ class Worker:
         return results_of(jobs)
 
     def _take(self, before: int) -> list[QueuedRequest]:
-        """The next batch; none at the end.
+        """Wait for the next batch and return it; an empty list means that the worker is closed.
 
         Args:
-            before: requests in the batch before.
+            before: the number of requests in the previous batch.
         """
         max_delay = self.limits.max_delay / 1000
         with self.changed:
@@ -340,7 +342,7 @@ class Worker:
                     room -= job.prepared.tokens
                 else:
                     left.append(job)
-                    room = room if fits else 0  # nobody overtakes one that did not fit
+                    room = room if fits else 0  # no request overtakes one that did not fit
             self.waiting = left
             tokens = sum(job.prepared.tokens for job in taken)
             self.tokens -= tokens
@@ -352,7 +354,7 @@ class Worker:
 
 
 def results_of(jobs: Sequence[QueuedRequest]) -> list[Any]:
-    """A result or an exception for each job; one that fails does not harm the others."""
+    """Return a result or an exception for each job; a failing job does not affect the others."""
     work = jobs[0].work
     try:
         results = work.run([job.prepared.content for job in jobs])
@@ -366,7 +368,7 @@ def results_of(jobs: Sequence[QueuedRequest]) -> list[Any]:
 
 
 def deliver(jobs: Sequence[QueuedRequest], results: Sequence[Any]) -> None:
-    """Give each request its result, in the thread of its event loop."""
+    """Hand each request its result or exception, in the thread of its event loop."""
     loop = jobs[0].answer.get_loop()
 
     def give(start: int) -> None:
@@ -381,5 +383,5 @@ def deliver(jobs: Sequence[QueuedRequest], results: Sequence[Any]) -> None:
         if end < len(jobs):
             loop.call_soon(give, end)
 
-    with suppress(RuntimeError):  # the loop has ended, and nobody waits
+    with suppress(RuntimeError):  # the loop has ended, so nobody waits
         loop.call_soon_threadsafe(give, 0)

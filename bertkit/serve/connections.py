@@ -1,8 +1,8 @@
-"""What clients' connections may cost: uvicorn's HTTP/1.1 with deadlines, and a cap on their number.
+"""Limits for client connections: uvicorn's HTTP/1.1 protocol with deadlines and a maximum number.
 
-uvicorn itself bounds the time between two requests only. Here a client must also send a request's
-head in time, and read its answer in time; it may close its own side before it has the answer; and
-where there are too many connections, the one that has been idle longest makes room.
+uvicorn itself limits only the time between two requests. Here a client must also send a request's
+head and read its response in time, and it may close its side of the connection before it receives
+the response. If there are too many connections, the one that has been idle longest is closed.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from uvicorn.server import ServerState
 from bertkit.serve.limits import LOG, Limits
 
 RESERVE = 16
-"""Connections beyond the cap; on these only /health and /ready are answered."""
+"""The number of connections beyond the cap, on which only /health and /ready are answered."""
 SPARE_FILES = 48
-"""Open files that connections leave to the rest of the process, and to those about to be closed."""
+"""Open files kept free for the rest of the process and for connections about to be closed."""
 LEAST = 8
-"""Connections that are taken whatever the limit on open files."""
+"""The number of connections that are accepted even if the limit on open files is lower."""
 PROBES = (1.0, 1.0, 5.0)
-"""Seconds between the checks whether a client that closed its side still waits."""
+"""Seconds before each check that a client that closed its side still waits for its response."""
 REPORT = 1.0
-"""Seconds in which the connections that are closed share one line of the log."""
+"""The seconds for which closed connections are collected into one log line."""
 
 
 class Connections:
-    """All connections of a server; called by uvicorn to make each.
+    """All connections of a server; uvicorn calls the instance to make each connection.
 
     Args:
-        limits: of the server.
+        limits: the server's limits.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -44,11 +44,11 @@ class Connections:
         self.cap = min(limits.max_connections, available_files())
         self.open: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
-        """Those without a request at work, idle for longest first."""
+        """The connections without a request in progress, longest idle first."""
         self.writing: set[Connection] = set()
-        """Those with bytes that the client has not read."""
+        """The connections with bytes that the client has not read yet."""
         self.closed: Counter[str] = Counter()
-        """Reason -> connections that were closed, since the last line of the log."""
+        """Reason -> the number of connections closed for it since the last log line."""
 
     def __call__(
         self,
@@ -57,16 +57,16 @@ class Connections:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> Connection:
-        """A new connection."""
+        """Return a new connection."""
         return Connection(self, config, server_state, app_state, _loop)
 
     @property
     def full(self) -> bool:
-        """Whether only the reserve is left."""
+        """Whether only the reserved connections are left."""
         return len(self.open) > self.cap
 
     def add(self, new: Connection) -> None:
-        """Take a connection; where there are too many, close the one that was idle longest."""
+        """Add a connection; if there are too many, close the one that has been idle longest."""
         self.open.add(new)
         if self.full and self.idle:
             next(iter(self.idle)).drop("idle, to make room")
@@ -74,13 +74,13 @@ class Connections:
             new.drop("beyond the cap")
 
     def remove(self, old: Connection) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         self.open.discard(old)
         self.idle.pop(old, None)
         self.writing.discard(old)
 
     def count(self, reason: str) -> None:
-        """Note that a connection is closed; a line of the log soon gives the number."""
+        """Count a closed connection; a log line gives the totals after `REPORT` seconds."""
         if not self.closed:
             asyncio.get_running_loop().call_later(REPORT, self._report)
         self.closed[reason] += 1
@@ -92,14 +92,14 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One connection.
+    """One client connection.
 
     Args:
-        pool: all connections.
-        config: uvicorn's.
-        server_state: uvicorn's.
-        app_state: uvicorn's.
-        loop: the running one where absent.
+        pool: all connections of the server.
+        config: uvicorn's configuration.
+        server_state: uvicorn's server state.
+        app_state: uvicorn's application state.
+        loop: the event loop; None for the running one.
     """
 
     def __init__(
@@ -115,45 +115,45 @@ class Connection(H11Protocol):
         self.half_closed = False
         """Whether the client has closed its side."""
         self.timers: dict[str, asyncio.TimerHandle] = {}
-        """What the client is late with when they end."""
+        """What the client must do in time -> the timer that closes the connection."""
 
     @property
     def working(self) -> bool:
-        """Whether a request has come whose answer has not been given."""
+        """Whether a request has arrived whose response is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected: it must send a request in time."""
+        """Register a new connection; its client must send a request in time."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that any unread byte is timed
+        transport.set_write_buffer_limits(high=0)  # so that the deadline applies to any unread byte
         self.pool.add(self)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Remove the connection and cancel its timers."""
         super().connection_lost(exc)
         self.pool.remove(self)
         for timer in self.timers.values():
             timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request, or of several."""
+        """Process received bytes, which may belong to several requests."""
         super().data_received(data)
         self._await_request()
 
     def on_response_complete(self) -> None:
-        """An answer was given; the next request may have come already."""
+        """Continue after a complete response; the next request may have arrived already."""
         if self not in self.pool.writing:
             self._untime("answer not read")
         super().on_response_complete()
-        if self.conn.trailing_data[0]:  # of the next head
+        if self.conn.trailing_data[0]:  # part of the next request's head
             self._await_request()
         self._sort()
         if self.half_closed and not self.working:
             self.transport.close()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own allows it
-        """The client closes its side, and may wait for the answer or have left altogether.
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's base class allows it
+        """Handle a client that closed its side: it may still wait for the response, or have left.
 
         Returns: whether to keep the connection.
         """
@@ -165,14 +165,14 @@ class Connection(H11Protocol):
         return True
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """Start the deadline for a client that reads more slowly than the server writes."""
         super().pause_writing()
         self.pool.writing.add(self)
         self._sort()
         self._time("answer not read")
 
     def resume_writing(self) -> None:
-        """The client has read what there was; where that was a part only, the time goes on."""
+        """Stop the deadline if the client has read its whole response; for a part it continues."""
         super().resume_writing()
         self.pool.writing.discard(self)
         self._sort()
@@ -180,21 +180,21 @@ class Connection(H11Protocol):
             self._untime("answer not read")
 
     def drop(self, reason: str) -> None:
-        """Close at once, whatever was not sent."""
+        """Close the connection at once and discard unsent bytes."""
         if not self.transport.is_closing() or self in self.pool.writing:
             self.pool.count(reason)
             self.pool.remove(self)
             self.transport.abort()
 
     def _sort(self) -> None:
-        """Note whether it is idle."""
+        """Update whether the connection is listed as idle."""
         if self.working or self in self.pool.writing or self.transport.is_closing():
             self.pool.idle.pop(self, None)
         else:
             self.pool.idle.setdefault(self)
 
     def _await_request(self) -> None:
-        """Time a head that is to come, or has begun to."""
+        """Start the deadline for the next request's head, or stop it while a request is open."""
         self._sort()
         if self.working:
             self._untime("no request")
@@ -210,9 +210,9 @@ class Connection(H11Protocol):
             timer.cancel()
 
     def _probe(self, number: int) -> None:
-        """Send an interim answer, which a client that has left makes fail.
+        """Send an interim response, which fails if the client has left.
 
-        Nothing else tells it from one that only closed its side.
+        Nothing else distinguishes such a client from one that only closed its side.
         """
         if self.transport.is_closing() or not self.working or self.cycle.response_started:
             return
@@ -222,13 +222,13 @@ class Connection(H11Protocol):
             self.loop.call_later(PROBES[number], self._probe, number + 1)
 
     def _should_upgrade(self) -> bool:
-        """Never: there is HTTP only."""
+        """Never upgrade the protocol: the server supports HTTP only."""
         return False
 
 
 def available_files() -> int:
-    """Connections that the limit on open files leaves room for."""
-    if sys.platform == "win32":  # which has none
+    """Return the number of connections that the limit on open files allows."""
+    if sys.platform == "win32":  # Windows has no such limit
         return sys.maxsize
     import resource
 

@@ -1,7 +1,7 @@
-"""How much a server takes on, and how it says no.
+"""The server's limits, and the errors with which it refuses requests.
 
-A refusal is a `RefusedError`: one status, one line that says what to change, and the field of the
-body that it is about. The routes answer with it as JSON, in the form that OpenAI's client reads.
+A refusal is a `RefusedError`: an HTTP status, one line that says what to change, and the field of
+the body that is meant. The routes return it as JSON, in the form that OpenAI's client reads.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bertkit.errors import BertkitError
 
 LOG = logging.getLogger("bertkit.serve")
 MAX_INPUTS = 2048
-"""Inputs of one request; OpenAI's limit for embeddings."""
+"""The most inputs of one request; the same as OpenAI's limit for embeddings."""
 MAX_TOKENS = 65_536
-"""Words, or ids, of one input."""
+"""The most words or token ids of one input."""
 CHARACTERS_OF_TOKEN = 6
-"""Running text has fewer, so its tokens are at least its characters divided by this. So much is
-known before a text is cut."""
+"""An upper bound on characters per token in running text. A text's length divided by it gives the
+fewest tokens that the text can have, before it is tokenized."""
 
 BYTES_OF_NUMBER = 8
-"""Of an answer, with its comma; most have more."""
+"""The bytes that a number and its comma take in a response; most numbers take more."""
 
 TYPES = {
     400: "invalid_request_error",
@@ -40,42 +40,42 @@ TYPES = {
     500: "server_error",
     503: "unavailable_error",
 }
-"""Status -> the `type` of an error."""
+"""HTTP status -> the error's `type`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a server takes on."""
+    """The limits of a server."""
 
     max_queue_tokens: int = 65_536
-    """Tokens that may wait for each model; a request beyond that is answered with 429."""
+    """The most tokens that may wait for each model; a request beyond that is answered with 429."""
     max_batch_tokens: int = 8192
-    """Tokens that a thread computes at once, and each model has up to two; a larger request stands
-    alone."""
+    """The most tokens in a batch; each model computes up to two batches at a time, and a larger
+    request forms a batch by itself."""
     deadline: float = 30.0
-    """Seconds in which a request's body must come (else 408), and from then on seconds until the
-    request is answered with 503 instead. A connection whose client takes longer to send a request's
-    head, or to read an answer, is closed."""
+    """The seconds within which a request's body must arrive (else 408) and, from then on, within
+    which the request must be computed (else 503). A connection whose client takes longer to send a
+    request's head, or to read a response, is closed."""
     max_bytes: int = 2 << 20
-    """Of a request's body; a larger one is answered with 413."""
+    """The most bytes of a request's body; a larger one is answered with 413."""
     max_answer: int = 32 << 20
-    """Bytes of an answer's body; a request with a larger one is answered with 413. Of answers that
-    clients have not read, twice as many are held; requests beyond that are answered with 503."""
+    """The most bytes of a response's body; a larger one is replaced by 413. Up to twice as many
+    bytes are held for clients that have not read them; beyond that, requests get 503."""
     max_connections: int = 512
-    """Connections at a time, or fewer where the process may open fewer files. Beyond that the one
-    that has been idle longest is closed; where none is idle, only /health and /ready are answered
-    on new ones."""
+    """The most open connections, or fewer if the limit on open files requires it. Beyond that, the
+    connection that has been idle longest is closed; if none is idle, only /health and /ready are
+    answered on new connections."""
     max_delay: float = 2.0
-    """Most milliseconds that a model waits for the clients of the batch before, once it had
-    several; a request to an idle server never waits."""
+    """The longest batching delay in milliseconds. After a batch of several requests, a model waits
+    up to this long for their clients' next ones; a request to an idle server never waits."""
     grace: float = 1.0
-    """Seconds after SIGTERM in which new requests are still answered, with 503."""
+    """The seconds after SIGTERM for which new requests are still answered, with 503."""
 
     def __post_init__(self) -> None:
-        """Check the numbers.
+        """Check that every limit is in range.
 
         Raises:
-            BertkitError: one is out of range.
+            BertkitError: a limit is out of range.
         """
         above_zero = ("max_queue_tokens", "max_batch_tokens", "deadline", "max_bytes", "max_answer")
         for name in (*above_zero, "max_connections"):
@@ -90,30 +90,30 @@ class Limits:
 
     @property
     def max_unread(self) -> int:
-        """Bytes of answers that clients have not read."""
+        """The most bytes of responses that are held until clients read them."""
         return 2 * self.max_answer
 
     def check_answer(self, numbers: int) -> None:
-        """Refuse an answer before it is made, where it would be too large for certain.
+        """Raise before a response is made if it would certainly be too large.
 
         Args:
-            numbers: that it has, or texts.
+            numbers: the number of numbers and texts in the response.
 
         Raises:
-            RefusedError: 413.
+            RefusedError: the response would be too large (status 413).
         """
         if numbers * BYTES_OF_NUMBER > self.max_answer:
             raise answer_too_large(self.max_answer)
 
 
 class RefusedError(Exception):
-    """Why a request is not answered.
+    """The reason why a request is refused, as an HTTP error.
 
     Args:
-        status: of the answer.
-        message: one line.
-        param: the field of the body that is meant, as in "inputs.0.text".
-        retry_after: seconds after which it makes sense to ask again.
+        status: the HTTP status of the response.
+        message: one line that says what is wrong and what to do.
+        param: the field of the body that is meant, as in "inputs.0.text"; None for no field.
+        retry_after: the seconds after which the client should try again; None for no advice.
     """
 
     def __init__(
@@ -126,41 +126,41 @@ class RefusedError(Exception):
             self.headers["www-authenticate"] = "Bearer"
 
     def closing(self) -> RefusedError:
-        """The same, with the end of the connection."""
+        """Add the header that closes the connection, and return this error."""
         self.headers["connection"] = "close"
         return self
 
     def body(self) -> dict[str, Any]:
-        """What the client gets."""
+        """Return the JSON body of the response."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param}}
 
 
 def too_many(tokens: int, most: int) -> RefusedError:
-    """A request that could never be taken.
+    """Return the error for a request with more tokens than the whole queue.
 
     Args:
-        tokens: that it has, or has at least.
-        most: `Limits.max_queue`.
+        tokens: the number of tokens in the request, or a lower bound.
+        most: the most tokens that are accepted, such as `Limits.max_queue_tokens`.
     """
     return RefusedError(
         413,
-        f"the request has about {tokens:,} tokens and the server takes {most:,} at a time; send "
+        f"the request has about {tokens:,} tokens, but the server accepts {most:,} at a time; send "
         "fewer or shorter inputs",
     )
 
 
 def answer_too_large(most: int) -> RefusedError:
-    """An answer beyond the limit."""
+    """Return the error for a response with more than `most` bytes."""
     return RefusedError(
         413,
-        f"the answer would be larger than {most:,} bytes; send fewer or shorter inputs, or ask for "
-        "embeddings in base64",
+        f"the response would be larger than {most:,} bytes; send fewer or shorter inputs, or ask "
+        "for embeddings in base64",
     )
 
 
 def not_finite() -> RefusedError:
-    """An answer that no client could use."""
+    """Return the error for results that contain NaN or infinity."""
     return RefusedError(
         500, "the model computed a number that is not finite; its weights are damaged"
     )

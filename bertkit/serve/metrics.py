@@ -1,4 +1,4 @@
-"""What Prometheus reads at /metrics."""
+"""The metrics that Prometheus reads at /metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The numbers of one server; every one begins with `bertkit_`."""
+    """The metrics of one server; the names of its own metrics begin with `bertkit_`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -40,18 +40,18 @@ class Metrics:
             return Histogram(full, text, [label], registry=self.registry, buckets=buckets)
 
         self.requests = counter("requests", "Requests answered.", "route", "status")
-        self.inputs = counter("inputs", "Inputs of requests that were taken.", "model")
-        self.seconds = histogram("request_seconds", "Until the answer.", SECOND_BUCKETS, "route")
-        self.in_flight = gauge("requests_in_flight", "Requests at work or waiting.")
-        self.queue_requests = gauge("queue_requests", "Requests that wait.", "model")
-        self.queue_tokens = gauge("queue_tokens", "Tokens that wait.", "model")
-        self.queue_seconds = histogram("queue_seconds", "From arrival to a batch.", SECOND_BUCKETS)
+        self.inputs = counter("inputs", "Inputs of answered requests.", "model")
+        self.seconds = histogram("request_seconds", "Until the response.", SECOND_BUCKETS, "route")
+        self.in_flight = gauge("requests_in_flight", "Requests in progress or waiting.")
+        self.queue_requests = gauge("queue_requests", "Requests waiting in the queue.", "model")
+        self.queue_tokens = gauge("queue_tokens", "Tokens waiting in the queue.", "model")
+        self.queue_seconds = histogram("queue_seconds", "Waiting in the queue.", SECOND_BUCKETS)
         self.batch_seconds = histogram("batch_seconds", "Computing a batch.", SECOND_BUCKETS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in a batch.", TOKEN_BUCKETS)
         self.batch_requests = histogram("batch_requests", "Requests in a batch.", REQUESTS)
 
     def begin(self, model: str) -> None:
-        """A model is there: its numbers begin at 0, and are not absent until it is asked."""
+        """Register a model, so that its metrics appear as 0 before its first request."""
         for metric in (self.queue_requests, self.queue_tokens, self.inputs):
             metric.labels(model)
         for spread in (self.queue_seconds, self.batch_seconds, self.batch_tokens):
@@ -59,23 +59,23 @@ class Metrics:
         self.batch_requests.labels(model)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+        """Record an answered request."""
         self.requests.labels(route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
 
     def queued(self, model: str, requests: int, tokens: int) -> None:
-        """What waits for a model now."""
+        """Set the number of requests and tokens that wait for a model."""
         self.queue_requests.labels(model).set(requests)
         self.queue_tokens.labels(model).set(tokens)
 
     def computed(self, model: str, tokens: int, waits: Sequence[float], seconds: float) -> None:
-        """A batch was computed.
+        """Record a computed batch.
 
         Args:
-            model: its name.
-            tokens: of the batch.
-            waits: seconds that each of its requests waited.
-            seconds: that it took.
+            model: the model's name.
+            tokens: the number of tokens in the batch.
+            waits: the seconds that each request of the batch waited in the queue.
+            seconds: the seconds that the batch took to compute.
         """
         queue_seconds = self.queue_seconds.labels(model)
         for wait in waits:
@@ -85,5 +85,5 @@ class Metrics:
         self.batch_requests.labels(model).observe(len(waits))
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

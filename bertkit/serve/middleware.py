@@ -1,6 +1,6 @@
-"""What every request passes: host, token, sizes, shutting down; and what is noted of it.
+"""The checks that every request passes (host, token, sizes, shutdown), its metrics and log line.
 
-A plain ASGI middleware, since it must see the body's size before anything reads it.
+This is plain ASGI middleware, since it must see the body's size before anything reads the body.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from bertkit.serve.service import Service, notes
 
 REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 GUARDED = ("/v1/", "/metrics")
-"""Where the token is asked for; the rest tells nothing of the models' work."""
+"""Path prefixes that require the token; other paths reveal nothing about the models' work."""
 ALWAYS = ("/health", "/ready")
-"""What is answered under any host name, and when there are too many connections."""
+"""Paths that are served under any host name and when there are too many connections."""
 POLICY = (b"content-security-policy", b"default-src 'self' 'unsafe-inline' data: blob:")
-"""Of pages that have none, which are /docs and /redoc: nothing is loaded from another host."""
+"""The policy for /docs and /redoc, which set none: nothing may be loaded from another host."""
 SMALL = 1 << 16
-"""Bytes of an answer that is sent whatever else is unread."""
+"""Responses of up to this many bytes are sent however much other clients have not read."""
 PART = 1 << 18
-"""Bytes of an answer that are handed on at a time."""
+"""The bytes of a response that are passed to uvicorn at a time."""
 PATIENCE = 8
-"""Times the largest body that is read, and thrown away, so that its sender sees the answer."""
+"""A refused request's body of up to this many times `Limits.max_bytes` is read and discarded, so
+that its sender sees the response."""
 LEFT = 499
-"""The status in metrics and log where the client has left; nobody is sent it."""
-FAILED = "the server failed; its log has the reason"
+"""The status that metrics and log show if the client has disconnected; it is never sent."""
+FAILED = "the server failed; see its log for the reason"
 
 
 class RequestMiddleware:
-    """Lets a request in, or answers itself; notes each in metrics and log.
+    """Middleware that admits or refuses each request and records it in metrics and log.
 
     Args:
-        app: behind it.
-        serving: whether requests are taken.
-        token: that is asked for; none where empty.
-        hosts: names in the header `host` that are answered, besides addresses; empty for any.
+        app: the application that handles admitted requests.
+        serving: the service, which knows the limits and whether it is shutting down.
+        token: the required token; "" if none is required.
+        hosts: accepted names in the `host` header, in addition to IP addresses; empty for any.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class RequestMiddleware:
         self.turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # a GET, but for the body: uvicorn leaves that out
+        if scope["method"] == "HEAD":  # handled as GET; uvicorn omits the body
             scope = {**scope, "method": "GET"}
         started, noted, body = (
             time.perf_counter(),
@@ -92,7 +93,7 @@ class RequestMiddleware:
             answer.status = LEFT
         except Exception:
             LOG.exception("request failed", extra={"fields": {"id": request}})
-            if answer.status:  # the answer has begun; uvicorn closes the connection
+            if answer.status:  # the response has started; uvicorn closes the connection
                 raise
             await json_response(RefusedError(500, FAILED))(scope, receive, answer.send)
         finally:
@@ -103,20 +104,20 @@ class RequestMiddleware:
             self._note(scope, request, answer.status, time.perf_counter() - started, noted)
 
     def _problems(self, scope: Scope, headers: Headers) -> Iterator[RefusedError]:
-        """Why a request is not let in."""
+        """Yield the reasons why a request is refused, if any."""
         path, length = scope["path"], headers.get("content-length", "")
-        if length and "transfer-encoding" in headers:  # where does the next request begin?
-            yield RefusedError(400, "has content-length and transfer-encoding; send one").closing()
+        if length and "transfer-encoding" in headers:  # the next request's start is unclear
+            yield RefusedError(400, "send content-length or transfer-encoding, not both").closing()
         if path in ALWAYS:
             return
         if self.serving.connections.full:
-            full = RefusedError(503, "all connections are taken; try again later", retry_after=1)
+            full = RefusedError(503, "all connections are in use; try again later", retry_after=1)
             yield full.closing()
         if self.hosts and not self._is_own(headers.get("host", "")):
             yield RefusedError(
                 421,
-                "the header host has a name that is not this server's; ask for it by its address, "
-                "or start it with --allowed-hosts or a token",
+                "the host header does not name this server; use the server's IP address, or start "
+                "it with --allowed-hosts or a token",
             )
         if self.token and path.startswith(GUARDED):
             scheme, _, known = headers.get("authorization", "").partition(" ")
@@ -133,10 +134,10 @@ class RequestMiddleware:
             yield unread()
 
     def _is_own(self, host: str) -> bool:
-        """Whether a header `host` is absent, an address, or a name that is answered.
+        """Return whether a `host` header is absent, an IP address or an accepted name.
 
-        A page of another site can make a browser send it here under its own name, and read the
-        answer, but not under an address.
+        Another site can point its own host name at this server (DNS rebinding), so that its page
+        can read the responses in a visitor's browser. It cannot do so with an IP address.
         """
         try:
             parts = urlsplit(f"//{host}")
@@ -151,7 +152,7 @@ class RequestMiddleware:
     async def _refuse(
         self, problem: RefusedError, headers: Headers, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Answer; a body that is on its way is read first, unless it is very large."""
+        """Send an error response; a body that is still arriving is read first unless very large."""
         length = headers.get("content-length", "")
         most = PATIENCE * self.limits.max_bytes
         if length.isdecimal() and 0 < int(length) <= most:
@@ -172,7 +173,7 @@ class RequestMiddleware:
     def _note(
         self, scope: Scope, request: str, status: int, seconds: float, noted: dict[str, Any]
     ) -> None:
-        """Metrics and a line of the log; neither holds any text of the request."""
+        """Record a request in the metrics and the log; neither contains any text of the request."""
         route = getattr(scope.get("route"), "path", None) or "other"
         self.serving.metrics.answered(route, status, seconds)
         client = (scope.get("client") or ["?"])[0]
@@ -189,30 +190,30 @@ class RequestMiddleware:
 
 
 def unread() -> RefusedError:
-    """An answer for which there is no memory."""
+    """Return the error for a response for which no memory is left."""
     return RefusedError(
-        503, "clients have not read their answers yet; try again later", retry_after=1
+        503, "too many responses have not been read by clients yet; try again later", retry_after=1
     )
 
 
 def too_large(most: int) -> RefusedError:
-    """A body beyond the limit."""
+    """Return the error for a body with more than `most` bytes."""
     return RefusedError(
         413, f"the body is larger than {most:,} bytes; send fewer or shorter inputs"
     )
 
 
 def json_response(problem: RefusedError) -> JSONResponse:
-    """The answer to a refused request."""
+    """Return the response to a refused request."""
     return JSONResponse(problem.body(), problem.status, problem.headers)
 
 
 class BoundedBody:
-    """A request's body, bounded in size and time; then it is watched whether its sender leaves.
+    """A request's body, limited in size and time; afterwards, it watches for a disconnect.
 
     Args:
-        receive: gives its parts.
-        limits: most bytes, whatever the headers say, and the deadline.
+        receive: the ASGI function that returns the parts of the body.
+        limits: the limits; `max_bytes` applies whatever the headers say.
     """
 
     def __init__(self, receive: Receive, limits: Limits) -> None:
@@ -221,13 +222,13 @@ class BoundedBody:
         self.end = asyncio.get_running_loop().time() + limits.deadline
         self.watcher: asyncio.Task[None] | None = None
         self.gone = False
-        """Whether the sender has left, and the task that answers was cancelled."""
+        """Whether the client has disconnected, so that the task that answers it was cancelled."""
 
     async def receive(self) -> Message:
-        """The next part.
+        """Return the next ASGI message.
 
         Raises:
-            HTTPException: 413 as soon as there are too many bytes, 408 where they do not come.
+            HTTPException: the body is too large (status 413) or late (408).
         """
         if self.watcher is not None:
             return await self.parts()
@@ -235,7 +236,7 @@ class BoundedBody:
             async with asyncio.timeout_at(self.end):
                 message = await self.parts()
         except TimeoutError:
-            late = f"the body did not come within {self.limits.deadline:g} s"
+            late = f"the body did not arrive within {self.limits.deadline:g} s"
             raise HTTPException(408, late, {"connection": "close"}) from None
         if message["type"] == "http.disconnect":  # in the middle of the body
             self.gone = True
@@ -250,35 +251,35 @@ class BoundedBody:
         return message
 
     def stop_watching(self) -> None:
-        """The answer begins."""
+        """Stop watching for a disconnect, since the response starts."""
         if self.watcher is not None:
             self.watcher.cancel()
 
     async def _watch(self, answering: asyncio.Task[Any]) -> None:
-        """Once the body is there, the next message says that the sender has left."""
+        """Cancel the answering task when the next message says that the client has left."""
         await self.parts()
         self.gone = True
         answering.cancel()
 
 
 class BoundedResponse:
-    """A request's answer, bounded in size, with the headers that all have.
+    """A response that is limited in size and gets the headers common to all responses.
 
     Args:
-        send: to the client.
-        serving: its limits, and what other clients have not read.
-        request: its id.
-        body: of the request.
+        send: the ASGI function that sends a message to the client.
+        serving: the service, which knows the limits and how many bytes clients have not read.
+        request: the request's id.
+        body: the request's body.
     """
 
     def __init__(self, send: Send, serving: Service, request: str, body: BoundedBody) -> None:
         self.client, self.serving, self.request, self.body = send, serving, request, body
         self.status = self.length = 0
         self.withheld = False
-        """Whether another answer was sent instead, which is smaller."""
+        """Whether an error response was sent instead."""
 
     async def send(self, message: Message) -> None:
-        """The next part."""
+        """Send the next ASGI message."""
         if self.withheld:
             return
         if message["type"] == "http.response.start":
@@ -300,18 +301,18 @@ class BoundedResponse:
             self.serving.unread += length
         whole = message.get("body", b"")
         last = max(0, len(whole) - 1) // PART * PART
-        for start in range(0, last, PART):  # uvicorn waits with each until the one before is read
+        for start in range(0, last, PART):  # uvicorn waits until the part before is read
             part = {"body": whole[start : start + PART], "more_body": True}
             await self.client({**message, **part})
         await self.client({**message, "body": whole[last:]} if last else message)
 
     def end(self) -> None:
-        """No more of it is sent."""
+        """Mark the response as finished, so that its bytes are not counted as unread."""
         self.serving.unread -= self.length
         self.length = 0
 
     def _problem(self, length: int) -> RefusedError | None:
-        """Why an answer of some bytes is not sent."""
+        """Return why a response of `length` bytes cannot be sent, or None."""
         limits = self.serving.limits
         if length > limits.max_answer:
             return answer_too_large(limits.max_answer)

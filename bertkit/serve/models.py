@@ -1,4 +1,4 @@
-"""A model that is served: its name, what it can do, and its worker."""
+"""Load the models to serve: each has a name, its operations by route, and a worker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ROUTES = {
     "tag": "tag",
     "answer": "answer",
 }
-"""Kind of a tuned model -> the route that it serves."""
+"""Task type of a fine-tuned model -> the route that it serves."""
 
 SAMPLES: dict[str, Any] = {
     "classify": text_examples([Text(text="a")]),
@@ -68,12 +68,12 @@ SAMPLES: dict[str, Any] = {
     "next-sentence": [Following(text="a", following="a")],
     "embeddings": ["a"],
 }
-"""Route -> a request that every model answers."""
+"""Route -> a request that every model of this route can answer."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, loaded and at work."""
+    """A loaded model and its running worker."""
 
     name: str
     task_type: str
@@ -83,21 +83,21 @@ class ServedModel:
     max_length: int
     labels: tuple[str, ...]
     operations: dict[str, Any]
-    """Route -> what is done there."""
+    """Route -> its operation."""
     worker: Worker
     load_again: Callable[[], ServedModel]
-    """Reads the folder once more."""
+    """Loads the model's folder again."""
     loaded: int = field(default_factory=lambda: int(time.time()))
-    """Seconds since 1970."""
+    """The time of loading, in seconds since 1970."""
 
     @property
     def routes(self) -> list[str]:
-        """Those that it serves."""
+        """The routes that the model serves, sorted."""
         return sorted([*self.operations, "pieces"])
 
     @property
     def card(self) -> dict[str, Any]:
-        """What /v1/models says of it, see `bertkit.serve.schemas.ModelCard`."""
+        """The model's entry in /v1/models; see `bertkit.serve.schemas.ModelCard`."""
         return {
             "id": self.name,
             "object": "model",
@@ -124,24 +124,25 @@ def load_models(
     """Load models and start their workers.
 
     Args:
-        models: folders, or NAME=FOLDER.
-        limits: of each model's queue.
-        metrics: are told of every batch.
+        models: the models' folders, each as FOLDER or NAME=FOLDER.
+        limits: the server's limits, among them those of each model's queue.
+        metrics: the metrics that the workers update.
         precision: "fp32", "bf16", "int8" or "auto".
         device: "auto", "cpu", "cuda", ...
 
     Raises:
-        BertkitError: there is no model, a name is taken or no name, or a model cannot be loaded.
+        BertkitError: no model is given, a name is invalid or used twice, or a model cannot be
+            loaded.
     """
     if not models:
-        raise BertkitError("there is no model to serve; name at least one folder")
+        raise BertkitError("there is no model to serve; give at least one folder")
     named: dict[str, Path] = {}
     for given in models:
         name, path = split_name(given)
         if name in named:
             raise BertkitError(
-                f"two models are called '{name}', {named[name]} and {path}; give one another name, "
-                f"as in {name}-2={path}"
+                f"two models are called '{name}', {named[name]} and {path}; give one a different "
+                f"name, as in {name}-2={path}"
             )
         named[name] = path
     served: dict[str, ServedModel] = {}
@@ -153,10 +154,10 @@ def load_models(
 
 
 def split_name(given: str) -> tuple[str, Path]:
-    """The name and the folder of NAME=FOLDER, or of FOLDER; of a run, that of the run.
+    """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's.
 
     Raises:
-        BertkitError: the name has other characters than letters, digits and ._:-
+        BertkitError: the name has characters other than letters, digits and ._:-
     """
     name, equals, path = given.partition("=")
     if Path(given).exists():  # as in runs/lr=3e-5
@@ -167,7 +168,7 @@ def split_name(given: str) -> tuple[str, Path]:
         name = hub_name.repo.rpartition("/")[2] if hub_name else model_name(folder.absolute())
     if not NAME.fullmatch(name):
         raise BertkitError(
-            f"'{name}' cannot be a model's name; take letters, digits and ._:- as in mine={folder}"
+            f"'{name}' cannot be a model's name; use letters, digits and ._:- as in mine={folder}"
         )
     return name, folder
 
@@ -175,10 +176,10 @@ def split_name(given: str) -> tuple[str, Path]:
 def load_served_model(
     name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
-    """Load one model.
+    """Load one model and start its worker; the arguments are those of `load_models`.
 
     Raises:
-        BertkitError: there is none, or it is damaged.
+        BertkitError: the folder holds no model, or a damaged one.
     """
     path = resolve_model(given)
     vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
@@ -213,10 +214,10 @@ def load_served_model(
 
 
 def load_and_try(old: ServedModel) -> ServedModel:
-    """A model of the same folder, read again, after it has answered a request for each route.
+    """Load a model's folder again and check that the new model answers a request on each route.
 
     Raises:
-        BertkitError: there is none, it is damaged, or it does not answer.
+        BertkitError: the folder holds no model, or one that is damaged or fails to answer.
     """
     new = old.load_again()
     try:
@@ -233,7 +234,7 @@ def load_and_try(old: ServedModel) -> ServedModel:
 
 
 def has_masks(start: PretrainedWeights) -> bool:
-    """Whether the weights have a head that guesses at masks, and learned to."""
+    """Whether the weights have a head for masked tokens; only bidirectional models qualify."""
     masked = any(name.startswith("cls.predictions.transform") for name in start.tensors)
     return masked and start.config.direction == "bidirectional"
 
@@ -241,7 +242,7 @@ def has_masks(start: PretrainedWeights) -> bool:
 def pretrained_operations(
     folder: Path, limits: Limits, precision: str, device: str
 ) -> dict[str, Any]:
-    """What a pre-trained model's heads do."""
+    """Return route -> operation for the heads of a pre-trained model."""
     predictor = load_pretrained(folder, device=device)
     network = Network(predictor, precision)
     works: dict[str, Any] = {"fill-mask": FillMask(network, limits.max_queue_tokens)}

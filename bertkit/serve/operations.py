@@ -1,8 +1,8 @@
-"""What models do for requests: the predictors of `bertkit.predict`, with many requests in one run.
+"""The operations behind the routes: predictors of `bertkit.predict`, applied to batched requests.
 
-Each operation has two halves. `prepare` cuts the texts of a request into tokens, outside the
-model's thread; `run` computes several requests at once and gives each its own predictions. Masks
-and next sentences follow paper section 3.1.
+Each operation has two methods. `prepare` tokenizes the texts of a request, outside the model's
+thread; `run` computes several requests at once and returns the predictions of each. Masks and next
+sentences follow paper section 3.1.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from bertkit.training.device import autocast
 
 
 class TaskOperation:
-    """A tuned model's predictions.
+    """The operation that returns a fine-tuned model's predictions.
 
     Args:
-        predictor: of any kind.
+        predictor: a predictor of any task type.
     """
 
     def __init__(self, predictor: TaskPredictor) -> None:
         self.predictor = predictor
 
     def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
-        """A request's inputs (of `bertkit.datasets.examples`) as sequences."""
+        """Convert a request's inputs (`bertkit.datasets.examples`) into sequences."""
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
         if isinstance(
             self.predictor.task, QuestionAnswering
-        ):  # without a known answer none can be missed
+        ):  # the other counts are about gold answers, which requests lack
             lost = {what: count for what, count in lost.items() if what.startswith("questions")}
         return PreparedRequest((inputs, items), items.tokens, len(inputs), items.windowed, lost)
 
     def run(self, many: Sequence[tuple[Sequence[Any], Items]]) -> list[list[Any]]:
-        """Predictions, as the task's `decode` gives them, for each request."""
+        """Return the predictions of each request, as the task's `decode` returns them."""
         together = [item for _, items in many for item in items.items]
         whole = Items(together, sum(len(inputs) for inputs, _ in many), 0, {})
         by_model = [engine.run(whole) for engine in self.predictor.engines]
@@ -66,20 +66,20 @@ class TaskOperation:
 
 
 class EmbeddingOperation:
-    """Vectors of texts.
+    """The operation that returns vectors of texts.
 
     Args:
-        embedder: any.
+        embedder: the model's embedder.
     """
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
 
     def prepare(self, asked: Sequence[str] | Sequence[list[int]]) -> PreparedRequest:
-        """Texts, or ids of texts, as sequences.
+        """Convert texts, or lists of token ids, into sequences.
 
         Raises:
-            RefusedError: an id is not in the vocabulary.
+            RefusedError: a token id is not in the vocabulary.
         """
         texts = [one for one in asked if isinstance(one, str)]
         encoded = self.embedder.encode(texts) or self._of_ids(asked)
@@ -89,7 +89,7 @@ class EmbeddingOperation:
         )
 
     def _of_ids(self, asked: Sequence[Any]) -> list[EncodedText]:
-        """Ids as sequences; the prompt stands before them, as before texts."""
+        """Convert lists of token ids into sequences, with the model's prompt before each."""
         settings, tokenizer = self.embedder.settings, self.embedder.tokenizer
         prompt = settings.whole_texts([""], special=tokenizer.compat == "hf")
         [before], encoded = tokenizer.encode_batch(prompt), []
@@ -97,8 +97,8 @@ class EmbeddingOperation:
             if (worst := max(one)) >= tokenizer.size:
                 raise RefusedError(
                     422,
-                    f"input.{number}: {worst} is no id of the model's vocabulary of "
-                    f"{tokenizer.size:,}; send the text, or ids of its own tokenizer",
+                    f"input.{number}: {worst} is not an id of the model's vocabulary of "
+                    f"{tokenizer.size:,}; send the text, or ids of this model's tokenizer",
                     f"input.{number}",
                 )
             ids = np.array([*before, *one], dtype=np.int32)
@@ -106,14 +106,14 @@ class EmbeddingOperation:
         return encoded
 
     def run(self, many: Sequence[list[EncodedText]]) -> list[np.ndarray]:
-        """(texts, width) float32 for each request."""
+        """Return (texts, width) float32 vectors for each request."""
         vectors = self.embedder.vectors([text for texts in many for text in texts])
         ends = accumulate((len(texts) for texts in many), initial=0)
         return [vectors[start:end] for start, end in pairwise(ends)]
 
 
 def text_examples(asked: Sequence[Text]) -> list[TextExample]:
-    """A request's texts."""
+    """Convert a request's texts into task inputs."""
     return [
         TextExample(str(i), given.text, given.pair, None, f"inputs.{i}")
         for i, given in enumerate(asked)
@@ -121,7 +121,7 @@ def text_examples(asked: Sequence[Text]) -> list[TextExample]:
 
 
 def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
-    """A request's texts and choices."""
+    """Convert a request's texts and choices into task inputs."""
     return [
         ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}")
         for i, given in enumerate(asked)
@@ -129,15 +129,15 @@ def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
 
 
 def question_examples(asked: Sequence[Question]) -> list[QuestionExample]:
-    """A request's questions.
+    """Convert a request's questions into task inputs.
 
     Raises:
-        BertkitError: one is blank.
+        BertkitError: a question or a context is blank.
     """
     for i, given in enumerate(asked):
         for field in ("question", "context"):
             if not getattr(given, field).strip():
-                raise BertkitError(f"inputs.{i}.{field}: the text is blank; give one with words")
+                raise BertkitError(f"inputs.{i}.{field}: the text is blank; send a text with words")
     return [
         QuestionExample(str(i), given.question, given.context, None, f"inputs.{i}")
         for i, given in enumerate(asked)
@@ -145,17 +145,17 @@ def question_examples(asked: Sequence[Question]) -> list[QuestionExample]:
 
 
 def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
-    """A request's words.
+    """Convert a request's texts or word lists into task inputs.
 
     Raises:
-        RefusedError: an input has both, text and words, or none.
+        RefusedError: an input has both text and words, or neither.
     """
     inputs = []
     for i, given in enumerate(asked):
         if (given.text is None) == (given.words is None):
             both = "both" if given.words is not None else "neither"
             raise RefusedError(
-                422, f"inputs.{i} has {both} of text and words; give one of them", f"inputs.{i}"
+                422, f"inputs.{i} has {both} of text and words; send one of them", f"inputs.{i}"
             )
         text, spans = split_words_with_offsets(given.given)
         words = tuple(text[start:end] for start, end in spans)
@@ -165,21 +165,21 @@ def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
 
 
 MOST_ROWS = 128
-"""Sequences in a batch: each mask needs a row as wide as the vocabulary."""
+"""The most sequences in a batch: each mask needs a row as wide as the vocabulary."""
 MOST_GUESSES = 50_000
-"""Of an answer, which has about 50 bytes for each."""
+"""The most candidates in a response, at about 50 bytes each."""
 
 
 class Masks(NamedTuple):
-    """The masks of one text."""
+    """The masks of one text, prepared for prediction."""
 
     windows: list[tuple[list[int], int]]
-    """Of each mask: ids with [CLS] and [SEP], and where the mask is."""
+    """For each mask, its window's token ids with [CLS] and [SEP], and the mask's index there."""
     top: int
 
 
 class EncodedPairs(NamedTuple):
-    """Two texts as one sequence."""
+    """A pair of texts as one sequence."""
 
     ids: list[int]
     segments: list[int]
@@ -189,8 +189,8 @@ class Network:
     """A pre-trained network, prepared for prediction.
 
     Args:
-        predictor: its encoder is changed.
-        precision: see `bertkit.predict.engine.choose_mode`.
+        predictor: the predictor of the model; on a CPU, its encoder is modified.
+        precision: "fp32", "bf16", "int8" or "auto"; see `bertkit.predict.engine.choose_mode`.
     """
 
     def __init__(self, predictor: Predictor, precision: str) -> None:
@@ -206,12 +206,12 @@ class Network:
         segments: Sequence[Sequence[int]] | None,
         places: Sequence[int],
     ) -> PretrainingOutput:
-        """Both heads' logits, in fp32 and on the CPU.
+        """Return the logits of both heads, in fp32 on the CPU.
 
         Args:
-            sequences: ids, with special tokens.
-            segments: 0 or 1 for each of them; all 0 where absent.
-            places: of masks, one for each sequence; or none.
+            sequences: the token ids of each sequence, with special tokens.
+            segments: the segment, 0 or 1, of each token; None for all 0.
+            places: the index of the mask in each sequence; empty to compute no mask.
         """
         device = self.predictor.device
         packed = pack(sequences, segments).to(device)
@@ -224,22 +224,22 @@ class Network:
 
 
 class FillMask:
-    """Guesses at masks.
+    """The operation that predicts masked tokens.
 
     Args:
-        network: that guesses.
-        most_tokens: of all windows of a request; each mask has one.
+        network: the pre-trained network.
+        most_tokens: the most tokens in all windows of a request, which has one per mask.
     """
 
     def __init__(self, network: Network, most_tokens: int) -> None:
         self.network, self.predictor, self.most_tokens = network, network.predictor, most_tokens
 
     def prepare(self, asked: Sequence[Masked]) -> PreparedRequest:
-        """A window around every mask.
+        """Cut a window of tokens around every mask.
 
         Raises:
-            RefusedError: more guesses are asked for than there are pieces, or than are given; or
-                the windows have too many tokens.
+            RefusedError: `top` exceeds the vocabulary, the request asks for too many candidates,
+                or its windows have too many tokens.
         """
         self._check_size(asked)
         texts = [Masks(self.predictor.mask_windows(one.text), one.top) for one in asked]
@@ -253,7 +253,7 @@ class FillMask:
         for number, given in enumerate(asked):
             if given.top > vocabulary:
                 field = f"inputs.{number}.top"
-                message = f"{field}: the vocabulary has {vocabulary:,} pieces, not {given.top:,}"
+                message = f"{field}: the vocabulary has {vocabulary:,} tokens, not {given.top:,}"
                 raise RefusedError(422, message, field)
             masks = given.text.count(MASK)
             guesses += masks * given.top
@@ -261,11 +261,11 @@ class FillMask:
         if tokens > self.most_tokens:
             raise too_many(tokens, self.most_tokens)
         if guesses > MOST_GUESSES:
-            message = f"{guesses:,} guesses are asked for, and {MOST_GUESSES:,} are given at a time"
-            raise RefusedError(413, f"{message}; take a lower top, or send fewer masks")
+            message = f"{guesses:,} guesses requested, but {MOST_GUESSES:,} are the most at a time"
+            raise RefusedError(413, f"{message}; lower top, or send fewer masks")
 
     def run(self, many: Sequence[list[Masks]]) -> list[list[list[list[MaskCandidate]]]]:
-        """For each request, text and mask: the most probable pieces, best first."""
+        """Return the most probable tokens for each request, text and mask, best first."""
         asked = [(w, text.top) for texts in many for text in texts for w in text.windows]
         guesses: Iterator[list[MaskCandidate]] = iter(self._guess(asked))
         return [[[next(guesses) for _ in text.windows] for text in texts] for texts in many]
@@ -286,16 +286,16 @@ class FillMask:
 
 
 class NextSentence:
-    """Whether texts follow each other."""
+    """The operation that predicts whether one text follows another."""
 
     def __init__(self, network: Network) -> None:
         self.network, self.predictor = network, network.predictor
 
     def prepare(self, asked: Sequence[Following]) -> PreparedRequest:
-        """Pairs as sequences; of long ones what stands at the joint, see `Predictor`.
+        """Encode pairs; a long pair is cut to the tokens around its joint (`Predictor.joint`).
 
         Raises:
-            BertkitError: a text has no token.
+            BertkitError: a text has no tokens.
         """
         made = [self._pair(i, given) for i, given in enumerate(asked)]
         lost = sum(cut for _, cut in made)
@@ -307,16 +307,16 @@ class NextSentence:
         )
 
     def _pair(self, number: int, given: Following) -> tuple[EncodedPairs, bool]:
-        """The sequence, and whether it was cut."""
+        """Return the sequence of a pair and whether it was cut."""
         first, second = self.predictor.tokenizer.encode_batch([given.text, given.following])
         for field, ids in (("text", first), ("following", second)):
             if not ids:
-                raise BertkitError(f"inputs.{number}.{field}: the text has no token; give words")
+                raise BertkitError(f"inputs.{number}.{field}: the text has no tokens; send words")
         pair = EncodedPairs(*self.predictor.joint(first, second))
         return pair, len(pair.ids) < len(first) + len(second) + 3
 
     def run(self, many: Sequence[list[EncodedPairs]]) -> list[list[float]]:
-        """For each request and pair: the probability."""
+        """Return, for each request and pair, the probability that the second text follows."""
         pairs = [pair for texts in many for pair in texts]
         found: list[float] = []
         for group in groups([pair.ids for pair in pairs]):
@@ -328,7 +328,7 @@ class NextSentence:
 
 
 def groups(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    """Numbers of neighbouring sequences that make a batch."""
+    """Yield the indices of neighbouring sequences that form a batch."""
     group: list[int] = []
     tokens = 0
     for number, ids in enumerate(sequences):

@@ -1,4 +1,4 @@
-"""The page at /: its files, and what a browser may do with them."""
+"""The web page at /: routes for its files, and headers that limit what a browser may do."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""Nothing is loaded from, or sent to, another host; no script or style stands in the page itself;
-after an update of the package the browser takes the new files."""
+"""The page loads nothing from other hosts, sends nothing to them, and has no inline scripts or
+styles; after an update of the package, the browser uses the new files."""
 MEDIA_TYPES = {
     ".html": "text/html",
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-"""Given here: the types that Python knows depend on the machine."""
+"""Listed here because the types that Python's `mimetypes` knows depend on the machine."""
 
 
 def page_routes(web: Path) -> list[Route]:
-    """A route for each file of the page; none where the folder has no index.html.
+    """Return a route for each file of the page, or no routes if there is no index.html.
 
-    One by one and not as a mounted folder, which would take every path that no other route has,
-    and answer a wrong method with 404.
+    The folder is not mounted as a whole: a mount would catch every path that no other route has,
+    and would answer a wrong method with 404.
 
     Args:
-        web: the folder; index.html is served at /.
+        web: the folder of the page; its index.html is served at /.
     """
     if not (web / "index.html").is_file():
         return []
@@ -42,7 +42,7 @@ def page_routes(web: Path) -> list[Route]:
 
 
 def file_route(path: Path) -> Route:
-    """The route of one file."""
+    """Return the route of one file."""
 
     async def file(request: Request) -> Response:
         return FileResponse(path, headers=HEADERS, media_type=MEDIA_TYPES[path.suffix])

@@ -1,7 +1,7 @@
-"""The routes of the server.
+"""The server's routes.
 
-One for each task type, masks and next sentences, embeddings in OpenAI's format, tokens, attention,
-models, health and metrics.
+They cover each task type, masks and next sentences, embeddings in OpenAI's format, tokens,
+attention, models, health and metrics.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from bertkit.tokenizer.wordpiece import PairEncoding
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in {
-        400: "The body is no JSON.",
+        400: "The body is not valid JSON.",
         401: "The token is missing or wrong.",
         404: "There is no such model.",
-        408: "The body did not come in time.",
-        413: "The request is larger than the server takes.",
-        422: "A field is missing, unknown or wrong; `param` names it.",
-        429: "Too much waits for this model; `Retry-After` says when to come back.",
+        408: "The body did not arrive in time.",
+        413: "The request or its response is larger than the server allows.",
+        422: "A field is missing, unknown or invalid; `param` names it.",
+        429: "Too many tokens wait for this model; `Retry-After` says when to try again.",
         503: "The deadline has passed, or the server is shutting down.",
     }.items()
 }
-"""What every route may answer instead."""
+"""The error responses that every route may return."""
 
 
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
-    """The body of an answer."""
+    """Return the body of a response with predictions."""
     return {
         "model": found.model.name,
         "predictions": rows,
@@ -68,17 +68,17 @@ def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
 
 
 def tuple_response(found: Predicted) -> dict[str, Any]:
-    """The body of an answer whose predictions are tuples of names and values."""
+    """Return the body of a response whose predictions are named tuples."""
     return run_route(found, [one._asdict() for one in found.result])
 
 
 def task_routes(serving: Service) -> APIRouter:
-    """Routes of tuned models."""
+    """Return the routes of fine-tuned models."""
     routes = APIRouter(prefix="/v1", tags=["tasks"], responses=REFUSALS)
 
     @routes.post(
         "/classify",
-        summary="Labels of texts or pairs of texts",
+        summary="Classify texts or pairs of texts",
         response_model=Predictions[answers.LabelAnswer] | Predictions[answers.Labels],
     )
     async def classify(asked: PredictionRequest[bodies.Text]) -> Response:
@@ -89,7 +89,7 @@ def task_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/regress",
-        summary="A number for texts or pairs of texts",
+        summary="Predict a number for texts or pairs of texts",
         response_model=Predictions[answers.NumberAnswer],
     )
     async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
@@ -99,11 +99,11 @@ def task_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/choose",
-        summary="One of several ways to go on",
+        summary="Choose the best of several choices",
         response_model=Predictions[answers.Choice],
     )
     async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
-        least = 3 * CHARACTERS_OF_TOKEN  # of each choice: [CLS] and twice [SEP]
+        least = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
         size = sum(
             request_size(one.choices) + len(one.choices) * (least + len(one.text))
             for one in asked.inputs
@@ -113,11 +113,11 @@ def task_routes(serving: Service) -> APIRouter:
         return await serving.respond(numbers, tuple_response, found)
 
     @routes.post(
-        "/tag", summary="Tags of words, and entities", response_model=Predictions[answers.Tagging]
+        "/tag", summary="Tag words and find entities", response_model=Predictions[answers.Tagging]
     )
     async def tag(asked: PredictionRequest[bodies.Words]) -> Response:
         size = request_size(one.text for one in asked.inputs)
-        size += sum(  # a word is at least a token
+        size += sum(  # a word has at least one token
             max(CHARACTERS_OF_TOKEN, len(word)) for one in asked.inputs for word in one.words or ()
         )
         found = await serving.predict("tag", asked.model, asked.inputs, size, words_examples)
@@ -126,7 +126,7 @@ def task_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/answer",
-        summary="Answers to questions, found in contexts of any length",
+        summary="Answer questions from contexts of any length",
         response_model=Predictions[answers.Answer],
     )
     async def answer_questions(asked: PredictionRequest[bodies.Question]) -> Response:
@@ -142,12 +142,12 @@ def task_routes(serving: Service) -> APIRouter:
 
 
 def pretraining_routes(serving: Service) -> APIRouter:
-    """Routes of models as they were pre-trained."""
+    """Return the routes of pre-trained models that are not fine-tuned."""
     routes = APIRouter(prefix="/v1", tags=["pre-training"], responses=REFUSALS)
 
     @routes.post(
         "/fill-mask",
-        summary="Guesses at each [MASK]",
+        summary="Predict the token behind each [MASK]",
         response_model=Predictions[list[list[answers.Candidate]]],
     )
     async def fill_mask(asked: PredictionRequest[bodies.Masked]) -> Response:
@@ -158,7 +158,7 @@ def pretraining_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/next-sentence",
-        summary="Whether a text follows another",
+        summary="Predict whether one text follows another",
         response_model=Predictions[answers.Follows],
     )
     async def next_sentence(asked: PredictionRequest[bodies.Following]) -> Response:
@@ -171,7 +171,7 @@ def pretraining_routes(serving: Service) -> APIRouter:
 
 
 def tagging_body(found: Predicted, asked: PredictionRequest[bodies.Words]) -> dict[str, Any]:
-    """The body of an answer with tags."""
+    """Return the body of a response with tags and entities."""
     rows = []
     for one, given in zip(found.result, asked.inputs, strict=True):
         words, entities = tagged_text(one, *split_words_with_offsets(given.given))
@@ -185,7 +185,7 @@ def tagging_body(found: Predicted, asked: PredictionRequest[bodies.Words]) -> di
 
 
 def guesses_body(found: Predicted) -> dict[str, Any]:
-    """The body of an answer with guesses at masks."""
+    """Return the body of a response with candidates for masks."""
     rows = [[[guess._asdict() for guess in mask] for mask in masks] for masks in found.result]
     return run_route(found, rows)
 
@@ -194,11 +194,11 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def embedding_routes(serving: Service) -> APIRouter:
-    """/v1/embeddings."""
+    """Return the route /v1/embeddings."""
     routes = APIRouter(prefix="/v1", tags=["embeddings"], responses=REFUSALS)
 
     @routes.post(
-        "/embeddings", summary="Vectors of texts, as OpenAI's API", response_model=EmbeddingAnswer
+        "/embeddings", summary="Embed texts, as in OpenAI's API", response_model=EmbeddingAnswer
     )
     async def embeddings(asked: EmbeddingRequest) -> Response:
         texts = embedding_texts(asked.input)
@@ -208,8 +208,8 @@ def embedding_routes(serving: Service) -> APIRouter:
         if asked.dimensions not in {None, width}:
             raise RefusedError(
                 422,
-                f"dimensions: '{model.name}' gives {width:,} numbers and was not trained to be "
-                "shortened; leave the field out",
+                f"dimensions: '{model.name}' returns vectors of {width:,} numbers, which cannot "
+                "be shortened; leave the field out",
                 "dimensions",
             )
         as_base64 = asked.encoding_format == "base64"
@@ -227,19 +227,19 @@ def embedding_routes(serving: Service) -> APIRouter:
 
 
 def embedding_texts(given: Any) -> list[Any]:
-    """One text, or the ids of one, as a list of one."""
+    """Return `input` as a list: a single text or a single list of ids becomes a list of one."""
     alone = isinstance(given, str) or isinstance(given[0], int)
     return [given] if alone else given
 
 
 def embedding_body(model: str, vectors: np.ndarray, tokens: int, as_base64: bool) -> dict[str, Any]:
-    """The body of an answer.
+    """Return the body of a response with embeddings.
 
     Args:
-        model: its name.
-        vectors: (texts, width) float32.
-        tokens: of all texts.
-        as_base64: little-endian float32 in base64, or numbers.
+        model: the model's name.
+        vectors: (texts, width) float32 vectors.
+        tokens: the number of tokens in all texts.
+        as_base64: whether vectors are written as base64 of little-endian float32, not as numbers.
     """
     coded: list[Any]
     if as_base64:
@@ -254,17 +254,17 @@ def embedding_body(model: str, vectors: np.ndarray, tokens: int, as_base64: bool
 
 
 def inspection_routes(serving: Service) -> APIRouter:
-    """Pieces and attention."""
-    routes = APIRouter(prefix="/v1", tags=["inside"], responses=REFUSALS)
+    """Return the routes for tokens and attention."""
+    routes = APIRouter(prefix="/v1", tags=["inspection"], responses=REFUSALS)
 
-    @routes.post("/pieces", summary="The pieces of a text or a pair", response_model=Pieces)
+    @routes.post("/pieces", summary="Tokenize a text or a pair", response_model=Pieces)
     async def pieces(asked: PiecesRequest) -> Response:
         model = serving.find(asked.model, "pieces")
         size = request_size((asked.text, asked.pair))
         if size > CHARACTERS_OF_TOKEN * MOST_PIECES:
             raise too_many(size // CHARACTERS_OF_TOKEN, MOST_PIECES)
         encode = model.operations["attention"].encode
-        encoded = await serving.cut(size, encode, asked, MOST_PIECES, "pieces are given up to")
+        encoded = await serving.cut(size, encode, asked, MOST_PIECES, "the limit is")
 
         def body() -> dict[str, Any]:
             return {"model": model.name, "pieces": token_rows(model.tokenizer, encoded)}
@@ -273,7 +273,7 @@ def inspection_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/attention",
-        summary="What one head of one layer takes from where",
+        summary="Compute the attention weights of one head",
         response_model=Attention,
     )
     async def attention(asked: AttentionRequest) -> Response:
@@ -289,7 +289,7 @@ def inspection_routes(serving: Service) -> APIRouter:
 
     @routes.post(
         "/attention-maps",
-        summary="All heads of all layers, a byte a weight",
+        summary="Compute the attention weights of all heads, one byte each",
         response_model=AttentionMaps,
     )
     async def attention_maps(asked: PiecesRequest) -> Response:
@@ -306,7 +306,7 @@ def inspection_routes(serving: Service) -> APIRouter:
 
 
 def inside_body(found: Predicted, encoded: PairEncoding) -> dict[str, Any]:
-    """What the answers on attention have in common."""
+    """Return the fields that the responses about attention have in common."""
     model = found.model
     return {
         "model": model.name,
@@ -317,22 +317,22 @@ def inside_body(found: Predicted, encoded: PairEncoding) -> dict[str, Any]:
 
 
 def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
-    """Which models there are.
+    """Return the routes that list models and reload them.
 
     Args:
-        serving: has them.
-        reloading: whether clients may have their folders read again.
+        serving: the service with the models.
+        reloading: whether clients may reload a model from its folder.
     """
     routes = APIRouter(prefix="/v1", tags=["models"], responses={401: REFUSALS[401]})
 
-    @routes.get("/models", summary="All models", response_model=ModelList)
+    @routes.get("/models", summary="List the models", response_model=ModelList)
     async def models() -> Response:
         data = [model.card for model in serving.models.values()]
         return await serving.respond(len(data), dict, {"object": "list", "data": data})
 
     @routes.get(
         "/models/{name}",
-        summary="One model",
+        summary="Describe one model",
         response_model=ModelCard,
         responses={404: REFUSALS[404]},
     )
@@ -341,18 +341,18 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
 
     @routes.post(
         "/models/{name}/reload",
-        summary="Read a model's folder again; the old model answers until the new one is there",
+        summary="Reload a model from its folder; the old one answers until then",
         response_model=ModelCard,
         responses={
-            403: {"model": ErrorAnswer, "description": "The server asks for no token."},
+            403: {"model": ErrorAnswer, "description": "The server was started without a token."},
             404: REFUSALS[404],
-            409: {"model": ErrorAnswer, "description": "The model stays as it was."},
+            409: {"model": ErrorAnswer, "description": "The old model stays in use."},
         },
     )
     async def reload(name: str) -> Response:
         if not reloading:
             raise RefusedError(
-                403, "models are read again only where a token is asked for; see --token-file"
+                403, "models can be reloaded only if the server has a token; see --token-file"
             )
         return await serving.respond(1, dict, (await serving.reload(name)).card)
 
@@ -360,26 +360,26 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
 
 
 def state_routes(serving: Service) -> APIRouter:
-    """Health, readiness and metrics."""
+    """Return the routes for health, readiness and metrics."""
     routes = APIRouter(tags=["server"])
 
-    @routes.get("/health", summary="The process answers")
+    @routes.get("/health", summary="Check that the process responds")
     async def health() -> State:
         return State(status="ok")
 
     @routes.get(
         "/ready",
-        summary="Requests are taken",
-        responses={503: {"model": ErrorAnswer, "description": "They are not."}},
+        summary="Check that requests are accepted",
+        responses={503: {"model": ErrorAnswer, "description": "Requests are not accepted."}},
     )
     async def ready() -> State:
         if not serving.ready:
-            raise RefusedError(503, "the server takes no requests", retry_after=1)
+            raise RefusedError(503, "the server accepts no requests", retry_after=1)
         return State(status="ready")
 
     @routes.get(
         "/metrics",
-        summary="For Prometheus",
+        summary="Return metrics for Prometheus",
         response_class=Response,
         responses={200: {"content": {METRICS_TYPE: {}}}, 401: REFUSALS[401]},
     )

@@ -1,7 +1,7 @@
-"""What goes into each route and what comes out, as pydantic models: the source of /openapi.json.
+"""The request and response bodies of all routes as pydantic models: the source of /openapi.json.
 
-Values are not converted: 1 is not a text, and "3" is not a number. An unknown field is refused by
-name. Validation of a list stops at the first problem, since a body may have a million of them.
+Values are not converted: 1 is not a text, and "3" is not a number. An error names an unknown field.
+Validation of a list stops at the first problem, since a body may have a million of them.
 """
 
 from __future__ import annotations
@@ -16,71 +16,71 @@ MOST_FIELDS = 32
 
 
 class RequestBody(BaseModel):
-    """A part of a request."""
+    """The base class of request bodies and their parts."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def check_size(cls, given: Any) -> Any:
-        """Refuse a great number of fields at once; of a few each unknown one is named."""
+        """Reject very many fields at once; among a few, pydantic names each unknown one."""
         if isinstance(given, dict) and len(given) > MOST_FIELDS:
-            raise ValueError(f"has {len(given):,} fields; it takes {', '.join(cls.model_fields)}")
+            raise ValueError(f"has {len(given):,} fields; it accepts {', '.join(cls.model_fields)}")
         return given
 
 
 def check_surrogates(text: str) -> str:
-    """The same text.
+    """Return the text unchanged if UTF-8 can encode it.
 
     Raises:
-        ValueError: it holds half a surrogate pair, which JSON can write and UTF-8 cannot.
+        ValueError: the text has half a surrogate pair, which JSON can encode but UTF-8 cannot.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("holds half a surrogate pair, which is no character") from None
+        raise ValueError("contains half a surrogate pair, which is not a character") from None
     return text
 
 
 Input = TypeVar("Input", bound=RequestBody)
 Plain = Annotated[str, AfterValidator(check_surrogates)]
-"""A text, blank or not."""
+"""A text, which may be blank."""
 Filled = Annotated[Plain, Field(pattern=r"\S")]
 """A text that is not blank."""
 
 
 class PredictionRequest(RequestBody, Generic[Input]):
-    """A request for predictions."""
+    """A request for predictions: one for each input."""
 
     model: str | None = Field(
-        None, description="A name of /v1/models; may be left out where one model serves the route."
+        None, description="A name from /v1/models; optional if only one model serves the route."
     )
     inputs: list[Input] = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 
 
 class Text(RequestBody):
-    """A text, or a pair of texts."""
+    """A text or a pair of texts; `pair` is the second text."""
 
     text: Plain
     pair: Plain | None = None
 
 
 class Choices(RequestBody):
-    """A text and ways to go on."""
+    """A text and the choices among which the model selects one."""
 
     text: Plain
     choices: list[Plain] = Field(min_length=1, max_length=256, fail_fast=True)
 
 
 class Words(RequestBody):
-    """Running text, or its words: one of both."""
+    """Either a running text or a list of words."""
 
     text: Plain | None = None
     words: Annotated[list[Plain], Field(max_length=MAX_TOKENS, fail_fast=True)] | None = None
     document: Annotated[int, Field(ge=0, lt=1 << 31)] | None = Field(
         None,
-        description="Neighbouring inputs with the same number are read as one document, by models "
-        "that were trained so; others read each input by itself.",
+        description="Models trained on whole documents read neighbouring inputs with the same "
+        "number as one document. Other models read each input by itself.",
     )
 
     @property
@@ -90,21 +90,21 @@ class Words(RequestBody):
 
 
 class Question(RequestBody):
-    """A question about a context of any length."""
+    """A question and the context, of any length, in which to find the answer."""
 
     question: Filled
     context: Filled
 
 
 class Masked(RequestBody):
-    """A text with masks."""
+    """A text with one or more masks."""
 
-    text: Plain = Field(pattern=r"\[MASK\]", description="With at least one [MASK].")
-    top: int = Field(5, ge=1, le=1000, description="Guesses for each mask.")
+    text: Plain = Field(pattern=r"\[MASK\]", description="A text with at least one [MASK].")
+    top: int = Field(5, ge=1, le=1000, description="The number of candidates for each mask.")
 
 
 class Following(RequestBody):
-    """A text, and one that may or may not follow it."""
+    """A text, and a second text that may or may not follow it."""
 
     text: Filled
     following: Filled
@@ -116,22 +116,22 @@ Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_TOKENS, fail_fast=T
 
 
 class EmbeddingRequest(BaseModel):
-    """OpenAI's request for embeddings; fields that it does not have are passed over."""
+    """A request for embeddings, as in OpenAI's API; unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True)
     model: str | None = None
     input: Plain | Annotated[list[Plain], Many] | Ids | Annotated[list[Ids], Many] = Field(
-        description="A text, texts, or ids of this model's vocabulary without [CLS], [SEP]."
+        description="A text, a list of texts, or token ids of this model without [CLS] and [SEP]."
     )
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Only the model's own width is accepted; vectors are not shortened."
+        None, description="Must be the width of the model's vectors: they are not shortened."
     )
     user: str | None = None
 
 
 class PiecesRequest(RequestBody):
-    """A text, or a pair, to cut into pieces."""
+    """A text or a pair of texts to tokenize; `pair` is the second text."""
 
     model: str | None = None
     text: Plain
@@ -139,7 +139,7 @@ class PiecesRequest(RequestBody):
 
 
 class AttentionRequest(PiecesRequest):
-    """One head of one layer; both count from 1."""
+    """A text or a pair, and the head to inspect; `layer` and `head` count from 1."""
 
     layer: int = Field(1, ge=1)
     head: int = Field(1, ge=1)
@@ -149,19 +149,21 @@ Prediction = TypeVar("Prediction")
 
 
 class Usage(BaseModel):
-    """What a request took, and what of it was lost."""
+    """The size of a request, and what was lost.
+
+    `tokens` counts the computed tokens with [CLS], [SEP] and overlaps of windows; `windowed` counts
+    the inputs that needed several windows. `cut` maps a description of what was lost to the number
+    of inputs affected.
+    """
 
     inputs: int
     tokens: int
-    """Computed, with [CLS] and [SEP] and the overlap of windows."""
     windowed: int
-    """Inputs that took more than one window."""
     cut: dict[str, int]
-    """What was lost -> of how many inputs."""
 
 
 class Predictions(BaseModel, Generic[Prediction]):
-    """One prediction for each input, in order."""
+    """One prediction for each input, in the order of the inputs."""
 
     model: str
     predictions: list[Prediction]
@@ -169,7 +171,7 @@ class Predictions(BaseModel, Generic[Prediction]):
 
 
 class LabelAnswer(BaseModel):
-    """The most probable class, and the probability of every one."""
+    """The most probable label, its probability, and the probabilities of all labels."""
 
     label: str
     probability: float
@@ -177,20 +179,20 @@ class LabelAnswer(BaseModel):
 
 
 class Labels(BaseModel):
-    """The classes above a half, most probable first, and the probability of every one."""
+    """The labels with a probability above 0.5, best first, and all labels' probabilities."""
 
     labels: list[str]
     probabilities: dict[str, float]
 
 
 class NumberAnswer(BaseModel):
-    """A number."""
+    """The predicted number."""
 
     value: float
 
 
 class Choice(BaseModel):
-    """The most probable choice, counted from 0."""
+    """The most probable choice: its index from 0, its text and the choices' probabilities."""
 
     choice: int
     text: str
@@ -199,7 +201,7 @@ class Choice(BaseModel):
 
 
 class Word(BaseModel):
-    """A word, `text[start:end]`, and its tag."""
+    """A word with its tag and the tag's probability; the word is `text[start:end]`."""
 
     word: str
     tag: str
@@ -209,7 +211,7 @@ class Word(BaseModel):
 
 
 class EntityAnswer(BaseModel):
-    """A tagged stretch, `text[start:end]`, and its words, `words[word_start:word_end]`."""
+    """An entity: `text[start:end]` in characters, and `words[word_start:word_end]`."""
 
     type: str
     start: int
@@ -220,9 +222,9 @@ class EntityAnswer(BaseModel):
 
 
 class Tagging(BaseModel):
-    """The tags of the words, and the entities that they make.
+    """The tags of the words, and the entities that they form.
 
-    Offsets are of the text; of given words, of the words joined by spaces.
+    Character offsets refer to the text or, if words were given, to the words joined by spaces.
     """
 
     words: list[Word]
@@ -230,48 +232,50 @@ class Tagging(BaseModel):
 
 
 class Answer(BaseModel):
-    """The answer, `context[start:end]`; "", null and null where there is none."""
+    """The answer, `context[start:end]`; without an answer, it is "", and the offsets are null.
+
+    `probability` is that of the returned answer, also of "". `null_odds` is the score of no answer
+    minus the score of the best span.
+    """
 
     answer: str
     start: int | None
     end: int | None
     probability: float
-    """Of this answer, be it ""."""
     no_answer_probability: float
     null_odds: float
 
 
 class Candidate(BaseModel):
-    """A guess at a mask."""
+    """A candidate token for a mask, and its probability."""
 
     piece: str
     probability: float
 
 
 class Follows(BaseModel):
-    """Whether the second text follows the first."""
+    """The probability that the second text follows the first."""
 
     probability: float
 
 
 class EmbeddingItem(BaseModel):
-    """The vector of one text."""
+    """The vector of the text at position `index`: numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
-    """Numbers, or base64 of little-endian float32."""
 
 
 class EmbeddingUsage(BaseModel):
-    """Tokens of the texts, with [CLS] and [SEP]."""
+    """The number of tokens in all texts, with [CLS] and [SEP]; both fields are equal."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingAnswer(BaseModel):
-    """OpenAI's answer with embeddings."""
+    """A response with embeddings, as in OpenAI's API."""
 
     object: Literal["list"]
     data: list[EmbeddingItem]
@@ -280,26 +284,28 @@ class EmbeddingAnswer(BaseModel):
 
 
 class Piece(BaseModel):
-    """A piece, `text[start:end]` of the text (0) or the pair (1); special ones are of neither."""
+    """A token: `[start:end]` of the text (`part` 0) or pair (1); special tokens have part null.
+
+    `segment` is 0 up to and including the first [SEP], and 1 after it.
+    """
 
     piece: str
     id: int
     segment: int
-    """0 up to the first [SEP], 1 after it."""
     start: int
     end: int
     part: int | None
 
 
 class Pieces(BaseModel):
-    """The sequence that the model reads."""
+    """The token sequence that the model reads, with [CLS] and [SEP]."""
 
     model: str
     pieces: list[Piece]
 
 
 class Attention(Pieces):
-    """What each piece (row) takes from each piece (column); rows add up to 1."""
+    """One head's attention weights from each token (row) to each token; rows sum to 1."""
 
     layer: int
     head: int
@@ -309,29 +315,33 @@ class Attention(Pieces):
 
 
 class AttentionMaps(Pieces):
-    """What each piece (row) takes from each piece (column) in every head of every layer."""
+    """The attention weights from each token (row) to each token, for every head and layer.
+
+    `weights` is base64 of one byte per layer, head, row and column, in this order. A byte is 255
+    times the square root of the weight, so that small weights remain distinguishable.
+    """
 
     layers: int
     heads: int
     weights: str
-    """base64 of a byte for each layer, head, row and column, in this order: 255 times the square
-    root of the weight, so that small ones stay apart."""
 
 
 class ModelCard(BaseModel):
-    """A served model; the first four fields are OpenAI's."""
+    """A served model; the first four fields are those of OpenAI's API.
+
+    `task_type` is the task that the model was fine-tuned for; else it is "pretrained" or "encoder".
+    `max_length` is the most tokens in a window.
+    """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     task_type: str
-    """What it was tuned for; "pretrained" or "encoder" where for nothing."""
     routes: list[str]
     labels: list[str]
     precision: str
     max_length: int
-    """Tokens of a window."""
     layers: int
     heads: int
 
@@ -344,13 +354,13 @@ class ModelList(BaseModel):
 
 
 class State(BaseModel):
-    """Whether the server is well."""
+    """The state of the server."""
 
     status: str
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong, and in which field."""
+    """What was wrong, and `param`, the field of the request that is meant."""
 
     message: str
     type: str
@@ -358,6 +368,6 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer that is none."""
+    """The form of every error response."""
 
     error: ErrorDetail

@@ -1,7 +1,7 @@
 """The server process: its socket, uvicorn, its log, and a shutdown that loses no request.
 
-After SIGTERM or SIGINT new requests, also to /ready, are answered with 503, so that a load
-balancer sends them elsewhere. Once the accepted requests are answered and `Limits.grace` is over,
+After SIGTERM or SIGINT, new requests, including those to /ready, get 503, so that a load balancer
+sends them elsewhere. Once the accepted requests are answered and `Limits.grace` is over,
 the socket is closed. A second signal ends the process at once.
 
 The log is one JSON object per line on standard error and never contains the text of a request. A
@@ -33,15 +33,15 @@ from bertkit.serve.service import Service
 
 LOGGERS = ("bertkit.serve", "uvicorn.error", "asyncio")
 MOST_LINES = 10_000
-"""That wait to be written; later ones are dropped, and counted."""
+"""The most log lines that may wait to be written; later ones are dropped and counted."""
 STANDARD_ERROR = 2
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Time, level, event, and the fields of the record."""
+    """A formatter of JSON objects with time, level, event and the record's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Return the record as one line."""
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -54,10 +54,10 @@ class JsonLogFormatter(logging.Formatter):
 
 
 class Unbuffered(logging.Handler):
-    """Writes to the standard error, with no lock that the end of the process would wait for."""
+    """A handler that writes to standard error without a lock, which could delay the exit."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; it is lost where the standard error is closed."""
+        """Write a line; it is lost if standard error is closed."""
         line = f"{self.format(record)}\n".encode(errors="backslashreplace")
         with suppress(OSError):
             while line:
@@ -65,10 +65,10 @@ class Unbuffered(logging.Handler):
 
 
 class Waiting(QueueHandler):
-    """Lines on their way to the thread that writes them.
+    """A handler that queues log lines for the thread that writes them.
 
     Args:
-        lines: bounded.
+        lines: a bounded queue; when it is full, lines are dropped.
     """
 
     def __init__(self, lines: Queue[logging.LogRecord]) -> None:
@@ -78,15 +78,15 @@ class Waiting(QueueHandler):
 
     @property
     def waiting(self) -> int:
-        """Lines that are not written yet."""
+        """The number of lines that are not written yet."""
         return self.lines.unfinished_tasks
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record as it is: the other thread formats it."""
+        """Return the record unchanged, since the writing thread formats it."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Hand over a line, or drop it."""
+        """Queue a line, or drop and count it if the queue is full."""
         try:
             if self.dropped:
                 fields = {"levelname": "WARNING", "fields": {"lines": self.dropped}}
@@ -99,10 +99,10 @@ class Waiting(QueueHandler):
 
 
 def write_log(*, requests: bool = True) -> None:
-    """Let the server's loggers write to the standard error.
+    """Configure the server's loggers to write to standard error.
 
     Args:
-        requests: whether every request gets a line; else only trouble does.
+        requests: whether to log every request; if False, only warnings and errors are logged.
     """
     lines: Queue[logging.LogRecord] = Queue(MOST_LINES)
     out = Unbuffered()
@@ -115,7 +115,7 @@ def write_log(*, requests: bool = True) -> None:
 
 
 def finish_log(seconds: float = 2.0) -> None:
-    """Wait until all lines are written, but no longer than some seconds."""
+    """Wait until all lines are written, at most for the given number of seconds."""
     end = time.monotonic() + seconds
     for handler in logging.getLogger(LOGGERS[0]).handlers:
         while isinstance(handler, Waiting) and handler.waiting and time.monotonic() < end:
@@ -123,36 +123,36 @@ def finish_log(seconds: float = 2.0) -> None:
 
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted; as uvicorn has it."""
+"""The most connections that may wait to be accepted; uvicorn's default."""
 ACCEPTED_AT_ONCE = 16
-"""Connections accepted in one iteration of the event loop, so that those too many are closed before
-the process runs out of files."""
+"""The most connections accepted in one iteration of the event loop, so that excess connections are
+closed before the process runs out of file descriptors."""
 SEND_BUFFER = 128 << 10
-"""Bytes of an answer that the kernel takes on each connection. Left to itself it takes megabytes,
-which clients that do not read would hold."""
+"""The bytes of a response that the kernel buffers per connection. Without this limit it buffers
+megabytes, which clients that do not read would occupy."""
 KEEP_ALIVE = 75
-"""Seconds; longer than clients and proxies keep an idle connection, so that they close it first."""
+"""Seconds until an idle connection is closed: late enough that clients and proxies do it first."""
 SWITCH_INTERVAL = 2e-4
-"""Seconds after which a thread that waits for the interpreter gets it. A model's thread needs it
-for a moment after every product; with Python's 5 ms it would wait most of the time."""
+"""The seconds after which a waiting thread gets the interpreter lock. A model's thread needs it
+briefly after every matrix product; with Python's default of 5 ms it would mostly wait."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a time of farewell.
+    """uvicorn's server with a shutdown that first answers the accepted requests.
 
     Args:
-        config: with the application.
-        serving: what the application serves.
+        config: uvicorn's configuration, which includes the application.
+        serving: the application's service.
     """
 
     def __init__(self, config: uvicorn.Config, serving: Service) -> None:
         super().__init__(config)
         self.serving = serving
         self.since = 0.0
-        """When the signal came."""
+        """The monotonic time of the first signal."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first one only begins the end."""
+        """Start the shutdown at the first signal; stop at once at the second."""
         first = not self.serving.draining
         self.serving.draining = True
         super().handle_exit(sig, frame)
@@ -162,22 +162,23 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals, and raise them again at the end, once the log is written."""
+        """Handle signals inside the block, then write the log before they are raised again."""
         with super().capture_signals():
             yield
             finish_log()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections.
+        """Start to accept connections.
 
-        asyncio has one number for those accepted at once and for those that wait in the kernel.
+        asyncio uses one number both for connections accepted at once and for the kernel's queue, so
+        the queue's length is set here.
         """
         await super().startup(sockets)
         for listening in sockets or []:
             listening.listen(BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether it is time to go."""
+        """Return whether to stop; uvicorn calls this ten times a second."""
         limits, elapsed = self.serving.limits, time.monotonic() - self.since
         late = elapsed >= limits.grace + limits.deadline
         if self.serving.draining and elapsed >= limits.grace:
@@ -186,10 +187,10 @@ class Server(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens, so that nobody else takes its address while models are loaded.
+    """Return a listening socket, so that the address stays reserved while models are loaded.
 
     Raises:
-        BertkitError: the address is taken, or none of this machine.
+        BertkitError: the address is in use, or does not belong to this machine.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -213,21 +214,21 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """The URL of a socket."""
+    """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_server(app: FastAPI, serving: Service) -> Server:
-    """The server of an application.
+    """Return the server for an application.
 
-    asyncio's event loop, also where uvloop is installed: that accepts one connection in each
-    iteration, so that new ones wait for seconds where many come at once.
+    It uses asyncio's event loop even if uvloop is installed: uvloop accepts one connection per
+    iteration, so new connections would wait for seconds when many arrive at once.
     """
     config = uvicorn.Config(
         app,
         loop="asyncio",
-        http=serving.connections,  # type: ignore[arg-type]  # it is called as a class would be
+        http=serving.connections,  # type: ignore[arg-type]  # uvicorn calls it like a class
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         log_config=None,
@@ -240,8 +241,8 @@ def make_server(app: FastAPI, serving: Service) -> Server:
 
 
 def serve_until_stopped(app: FastAPI, serving: Service, listening: socket.socket) -> None:
-    """Answer requests until a signal comes; the signal is raised again at the end."""
+    """Serve requests until a signal arrives; the signal is raised again at the end."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     gc.collect()
-    gc.freeze()  # a full collection would go through all of the models and libraries: 200 ms
+    gc.freeze()  # else a full collection traverses all models and libraries: 200 ms
     make_server(app, serving).run([listening])

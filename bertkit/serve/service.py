@@ -1,4 +1,4 @@
-"""From a request's body to its predictions: find the model, cut the text, wait for the batch."""
+"""From a request to its predictions: find the model, tokenize the texts, wait for the batch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Result = TypeVar("Result")
 
 
 SHORT = 4096
-"""Characters that are cut into pieces at once; a longer request goes to another thread. Handing
-over takes about as long as cutting that many."""
+"""The most characters that are tokenized in the event loop's thread. A longer request goes to
+another thread; handing it over takes about as long as tokenizing this many characters."""
 SHORT_ANSWER = 256
-"""Numbers and texts of an answer that is written at once."""
+"""The most numbers and texts of a response that is encoded in the event loop's thread."""
 CUTTING_THREADS = 2
 
 notes: ContextVar[dict[str, Any]] = ContextVar("notes")
-"""What the log line of the request at work says besides time and status."""
+"""Fields that the current request adds to its log line."""
 
 
 class Predicted(NamedTuple):
-    """The outcome of a request."""
+    """The predictions for a request."""
 
     model: ServedModel
     result: Any
@@ -44,7 +44,7 @@ class Predicted(NamedTuple):
 
     @property
     def usage(self) -> Usage:
-        """What it took."""
+        """The `usage` of the response."""
         done = self.prepared
         return Usage(
             inputs=done.inputs, tokens=done.tokens, windowed=done.windowed, cut=done.cut or {}
@@ -52,55 +52,58 @@ class Predicted(NamedTuple):
 
 
 class Service:
-    """All models of a server, and whether it takes requests.
+    """All models of a server and its state.
 
     Args:
-        models: by name.
-        limits: what it takes on.
-        metrics: are told of everything.
+        models: the loaded models by name.
+        limits: the server's limits.
+        metrics: the server's metrics, which the service updates.
     """
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = dict(models), limits, metrics
         self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cutting")
         self.loading: dict[str, asyncio.Task[ServedModel]] = {}
-        """Models that are read again, by name."""
+        """Name -> the task that reloads the model."""
         self.retiring: set[asyncio.Task[None]] = set()
-        """Workers of models that were replaced, and still answer."""
+        """Tasks that close the workers of replaced models after their last requests."""
         self.being_cut: list[tuple[Future[Any], int]] = []
-        """With their characters; some are done, and some are waited for no more."""
+        """Tokenization jobs and their numbers of characters; some are done or no longer awaited."""
         self.making = asyncio.Lock()
-        """Held while a long answer is made."""
+        """Held while a long response is encoded."""
         self.connections = Connections(limits)
         self.unread = 0
-        """Bytes of answers that are being sent."""
+        """The number of bytes in the responses that are being sent."""
         self.draining = False
-        """Whether only what was accepted is answered."""
+        """Whether the server is shutting down and answers only accepted requests."""
         self.in_flight = 0
-        """Requests that are at work or wait."""
+        """The number of requests in progress or waiting."""
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         alive = all(model.worker.alive for model in self.models.values())
         return alive and not self.draining
 
     def find(self, name: str | None, route: str) -> ServedModel:
-        """The model that a request means.
+        """Return the model for a request.
 
         Args:
-            name: as in the request.
-            route: that it must serve.
+            name: the name in the request; None if the request leaves it out.
+            route: the route that the model must serve.
 
         Raises:
-            RefusedError: there is none, it serves other routes, or several could be meant.
+            RefusedError: no model has this name, the model does not serve the route, or the name is
+                missing and not exactly one model serves the route.
         """
         able = [model.name for model in self.models.values() if offers(model, route)]
         if name is None:
             if len(able) == 1:
                 return self.models[able[0]]
-            which = f"one of {', '.join(sorted(able))}" if able else "no served model does this"
-            raise RefusedError(422, f"model: say which; {which}", "model")
+            which = (
+                f"send one of {', '.join(sorted(able))}" if able else "no model serves this route"
+            )
+            raise RefusedError(422, f"model: no name was given; {which}", "model")
         model = self.models.get(name)
         if model is None:
             hint = nearest(name, self.models)
@@ -111,7 +114,7 @@ class Service:
             own = ", ".join(f"/v1/{one}" for one in model.routes)
             raise RefusedError(
                 422,
-                f"model: '{name}' cannot do /v1/{route}, it serves {own}; models that can: "
+                f"model: '{name}' does not serve /v1/{route}, only {own}; models that do: "
                 f"{', '.join(sorted(able)) or 'none'}",
                 "model",
             )
@@ -120,10 +123,10 @@ class Service:
     async def cut(
         self, characters: int, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Call a function that cuts texts, in another thread if that is worth it.
+        """Call a function that tokenizes texts, in another thread if the texts are long.
 
         Raises:
-            RefusedError: 429 where too many characters are being cut already.
+            RefusedError: too many characters are being tokenized already (status 429).
         """
         if characters <= SHORT:
             return function(*arguments)
@@ -131,7 +134,7 @@ class Service:
         most = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
         if self.being_cut and characters + sum(size for _, size in self.being_cut) > most:
             raise RefusedError(
-                429, "other long texts are being cut; try again later", retry_after=1
+                429, "other long texts are being tokenized; try again later", retry_after=1
             )
         future = self.cutting.submit(function, *arguments)
         self.being_cut.append((future, characters))
@@ -145,21 +148,21 @@ class Service:
         characters: int,
         convert: Callable[[Any], Any] = lambda asked: asked,
     ) -> Predicted:
-        """The predictions for a request.
+        """Return the predictions for a request.
 
         Args:
-            route: under /v1/.
-            name: of the model.
+            route: the route's name without /v1/.
+            name: the model's name; None if the request leaves it out.
             asked: the request's inputs.
-            characters: at least as many are cut; what is cut several times counts as often.
-            convert: makes of them what the work's `prepare` takes.
+            characters: a lower bound on the characters to tokenize, counted for every repetition.
+            convert: converts the inputs to the argument of the operation's `prepare`.
 
         Raises:
-            RefusedError: see `find`, `cut`, `Worker.ask` and `Worker.deadline`; or the package
-                cannot read the inputs.
+            RefusedError: the inputs are invalid, or the request is refused by `find`, `cut`,
+                `Worker.ask` or `Worker.deadline`.
         """
         model = self.find(name, route)
-        # before work is put into a request that is to be refused
+        # check early, before a request that will be refused costs work
         model.worker.check_room(max(1, characters // CHARACTERS_OF_TOKEN))
         work = model.operations[route]
 
@@ -177,17 +180,17 @@ class Service:
         return Predicted(model, result, prepared)
 
     async def reload(self, name: str) -> ServedModel:
-        """Read a model's folder again; the old model answers until the new one has been tried.
+        """Reload a model from its folder; the old model answers until the new one has been tested.
 
-        It is done whether or not the client waits for it.
+        The reload continues even if the client disconnects.
 
         Raises:
-            RefusedError: 404 where there is no such model, 409 where it is being loaded already, or
-                cannot be.
+            RefusedError: there is no such model (status 404), or it is already being loaded or
+                cannot be loaded (409).
         """
         old = self.find(name, "pieces")
         if name in self.loading:
-            raise RefusedError(409, f"'{name}' is being loaded already; ask again later")
+            raise RefusedError(409, f"'{name}' is already being loaded; try again later")
         self.loading[name] = loading = asyncio.create_task(self._replace(old))
         loading.add_done_callback(lambda _: self.loading.pop(name))
         return await asyncio.shield(loading)
@@ -198,7 +201,7 @@ class Service:
         try:
             new = await asyncio.wrap_future(future)
         except (BertkitError, OSError, MemoryError) as error:
-            reason = str(error) or "there is too little memory for two of it"
+            reason = str(error) or "there is too little memory for a second copy"
             LOG.warning("model not loaded", extra={"fields": {"model": old.name, "error": reason}})
             raise RefusedError(
                 409, f"'{old.name}' stays as it was, since its folder cannot be loaded: {reason}"
@@ -213,17 +216,18 @@ class Service:
     async def respond(
         self, size: int, make: Callable[..., dict[str, Any]], *arguments: Any
     ) -> Response:
-        """An answer that may be long; other requests are taken while it is made.
+        """Return a JSON response; a long one is encoded in another thread.
 
-        Long ones are made one at a time, since that takes several times their bytes.
+        Long responses are encoded one at a time, since that takes several times their bytes.
 
         Args:
-            size: about how many numbers and texts it has.
-            make: gives its body.
-            arguments: of `make`.
+            size: the approximate number of numbers and texts in the response.
+            make: a function that returns the body.
+            arguments: the arguments of `make`.
 
         Raises:
-            RefusedError: 413 where it would be too large, 500 where a number in it is not finite.
+            RefusedError: the response would be too large (status 413), or contains a number that
+                is not finite (500).
         """
         self.limits.check_answer(size)
         if size <= SHORT_ANSWER:
@@ -234,7 +238,7 @@ class Service:
         return Response(body, media_type="application/json")
 
     def close(self) -> None:
-        """Answer what was accepted, and end all threads."""
+        """Answer the accepted requests, and stop all threads."""
         self.draining = True
         for model in self.models.values():
             model.worker.close()
@@ -242,12 +246,12 @@ class Service:
 
 
 def as_bytes(body: dict[str, Any]) -> bytes:
-    """JSON in UTF-8; half a surrogate pair, in a label say, is written as JSON escapes it.
+    """Return a body as JSON in UTF-8; half a surrogate pair, as in a label, is written escaped.
 
-    Arrays become lists one after the other, since lists of numbers take several times their memory.
+    Arrays become lists one at a time, since lists of numbers take several times their memory.
 
     Raises:
-        RefusedError: 500 where a number is not finite, which JSON does not have.
+        RefusedError: a number is not finite, which JSON cannot express (status 500).
     """
     try:
         text = json.dumps(
@@ -263,21 +267,21 @@ def as_bytes(body: dict[str, Any]) -> bytes:
 
 
 def offers(model: ServedModel, route: str) -> bool:
-    """Whether a model serves a route; all tell of their pieces."""
+    """Return whether a model serves a route; every model serves "pieces"."""
     return route == "pieces" or route in model.operations
 
 
 def shorten_client_text(text: str, most: int = 60) -> str:
-    """A client's text for a message: short, and on one line."""
+    """Return a client's text shortened and escaped to one line, for use in a message."""
     return text[:most].encode("unicode_escape").decode()
 
 
 def request_size(texts: Iterable[str | None]) -> int:
-    """Characters of some texts."""
+    """Return the total number of characters in the texts."""
     return sum(len(text) for text in texts if text)
 
 
 def as_problem(error: BertkitError) -> RefusedError:
-    """A refusal by the package itself; its message begins with the input's place where known."""
+    """Convert an error about inputs to a refusal; `param` is the input that the message names."""
     first = str(error).partition(":")[0]
     return RefusedError(422, str(error), first if first.startswith("inputs.") else None)

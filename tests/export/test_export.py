@@ -198,7 +198,7 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
 
 def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> None:
     bilstm, plain = read_export_source(models / "bilstm"), read_export_source(models / "encoder")
-    with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no form with padding"):
+    with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no padded form"):
         export_model(bilstm, "onnx", tmp_path / "out")
     with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
         export_model(bilstm, "huggingface", tmp_path / "out")
@@ -206,13 +206,13 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
         export_model(plain, "onx", tmp_path / "out")
     with pytest.raises(BertkitError, match="no head is called 'encode'; did you mean 'encoder'"):
         read_export_source(models / "encoder", head="encode")
-    with pytest.raises(BertkitError, match="--pooling and --normalize are of --head embedding"):
+    with pytest.raises(BertkitError, match="--pooling and --normalize require --head embedding"):
         read_export_source(models / "encoder", pooling="mean")
-    with pytest.raises(BertkitError, match="the head 'encoder' has no metric; leave --dev out"):
+    with pytest.raises(BertkitError, match="the head 'encoder' has no metric; remove --dev"):
         export_command(models / "encoder", to="tensorflow", out=tmp_path / "out", dev="x.csv")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
-    with pytest.raises(BertkitError, match="mine exists and is no export; choose another folder"):
+    with pytest.raises(BertkitError, match="mine exists and is not an export"):
         export_model(plain, "tensorflow", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(BertkitError, match="does not end in a name"):
@@ -223,7 +223,7 @@ def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: P
     out = tmp_path / "hf"
     export_model(read_export_source(models / "encoder"), "huggingface", out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(BertkitError, match="hf holds the model that is exported"):
+    with pytest.raises(BertkitError, match="hf contains the model to export"):
         export_model(read_export_source(out), "tensorflow", out)
     (out / "dev.csv").write_text("text\nriver\n")
     words = ["--to", "tensorflow", "--out", str(out), "--inputs", str(out / "dev.csv")]
@@ -280,7 +280,7 @@ def test_results_beyond_the_bounds_are_refused_and_not_written(
 ) -> None:
     source = read_export_source(models / "classify")
     monkeypatch.setitem(export_module.WRITERS, "onnx", spoiled(source, 1e-3))
-    with pytest.raises(BertkitError, match=r"logits differs .* and the bound is 0\.0001; choose"):
+    with pytest.raises(BertkitError, match=r"logits differs .* the bound is 0\.0001; choose"):
         export_model(source, "onnx", tmp_path / "out")
     words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
     classify = load(models / "classify", device="cpu", precision="fp32")
@@ -312,10 +312,10 @@ def test_files_without_inputs_are_refused(models: Path, tmp_path: Path) -> None:
     """The built-in sentences do not take their place."""
     (tmp_path / "none.txt").write_text("")
     file, out = str(tmp_path / "none.txt"), tmp_path / "out"
-    with pytest.raises(BertkitError, match=r"none\.txt holds no inputs to compare outputs on"):
+    with pytest.raises(BertkitError, match=r"none\.txt has no inputs to compare outputs on"):
         export_command(models / "encoder", to="tensorflow", out=out, inputs=file)
     source = read_export_source(models / "classify")
-    with pytest.raises(BertkitError, match=r"dev\.csv holds no labelled inputs"):
+    with pytest.raises(BertkitError, match=r"dev\.csv has no labelled inputs"):
         export_model(source, "tensorflow", out, Check(labelled=[], dev="dev.csv"))
     assert not out.exists()
 

@@ -209,7 +209,7 @@ def test_names_of_models(models: Path, tmp_path: Path) -> None:
     (tmp_path / "lr=3e-5" / "model").mkdir(parents=True)
     grid = tmp_path / "lr=3e-5"
     assert split_name(f"mine={grid}") == ("mine", grid)
-    with pytest.raises(BertkitError, match=f"take letters, .* as in mine={grid}"):
+    with pytest.raises(BertkitError, match=f"use letters, .* as in mine={grid}"):
         split_name(str(grid))
     metrics = Metrics()
     one = str(models / "tag")
@@ -238,7 +238,7 @@ def test_tokens_come_from_a_file_or_the_environment(
     monkeypatch.setenv("BERTKIT_TOKEN", "from-there")
     assert (read_token(None), read_token(file)) == ("from-there", "abc")
     monkeypatch.setenv("BERTKIT_TOKEN", " ")  # nobody means an open server with that
-    with pytest.raises(BertkitError, match="BERTKIT_TOKEN is set and blank"):
+    with pytest.raises(BertkitError, match="BERTKIT_TOKEN is set but blank"):
         read_token(None)
     assert read_token(file) == "abc"
     monkeypatch.setenv("BERTKIT_TOKEN", "größe")
@@ -272,7 +272,7 @@ def test_an_open_server_says_so(
     monkeypatch.setattr("bertkit.serve.server.serve_until_stopped", stop)
     monkeypatch.setattr("bertkit.serve.server.write_log", lambda requests: None)
     assert verb(str(models / "classify"), host=host, port=0, device="cpu") == 0
-    assert ("no token is asked for" in capsys.readouterr().out) == warned
+    assert ("no token is required" in capsys.readouterr().out) == warned
     monkeypatch.setenv("BERTKIT_TOKEN", "secret")
     assert verb(str(models / "classify"), host=host, port=0, device="cpu") == 0
     assert "no token" not in capsys.readouterr().out

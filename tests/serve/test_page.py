@@ -150,7 +150,7 @@ def test_masks_are_needed_and_can_be_put_in(visit: Open) -> None:
     page.click("#go")
     expect(page.locator("#error")).to_contain_text("at least one [MASK]")
     page.locator("#field-text").press("End")
-    page.click("text=Put [MASK] in")
+    page.click("text=Insert [MASK]")
     assert page.locator("#field-text").input_value() == "the river[MASK]"
     page.keyboard.press("Control+Enter")
     answered(page)
@@ -205,7 +205,7 @@ def test_attention(visit: Open, address: str) -> None:
             assert float(text.removesuffix(" %")) / 100 == pytest.approx(weight, abs=5e-3)
     best = max(range(len(weights)), key=weights.__getitem__)
     looks = results.locator("#looks").inner_text()
-    assert looks.startswith(f"river (1) takes from {found['pieces'][best]['piece']} ({best})")
+    assert looks.startswith(f"river (1) attends to {found['pieces'][best]['piece']} ({best})")
     page.focus("button[aria-label='layer 1, head 2']")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")

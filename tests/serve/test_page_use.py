@@ -71,7 +71,7 @@ def test_labels_and_roles(visit: Open) -> None:
     for label, role in (("Model", "combobox"), ("Text", "textbox")):
         expect(page.get_by_role(role, name=label, exact=True)).to_be_visible()
     expect(page.get_by_role("group", name="What to do")).to_be_visible()
-    expect(page.get_by_role("radio", name="Pieces")).to_have_count(1)
+    expect(page.get_by_role("radio", name="Tokens")).to_have_count(1)
     assert page.locator("#status").get_attribute("role") == "status"
     assert page.locator("#error").get_attribute("role") == "alert"
 
@@ -153,7 +153,7 @@ def test_errors_are_shown_and_results_stay(visit: Open) -> None:
     page = visit("encoder", "attention-maps")
     before = ask(page, {"text": "river"}).inner_text()
     error = page.locator("#error")
-    for text, message in ((" ", "Text: write something"), (LONG, "the model reads 40; shorten")):
+    for text, message in ((" ", "Text: write something"), (LONG, "the model allows 40; shorten")):
         page.fill("#field-text", text)
         page.click("#go")
         expect(error).to_contain_text(message)
@@ -185,7 +185,7 @@ def test_more_lines_than_a_request_takes(visit: Open) -> None:
     # typing so much would take Chromium a quarter of a minute
     page.eval_on_selector("#field-lines", "area => { area.value = 'stone\\n'.repeat(2048) }")
     page.click("#go")
-    expect(page.locator("#error")).to_contain_text("2048 are more than 2047")
+    expect(page.locator("#error")).to_contain_text("2048 lines are too many")
     assert len(ask(page, {"lines": "stone\n" * 40}).locator("li").all()) == 40
 
 

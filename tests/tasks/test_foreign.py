@@ -100,7 +100,7 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
     folder = theirs(tmp_path / "theirs", Classification(("a", "b")), pretrained, architectures=None)
     out = tmp_path / "out"
     with pytest.raises(
-        BertkitError, match=r"the head of a tuned model \(classifier\..* --head encoder"
+        BertkitError, match=r"the head of a fine-tuned model \(classifier\..* --head encoder"
     ):
         export_command(folder, to="huggingface", out=out)
     with pytest.raises(BertkitError, match=r"lacks cls.* and holds the head of a fine-tuned model"):
@@ -108,7 +108,7 @@ def test_a_tuned_head_is_not_lost_in_an_export(pretrained: Path, tmp_path: Path)
     export_command(folder, to="huggingface", out=out, head="encoder")
     named = theirs(tmp_path / "named", Classification(("a", "b")), pretrained)
     export_command(named, to="tensorflow", out=tmp_path / "google")
-    with pytest.raises(BertkitError, match="the head of a tuned model"):
+    with pytest.raises(BertkitError, match="the head of a fine-tuned model"):
         export_command(tmp_path / "google", to="huggingface", out=out)
 
 

@@ -1,4 +1,4 @@
-// Attention: a small map of every head to choose from, and what one piece takes from the others.
+// Attention: a small map of every head to choose from, and one token's weights on all tokens.
 
 import {make, percent} from "./elements.js";
 import {bytesOf} from "./server.js";
@@ -9,17 +9,17 @@ const STEPS = {
 };
 
 /**
- * The weights of a sequence.
+ * The attention weights of a sequence.
  *
  * @typedef {object} Maps
  * @property {{piece: string, segment: number}[]} pieces
  * @property {number} layers
  * @property {number} heads
- * @property {(layer: number, head: number) => Float32Array} matrix by rows (pieces that look);
- *   both count from 1, head 0 is the mean of all.
+ * @property {(layer: number, head: number) => Float32Array} matrix in row-major order; a
+ *   row is a query token. Both numbers count from 1; head 0 is the mean of all heads.
  */
 
-/** @returns {Maps} of the answer of /v1/attention-maps. */
+/** @returns {Maps} the maps in a response of /v1/attention-maps. */
 function mapsOf({pieces, layers, heads, weights}) {
   const bytes = bytesOf(weights), size = pieces.length ** 2;
   const matrix = (layer, head) => {
@@ -36,7 +36,7 @@ function mapsOf({pieces, layers, heads, weights}) {
 
 const headName = (head) => (head ? `head ${head}` : "mean of all heads");
 
-/** The panel for an answer. */
+/** @returns {Node[]} the panel for a response of /v1/attention-maps. */
 export function showMaps(answer) {
   const maps = mapsOf(answer);
   const state = {layer: maps.layers, head: 0, from: 0};
@@ -61,18 +61,18 @@ export function showMaps(answer) {
     strip.press(from, row);
     const best = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 4);
     const named = best.map((i) => `${maps.pieces[i].piece} (${i}) ${percent(row[i])}`).join(", ");
-    words.textContent = `${maps.pieces[from].piece} (${from}) takes from ${named}`;
+    words.textContent = `${maps.pieces[from].piece} (${from}) attends to ${named}`;
   }
 
   choose(state.layer, state.head);
   return [
-    make("p", {class: "quiet"}, "Choose a head, then point at a piece. Arrow keys walk through " +
-      "either. The last layer is on top."),
+    make("p", {class: "quiet"}, "Choose a head, then point at a token. Arrow keys move between " +
+      "heads or tokens. The last layer is at the top."),
     make("div", {class: "wide"}, grid.element), chosen, strip.element, words,
   ];
 }
 
-/** Layers x heads as buttons, the mean first; one of them can be reached by Tab. */
+/** A grid of layers x heads as buttons, the mean first; Tab reaches only the chosen one. */
 function headGrid({pieces, layers, heads, matrix}, choose) {
   const buttons = new Map();
   const element = make("table", {class: "heads", keydown: walk, "aria-label": "layers and heads"});
@@ -81,7 +81,7 @@ function headGrid({pieces, layers, heads, matrix}, choose) {
   element.append(make("thead", {}, make("tr", {}, make("td"),
     ...names.map((name) => make("th", {scope: "col"}, name)))));
   const body = make("tbody");
-  for (let layer = layers; layer >= 1; layer--) { // the last layer on top, as it is drawn
+  for (let layer = layers; layer >= 1; layer--) { // the last layer at the top
     const cells = names.map((_, head) => {
       const canvas = make("canvas");
       drawWhenSeen(canvas, () => ({n: pieces.length, weights: matrix(layer, head)}));
@@ -118,12 +118,12 @@ function headGrid({pieces, layers, heads, matrix}, choose) {
   return {element, press};
 }
 
-/** The pieces as buttons; one of them can be reached by Tab. */
+/** The tokens as buttons; Tab reaches only the chosen one. */
 function pieceStrip(pieces, look) {
   const buttons = pieces.map(({piece, segment}, i) => make("button",
     {type: "button", class: `segment-${segment}`, tabindex: -1, pointerenter: () => look(i),
       focus: () => look(i), click: () => look(i)}, piece, make("small")));
-  const element = make("div", {class: "chips looking", role: "group", "aria-label": "pieces",
+  const element = make("div", {class: "chips looking", role: "group", "aria-label": "tokens",
     keydown: walk}, ...buttons);
   let pressed = 0;
 
@@ -149,7 +149,7 @@ function pieceStrip(pieces, look) {
 }
 
 /**
- * Draw a map once it is on the screen.
+ * Draw a map when it first becomes visible.
  * @param {HTMLCanvasElement} canvas
  * @param {() => {n: number, weights: Float32Array}} of
  */
@@ -162,7 +162,7 @@ function drawWhenSeen(canvas, of) {
   observer.observe(canvas);
 }
 
-/** Dark where a piece (row) takes much from another (column); of many, the largest of each cell. */
+/** Draw large weights from a token (row) to a token (column) dark; a cell shows its largest. */
 function draw(canvas, {n, weights}) {
   const size = Math.min(n, THUMBNAIL), context = canvas.getContext("2d");
   const largest = new Float32Array(size * size);

@@ -1,9 +1,9 @@
-// Elements of the page. Text goes in as text nodes only, so nothing in it can become an element.
+// Elements of the page. Text is added as text nodes only, so no text can become an element.
 
 /**
  * @param {string} tag
- * @param {Object<string, string|number|boolean|Function>} [attributes] a function listens to the
- *   event of that name; true stands without a value, false is left out.
+ * @param {Object<string, string|number|boolean|Function>} [attributes] a function becomes the
+ *   listener for the event of that name; true adds an attribute without a value, false adds none.
  * @param {...(Node|string)} children
  * @returns {HTMLElement}
  */
@@ -17,14 +17,14 @@ export function make(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** @param {number} share between 0 and 1. */
+/** @param {number} share a number from 0 to 1. */
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 /**
- * A list of names with bars.
+ * Make a list of names with bars.
  * @param {{name: string|Node, share: number, shown?: string, best?: boolean}[]} rows `share`
- *   between 0 and 1 is the bar's length, `shown` stands beside it instead of percents.
- * @param {number} [most] rows that are shown at once; the rest can be unfolded.
+ *   from 0 to 1 is the bar's length; `shown`, if given, is displayed instead of the percentage.
+ * @param {number} [most] the number of rows shown at first; the rest can be unfolded.
  * @returns {Node}
  */
 export function bars(rows, most = 12) {
@@ -44,12 +44,12 @@ function bar({name, share, shown, best}) {
     make("span", {class: "number"}, shown ?? percent(share)));
 }
 
-/** Something that is shown when the reader asks for it. */
+/** A section that the user can unfold. */
 export const folded = (title, ...body) =>
   make("details", {}, make("summary", {}, title), ...body);
 
 /**
- * @param {string[]} names of the columns.
+ * @param {string[]} names the names of the columns.
  * @param {(string|number)[][]} rows
  * @returns {Node}
  */
@@ -61,6 +61,6 @@ export function table(names, rows) {
   return make("div", {class: "wide", tabindex: 0, role: "group", "aria-label": "table"}, whole);
 }
 
-/** Which texts were asked about, above what was found. */
+/** The texts of the request, displayed above the results. */
 export const quoted = (...texts) =>
   make("p", {class: "asked"}, ...texts.map((text) => make("q", {}, text)));

@@ -1,11 +1,11 @@
-// Lines of text by the cosine of their vectors with a query's.
+// Lines of text, ranked by the cosine similarity of their vectors to a query's.
 
 import {bars, make, quoted} from "./elements.js";
 import {bytesOf} from "./server.js";
 
 /**
- * @param {{data: {embedding: string}[], usage: {total_tokens: number}}} answer the query's vector
- *   first, as base64 of float32.
+ * @param {{data: {embedding: string}[], usage: {total_tokens: number}}} answer the response; the
+ *   query's vector comes first, and vectors are base64 of float32.
  * @param {string[]} lines
  * @param {string} query
  * @returns {Node[]}
@@ -18,11 +18,11 @@ export function showNearest(answer, lines, query) {
   const count = rows.length === 1 ? "1 line" : `${rows.length} lines`;
   return [
     quoted(query), bars(rows, 10),
-    make("p", {class: "quiet"}, `cosine with each of ${count}, ${answer.usage.total_tokens} tokens`),
+    make("p", {class: "quiet"}, `cosine similarity to ${count}; ${answer.usage.total_tokens} tokens`),
   ];
 }
 
-/** @returns {number} 0 where a vector has no length. */
+/** @returns {number} the cosine; 0 if a vector has length 0. */
 function cosine(a, b) {
   let product = 0, first = 0, second = 0;
   for (let i = 0; i < a.length; i++) {
@@ -33,7 +33,7 @@ function cosine(a, b) {
   return first && second ? product / Math.sqrt(first * second) : 0;
 }
 
-/** @returns {Float32Array} little-endian, whatever the machine. */
+/** @returns {Float32Array} the numbers, read as little-endian on every machine. */
 function vectorOf(text) {
   const view = new DataView(bytesOf(text).buffer);
   return Float32Array.from({length: view.byteLength / 4}, (_, i) => view.getFloat32(4 * i, true));

@@ -1,5 +1,5 @@
-// The page of `bertkit serve`: choose a model and what to do, ask, and see. See views.js for what
-// there is to do, results.js and its neighbours for what is shown.
+// The page of `bertkit serve`: choose a model and a view, send a request, and see the results.
+// views.js defines the views; results.js, attention.js and nearest.js show the results.
 
 import {make} from "./elements.js";
 import {Refusal, request, useToken} from "./server.js";
@@ -11,17 +11,17 @@ const [ask, results, problem, views, fields] =
   ["ask", "results", "error", "views", "fields"].map(element);
 
 const state = {
-  /** Cards of /v1/models by name. */
+  /** Name -> the model's entry in /v1/models. */
   models: new Map(),
   model: null,
-  /** The route that is shown. */
+  /** The route of the current view. */
   route: "",
-  /** Route -> field -> what was typed; kept while the reader looks elsewhere. */
+  /** Route -> field -> the text that was typed; kept while another view is open. */
   values: {},
-  /** The task whose texts a look inside begins with. */
+  /** The task whose texts the token and attention views start with. */
   lastTask: "",
   busy: false,
-  /** "model route" -> the element with what was found there. */
+  /** "model route" -> the element with its last results. */
   found: new Map(),
 };
 const INSIDE = ["pieces", "attention-maps"];
@@ -31,7 +31,7 @@ function say(message) {
   problem.hidden = !message;
 }
 
-/** Run something that may be refused; what is shown already stays. */
+/** Run an action that may fail; after an error, the displayed results stay. */
 async function trying(action) {
   try {
     await action();
@@ -59,7 +59,7 @@ async function start() {
   chooseModel(select.value, wanted.get("do"));
 }
 
-/** Show a model's views, the one that was shown before if it can do that too. */
+/** Show a model's views, and open the previous view if the model has it. */
 function chooseModel(name, route = state.route) {
   state.model = state.models.get(name);
   const {task_type: taskType, layers, heads, precision, routes} = state.model;
@@ -89,7 +89,7 @@ function chooseView(route) {
   history.replaceState(null, "", `#${address}`);
 }
 
-/** Look into the texts of the task before, unless others were typed here. */
+/** Copy the texts of the last task, unless other texts were typed here. */
 function bringTexts(values) {
   const task = state.values[state.lastTask];
   if (!task || (values.text ?? "") !== (values.brought ?? "")) return;
@@ -97,7 +97,7 @@ function bringTexts(values) {
   Object.assign(values, {text, pair, brought: text});
 }
 
-/** A text area with its label. @param {import("./views.js").Field} field */
+/** Make a text area with its label. @param {import("./views.js").Field} field */
 function fieldOf({name, label, rows, optional, masks}, values) {
   const id = `field-${name}`;
   const area = make("textarea", {id, name, rows, "aria-required": !optional,
@@ -105,12 +105,12 @@ function fieldOf({name, label, rows, optional, masks}, values) {
   area.value = values[name] ??= "";
   const tag = make("label", {for: id}, label);
   const whole = make("div", {class: "field"}, tag, area);
-  if (optional) tag.append(make("span", {class: "quiet"}, " (may stay empty)"));
+  if (optional) tag.append(make("span", {class: "quiet"}, " (optional)"));
   if (masks) whole.append(make("button", {type: "button", click: () => {
     area.setRangeText(MASK, area.selectionStart, area.selectionEnd, "end");
     values[name] = area.value;
     area.focus();
-  }}, `Put ${MASK} in`));
+  }}, `Insert ${MASK}`));
   return whole;
 }
 
@@ -122,13 +122,13 @@ function showFound() {
   if (results.firstElementChild !== found) results.replaceChildren(...(found ? [found] : []));
 }
 
-/** @param {boolean} on @param {string} message for readers who listen. */
+/** @param {boolean} on @param {string} message a message for screen readers. */
 function busy(on, message) {
   state.busy = on;
   element("status").textContent = message;
   results.setAttribute("aria-busy", on);
   const button = element("go");
-  button.setAttribute("aria-disabled", on); // not disabled: the focus stays
+  button.setAttribute("aria-disabled", on); // not `disabled`, so that it keeps the focus
   button.textContent = on ? "Working …" : VIEWS[state.route].verb;
   document.body.classList.toggle("busy", on);
 }
@@ -143,7 +143,7 @@ async function submit() {
     for (const {name, label, optional} of view.fields) {
       if (optional || values[name].trim()) continue;
       element(`field-${name}`).focus();
-      throw new Error(`${label}: write something here first.`);
+      throw new Error(`${label}: write something first.`);
     }
     const answer = await request(`v1/${route}`, {model: model.id, ...view.body(values)});
     const here = () => state.model === model && state.route === route;
@@ -151,14 +151,14 @@ async function submit() {
     const shown = await view.show(answer, {values, model, field});
     state.found.set(place, make("div", {}, ...shown));
     showFound();
-    results.scrollIntoView({block: "nearest"}); // on a phone they are below the form
+    results.scrollIntoView({block: "nearest"}); // on a phone the results are below the form
     done = `Done. ${results.querySelector(".outcome")?.textContent ?? ""}`;
   } finally {
     busy(false, done);
   }
 }
 
-/** What stands in the form, as it is now. */
+/** Store the form's current texts, and return a copy. */
 function readFields(view) {
   const values = state.values[state.route];
   for (const {name} of view.fields) values[name] = element(`field-${name}`).value;

@@ -1,34 +1,34 @@
-// What each route found, as elements. Every function takes the answer and what was asked.
+// The results of each route as elements. Every function takes the response and the request.
 
 import {bars, folded, make, percent, quoted, table} from "./elements.js";
 import {linesOf, MASK, slicer} from "./texts.js";
 
 const COLOURS = 6;
 
-/** @returns {Node} what reading the texts took, and whether anything was lost. */
+/** @returns {Node} a line with the number of tokens, windows, and what was cut. */
 function usage({usage: used}) {
   const parts = [`${used.tokens} tokens`];
-  if (used.windowed) parts.push("read through several windows");
+  if (used.windowed) parts.push("read in several windows");
   for (const what of Object.keys(used.cut)) parts.push(what);
   return make("p", {class: "quiet"}, parts.join(", "));
 }
 
 const sorted = (probabilities) => Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
 
-/** One label of several, or any number of labels. */
+/** One label, or any number of labels of a multi-label model, with all probabilities. */
 export function showLabels(answer, {values}) {
   const [found] = answer.predictions;
   const chosen = found.labels ?? [found.label];
   const rows = sorted(found.probabilities)
     .map(([name, share]) => ({name, share, best: chosen.includes(name)}));
-  const heading = chosen.length ? chosen.join(", ") : "no label above a half";
+  const heading = chosen.length ? chosen.join(", ") : "no label above 50 %";
   return [
     quoted(values.text, ...(values.pair.trim() ? [values.pair] : [])),
     make("p", {class: "outcome"}, heading), bars(rows), usage(answer),
   ];
 }
 
-/** A number. */
+/** The predicted number. */
 export function showValue(answer, {values}) {
   const {value} = answer.predictions[0];
   return [
@@ -37,7 +37,7 @@ export function showValue(answer, {values}) {
   ];
 }
 
-/** The choices in their own order. */
+/** The choices in the order of the request, with their probabilities. */
 export function showChoice(answer, {values}) {
   const [found] = answer.predictions;
   const rows = linesOf(values.choices).map((name, i) =>
@@ -48,7 +48,7 @@ export function showChoice(answer, {values}) {
   ];
 }
 
-/** The text with its entities, and every word. */
+/** The text with its entities marked, and a table of all words. */
 export function showTags(answer, {values, model}) {
   const [{words, entities}] = answer.predictions;
   const types = [...new Set(model.labels.map((label) => label.replace(/^[BIES]-/, "")))]
@@ -65,13 +65,13 @@ export function showTags(answer, {values, model}) {
   }
   text.append(slice(end));
   const rows = words.map(({word, tag, probability}) => [word, tag, percent(probability)]);
-  const every = folded("Every word", table(["word", "tag", "probability"], rows));
+  const every = folded("All words", table(["word", "tag", "probability"], rows));
   every.open = !entities.length;
   const count = entities.length === 1 ? "1 entity" : `${entities.length || "No"} entities`;
   return [make("p", {class: "outcome"}, count), text, every, usage(answer)];
 }
 
-/** The context with the answer in it. */
+/** The context with the answer marked. */
 export function showAnswer(answer, {values}) {
   const [found] = answer.predictions;
   const none = found.start === null;
@@ -82,7 +82,7 @@ export function showAnswer(answer, {values}) {
   else {
     text.append(slice(0, found.start),
       make("mark", {class: "answer"}, slice(found.start, found.end)), slice(found.end));
-    requestAnimationFrame(() => { // a long context: the answer into the middle of its box
+    requestAnimationFrame(() => { // scroll a long context so that the answer is in the middle
       const mark = text.querySelector("mark");
       text.scrollTop = mark.offsetTop - text.clientHeight / 2;
     });
@@ -97,7 +97,7 @@ export function showAnswer(answer, {values}) {
     usage(answer)];
 }
 
-/** Guesses at each mask; a click puts one in, another click takes it out again. */
+/** The candidates for each mask; a click inserts one, a second click removes it. */
 export function showMasks(answer, {values, field}) {
   const parts = values.text.split(MASK);
   const [masks] = answer.predictions;
@@ -116,7 +116,7 @@ export function showMasks(answer, {values, field}) {
     written = fill();
     if (untouched) area.value = written;
     note.textContent = untouched || !area ? "" :
-      "The text of the form has changed since; it is left as it is.";
+      "The text in the form has changed since, so it is left as it is.";
     draw();
   }
 
@@ -142,17 +142,17 @@ export function showMasks(answer, {values, field}) {
 
   draw();
   const lists = masks.map((guesses, mask) => make("section", {},
-    make("h3", {}, masks.length > 1 ? `Mask ${mask + 1}` : "Guesses"),
+    make("h3", {}, masks.length > 1 ? `Mask ${mask + 1}` : "Candidates"),
     bars(guesses.map(({probability}, i) => ({name: buttons[mask][i], share: probability})))));
   return [sentence, note, ...lists, usage(answer)];
 }
 
-/** A piece that goes on with a word stands right behind it. */
+/** Join a token that continues a word to the text before it, without a space. */
 function joined(before, piece) {
   return piece.startsWith("##") ? [before.trimEnd(), piece.slice(2)] : [before, piece];
 }
 
-/** Whether a text follows. */
+/** Whether the second text follows the first, with the probability. */
 export function showFollows(answer, {values}) {
   const {probability} = answer.predictions[0];
   const follows = probability >= 0.5;
@@ -165,7 +165,7 @@ export function showFollows(answer, {values}) {
   ];
 }
 
-/** The sequence, and a table of it. */
+/** The token sequence, and a table of its tokens. */
 export function showPieces(answer, {values}) {
   const slices = [slicer(values.text), slicer(values.pair ?? "")];
   const {pieces} = answer;
@@ -178,11 +178,11 @@ export function showPieces(answer, {values}) {
       part === null ? "" : slices[part](start, end)]);
   const segments = pieces.some(({segment}) => segment);
   return [
-    make("p", {class: "outcome"}, `${pieces.length} pieces`),
+    make("p", {class: "outcome"}, `${pieces.length} tokens`),
     make("ol", {class: "chips"}, ...chips),
-    make("p", {class: "quiet"}, "Under each piece is its id in the vocabulary." +
-      (segments ? " A coloured line below it: segment 1; none: segment 0." : "")),
+    make("p", {class: "quiet"}, "The number under each token is its id in the vocabulary." +
+      (segments ? " Tokens with a coloured line are in segment 1, the others in 0." : "")),
     folded("As a table",
-      table(["position", "piece", "id", "segment", "characters", "text"], rows)),
+      table(["position", "token", "id", "segment", "characters", "text"], rows)),
   ];
 }

@@ -1,12 +1,12 @@
-// Requests to the server that this page came from, and what it says when it refuses.
+// Requests to the server of this page, and its error messages.
 
 const TOKEN = "bertkit token";
 
-/** A refusal, or no answer at all; its message is for the reader. */
+/** An error response, or no response at all; the message is shown to the user. */
 export class Refusal extends Error {
   /**
    * @param {string} message
-   * @param {number} status of the answer; 0 where there was none.
+   * @param {number} status the HTTP status; 0 if there was no response.
    */
   constructor(message, status) {
     super(message);
@@ -14,16 +14,16 @@ export class Refusal extends Error {
   }
 }
 
-/** @param {string} token that requests carry from now on, in this tab; none where empty. */
+/** @param {string} token the token for all later requests of this tab; "" for no token. */
 export function useToken(token) {
   if (token) sessionStorage.setItem(TOKEN, token);
   else sessionStorage.removeItem(TOKEN);
 }
 
 /**
- * @param {string} path relative to this page, so that it also works below a proxy's folder.
- * @param {object} [body] sent as JSON by POST; GET where absent.
- * @returns {Promise<any>} the answer's JSON.
+ * @param {string} path a path relative to this page, so that it also works behind a proxy's prefix.
+ * @param {object} [body] the body, sent as JSON by POST; without a body, the method is GET.
+ * @returns {Promise<any>} the response's JSON.
  * @throws {Refusal}
  */
 export async function request(path, body) {
@@ -45,12 +45,12 @@ export async function request(path, body) {
   if (answer.ok && found !== null) return found;
   const wait = answer.headers.get("retry-after");
   const later = wait ? ` Try again in ${wait} s.` : "";
-  const message = found?.error?.message ?? `The answer was no JSON (status ${answer.status}).`;
+  const message = found?.error?.message ?? `The response was not JSON (status ${answer.status}).`;
   throw new Refusal(message + later, answer.status);
 }
 
 /**
- * @param {string} text in base64.
+ * @param {string} text bytes in base64.
  * @returns {Uint8Array}
  */
 export const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));

@@ -1,4 +1,4 @@
-// Texts: the mask, lines, and places in them.
+// Texts: the mask, lines, and character offsets.
 
 export const MASK = "[MASK]";
 
@@ -6,7 +6,7 @@ export const MASK = "[MASK]";
 export const linesOf = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 /**
- * A text by characters, as the server counts them: JavaScript counts an emoji as two.
+ * Make a function that slices a text by the server's characters: JavaScript counts an emoji as two.
  * @param {string} text
  * @returns {(start: number, end?: number) => string}
  */

@@ -1,4 +1,4 @@
-// What one can do with a model: for each route its fields, its request, and what shows the answer.
+// The views of a model: for each route its fields, its request, and the function for its results.
 
 import {showMaps} from "./attention.js";
 import {showNearest} from "./nearest.js";
@@ -7,61 +7,62 @@ import {
 } from "./results.js";
 import {linesOf, MASK} from "./texts.js";
 
-const MOST_LINES = 2047; // with the query the most inputs of a request
+const MOST_LINES = 2047; // with the query, this is the limit on inputs of a request
 
 /**
  * @typedef {object} Field
  * @property {string} name
  * @property {string} label
- * @property {number} [rows] lines of a text area.
+ * @property {number} [rows] the height of the text area in lines.
  * @property {boolean} [optional]
- * @property {boolean} [masks] a button beside it puts a mask in.
+ * @property {boolean} [masks] whether a button below it inserts a mask.
  *
  * @typedef {object} View
- * @property {string} name as it stands on the page.
+ * @property {string} name the name on the page.
  * @property {string} about
- * @property {string} verb on the button.
+ * @property {string} verb the label of the button.
  * @property {Field[]} fields
  * @property {Object<string, string>} example field -> text.
- * @property {(values: Object<string, string>) => object} body of the request, without the model;
- *   throws an Error that says what is wrong with the values.
- * @property {(values: Object<string, string>) => string[]} texts one or two, to look inside.
+ * @property {(values: Object<string, string>) => object} body makes the request's body, without the
+ *   model; throws an Error that says what is wrong with the values.
+ * @property {(values: Object<string, string>) => string[]} texts returns one or two
+ *   texts for the token and attention views.
  * @property {(answer: any, asked: Asked) => Node[]|Promise<Node[]>} show
  *
- * @typedef {object} Asked what a result may need of its request.
- * @property {Object<string, string>} values of the fields.
- * @property {object} model its card.
- * @property {(name: string) => HTMLTextAreaElement|undefined} field on the page now, if the form
- *   that asked is there.
+ * @typedef {object} Asked the request, as far as results need it.
+ * @property {Object<string, string>} values the values of the fields.
+ * @property {object} model the model's entry in /v1/models.
+ * @property {(name: string) => HTMLTextAreaElement|undefined} field returns a field of the
+ *   form, if the form that sent the request is still open.
  */
 
 const TEXT = {name: "text", label: "Text", rows: 5};
-const PAIR = {name: "pair", label: "Second text, for models of pairs", rows: 3, optional: true};
+const PAIR = {name: "pair", label: "Second text, for models of text pairs", rows: 3, optional: true};
 const REVIEW = "The plot is thin, but the two leads are a joy to watch.";
 
 const textAndPair = ({text, pair}) => ({text, ...(pair.trim() ? {pair} : {})});
 const one = (input) => ({inputs: [input]});
 const bothTexts = ({text, pair}) => (pair?.trim() ? [text, pair] : [text]);
 
-/** Route -> what can be done there, in the order of the page. @type {Object<string, View>} */
+/** Route -> its view, in the order of the page. @type {Object<string, View>} */
 export const VIEWS = {
   classify: {
     name: "Classify", verb: "Classify",
-    about: "The probability of every label for a text, or a pair of texts.",
+    about: "The probability of every label for a text or a pair of texts.",
     fields: [TEXT, PAIR], example: {text: REVIEW, pair: ""},
     body: (values) => one(textAndPair(values)), texts: bothTexts, show: showLabels,
   },
   regress: {
     name: "Score", verb: "Score",
-    about: "A number for a text, or a pair of texts.",
+    about: "A number for a text or a pair of texts.",
     fields: [TEXT, PAIR],
     example: {text: "A man is playing a guitar.", pair: "Somebody makes music on a guitar."},
     body: (values) => one(textAndPair(values)), texts: bothTexts, show: showValue,
   },
   choose: {
     name: "Choose", verb: "Choose",
-    about: "The most probable of several ways to go on.",
-    fields: [TEXT, {name: "choices", label: "Choices, one a line", rows: 4}],
+    about: "The most probable of several choices.",
+    fields: [TEXT, {name: "choices", label: "Choices, one per line", rows: 4}],
     example: {
       text: "Which of these is the best conductor of electricity?",
       choices: "a copper wire\na wooden spoon\na rubber band\na glass of pure water",
@@ -71,7 +72,7 @@ export const VIEWS = {
   },
   tag: {
     name: "Tag", verb: "Tag",
-    about: "A tag for every word, and the entities that they make.",
+    about: "A tag for every word, and the entities that the tags form.",
     fields: [{...TEXT, rows: 6}],
     example: {text: "Ada Lovelace met Charles Babbage in London in June 1833. Their letters are " +
       "kept at the Bodleian Library of the University of Oxford."},
@@ -93,11 +94,11 @@ export const VIEWS = {
   },
   "fill-mask": {
     name: "Fill masks", verb: "Fill",
-    about: `Guesses at each ${MASK}. Choose one to put it in.`,
+    about: `The most probable tokens for each ${MASK}. Choose one to insert it.`,
     fields: [{...TEXT, masks: true}],
     example: {text: `She opened the ${MASK} and looked out at the ${MASK}.`},
     body: ({text}) => {
-      if (!text.includes(MASK)) throw new Error(`Text: put at least one ${MASK} into it.`);
+      if (!text.includes(MASK)) throw new Error(`Text: insert at least one ${MASK}.`);
       return one({text, top: 8});
     },
     texts: ({text}) => [text], show: showMasks,
@@ -112,7 +113,7 @@ export const VIEWS = {
   },
   embeddings: {
     name: "Nearest", verb: "Search",
-    about: "Which lines are nearest to a text in meaning: the cosine of their vectors.",
+    about: "The lines that are nearest in meaning to a text, by cosine similarity.",
     fields: [{name: "query", label: "Search for", rows: 2},
       {name: "lines", label: "In these lines", rows: 9}],
     example: {
@@ -124,22 +125,23 @@ export const VIEWS = {
     body: ({query, lines}) => {
       const texts = linesOf(lines);
       if (texts.length > MOST_LINES) {
-        throw new Error(`In these lines: ${texts.length} are more than ${MOST_LINES}.`);
+        throw new Error(
+          `In these lines: ${texts.length} lines are too many; the limit is ${MOST_LINES}.`);
       }
       return {input: [query, ...texts], encoding_format: "base64"};
     },
     texts: ({query}) => [query], show: (answer, {values}) => showNearest(answer, linesOf(values.lines), values.query),
   },
   pieces: {
-    name: "Pieces", verb: "Cut",
+    name: "Tokens", verb: "Tokenize",
     about: "The WordPiece sequence that the model reads.",
     fields: [TEXT, {...PAIR, label: "Second text"}],
     example: {text: "Unbelievably, the antidisestablishmentarians agreed.", pair: "Nobody knew."},
     body: textAndPair, texts: bothTexts, show: showPieces,
   },
   "attention-maps": {
-    name: "Attention", verb: "Look",
-    about: "What each piece takes from the others, in every head of every layer.",
+    name: "Attention", verb: "Show",
+    about: "How much each token attends to every other, for every head of every layer.",
     fields: [TEXT, {...PAIR, label: "Second text"}],
     example: {text: "The cat sat on the mat because it was tired.", pair: ""},
     body: textAndPair, texts: bothTexts, show: showMaps,
