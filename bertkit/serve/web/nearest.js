@@ -18,7 +18,8 @@ export function showNearest(answer, lines, query) {
   const count = rows.length === 1 ? "1 line" : `${rows.length} lines`;
   return [
     quoted(query), bars(rows, 10),
-    make("p", {class: "quiet"}, `cosine similarity to ${count}; ${answer.usage.total_tokens} tokens`),
+    make("p", {class: "quiet"},
+      `cosine similarity to ${count}; ${answer.usage.total_tokens} tokens`),
   ];
 }
 

@@ -37,7 +37,7 @@ const MOST_LINES = 2047; // with the query, this is the limit on inputs of a req
  */
 
 const TEXT = {name: "text", label: "Text", rows: 5};
-const PAIR = {name: "pair", label: "Second text, for models of text pairs", rows: 3, optional: true};
+const PAIR = {name: "pair", label: "Second text, for text-pair models", rows: 3, optional: true};
 const REVIEW = "The plot is thin, but the two leads are a joy to watch.";
 
 const textAndPair = ({text, pair}) => ({text, ...(pair.trim() ? {pair} : {})});
