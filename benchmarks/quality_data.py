@@ -30,12 +30,14 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
     lengths = WindowLengths()
     if task == "arc-easy":
         train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
-        return load_dataset("choose", DataFiles(train=train, dev=dev), ARC, lengths, positions)
+        return load_dataset(
+            "multiple-choice", DataFiles(train=train, dev=dev), ARC, lengths, positions
+        )
     if task in SAMPLES:
         folder, columns = SAMPLES[task]
         train, dev = (str(data / "glue" / folder / f"{split}.jsonl") for split in ("train", "dev"))
         return load_dataset(
-            "classify", DataFiles(train=train, dev=dev), columns, lengths, positions
+            "classification", DataFiles(train=train, dev=dev), columns, lengths, positions
         )
     if task in ("conll-2003", "conll-2003-documents"):
         context = "document" if task == "conll-2003-documents" else "sentence"

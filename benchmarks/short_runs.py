@@ -59,7 +59,9 @@ def slices(data: Path, out: Path) -> dict[str, DataFiles]:
     found["conll-2003"] = DataFiles(data=out / "conll")
     for name in ("train2251", "dev570"):
         head(data / "arc-easy" / f"arc_easy_{name}.csv", out / f"{name}.csv")
-    found["choose"] = DataFiles(train=str(out / "train2251.csv"), dev=str(out / "dev570.csv"))
+    found["multiple-choice"] = DataFiles(
+        train=str(out / "train2251.csv"), dev=str(out / "dev570.csv")
+    )
     return found
 
 
@@ -77,7 +79,7 @@ def main() -> None:
                 start_model(),
                 out,
                 files=files,
-                columns=ARC if task == "choose" else Columns(),
+                columns=ARC if task == "multiple-choice" else Columns(),
                 lengths=WindowLengths(context="document" if task == "conll-2003" else "sentence"),
                 grid=Grid(epochs=(EPOCHS.get(task, 1),), learning_rate=(1e-4,), batch_size=(16,)),
                 tuning=TrainingSettings(precision="fp32"),

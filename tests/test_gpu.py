@@ -318,7 +318,7 @@ def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> Non
     (tmp_path / "data.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     data = str(tmp_path / "data.csv")
     best = finetune(
-        "classify",
+        "classification",
         tmp_path / "start",
         tmp_path / "run",
         files=DataFiles(train=data, dev=data),

@@ -170,7 +170,7 @@ def test_stand_ins_are_what_they_stand_for(tmp_path: Path) -> None:
         ("mrpc", DataFiles(data=tmp_path / "GLUE"), Columns()),
         ("squad-2.0", DataFiles(data=tmp_path / "SQUAD"), Columns()),
         ("conll-2003", DataFiles(data=tmp_path / "CONLL"), Columns()),
-        ("classify", table, Columns(text="title", label="topic")),
+        ("classification", table, Columns(text="title", label="topic")),
     ):
         dataset = load_dataset(name, files, columns, WindowLengths(), 128)
         assert len(dataset.train) > 3, name

@@ -71,7 +71,7 @@ def evaluate_command(
     Parameters
     ----------
     task
-        The name of a data set or of a kind, as in `bertkit finetune`.
+        The name of a data set, or a task type, as in `bertkit finetune`.
     model
         A tuned model; of several the outputs are averaged (an ensemble).
     split
@@ -106,7 +106,7 @@ def evaluate_command(
     where = DataFiles(**vars(files))
     inputs = read_split(task, split, where, named, counts)
     note_unique([(split, inputs)], getattr(predictor.task, "context", ""), counts)
-    if key == "choose":
+    if key == "multiple-choice":
         check_not_swag(details, split_file(task, split, where), named)
     labelled = any(is_labelled([given]) for given in inputs)
     if not labelled and out is None:

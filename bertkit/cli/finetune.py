@@ -35,8 +35,9 @@ def finetune_command(
     """Tune a model on labelled data: one run, or a grid of settings and seeds.
 
     Official data by name, with --data FOLDER: cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli,
-    squad-1.1, squad-2.0, swag, conll-2003. Your own data by kind, with --train FILE: classify,
-    multi-label, regress, choose, tag, answer.
+    squad-1.1, squad-2.0, swag, conll-2003. Your own data by task type, with --train FILE:
+    classification, multi-label-classification, regression, multiple-choice, token-classification,
+    question-answering.
 
     Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. The
     same command again makes only the runs that are missing.
@@ -44,7 +45,7 @@ def finetune_command(
     Parameters
     ----------
     task
-        The name of a data set or of a kind.
+        The name of a data set, or a task type.
     model
         What to begin with: a model directory, a run directory, or a Google checkpoint.
     out

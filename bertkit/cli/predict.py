@@ -215,7 +215,7 @@ def refuse_swag_flags(file: str, columns: Columns) -> None:
 def is_plain(kind: str, file: str, columns: Columns) -> bool:
     """Whether a file is read as plain text."""
     return columns.format == "text" or (
-        columns.format == "auto" and kind != "tag" and extension(file) == ".txt"
+        columns.format == "auto" and kind != "token-classification" and extension(file) == ".txt"
     )
 
 
@@ -227,7 +227,12 @@ def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> I
     """
     if not is_plain(kind, file, columns):
         return read_unlabelled(kind, file, columns, counts)
-    if kind not in {"classify", "multi-label", "regress", "tag"}:
+    if kind not in {
+        "classification",
+        "multi-label-classification",
+        "regression",
+        "token-classification",
+    }:
         raise BertkitError(f"{file}: a model tuned to {kind} needs columns, not plain text")
     if columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
@@ -246,7 +251,7 @@ def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextExamp
             counts.note("blank line", place)
             document += 1  # as in a corpus, a blank line ends a document
             continue
-        if kind == "tag":
+        if kind == "token-classification":
             _, spans = split_words_with_offsets(line)
             words = tuple(line[start:end] for start, end in spans)
             yield WordsExample(str(number), words, None, document, place, line, tuple(spans))

@@ -26,7 +26,7 @@ from bertkit.datasets.tabular import (
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
 
-INPUT_KINDS = ("classify", "regress", "multi-label")
+INPUT_KINDS = ("classification", "regression", "multi-label-classification")
 
 ReadLabel = str | float | tuple[str, ...]
 
@@ -41,7 +41,7 @@ def read_texts(
     id: str = "",  # noqa: A002
     labelled: bool = True,
     keep_unlabelled: bool = False,
-    kind: str = "classify",
+    kind: str = "classification",
     separator: str = "|",
     format: str = "auto",  # noqa: A002
     header: bool = True,
@@ -58,8 +58,9 @@ def read_texts(
             stands twice, are all that is kept of earlier rows.
         labelled: False leaves the label column unread: every label is None.
         keep_unlabelled: whether a row without label is kept, with None, and not left out.
-        kind: "classify": a label is a name; JSON's 1 is "1", true is "true". "regress": a number.
-            "multi-label": a JSON list of names, or names between separators; empty is no name.
+        kind: the task type. Of classification a label is a name; JSON's 1 is "1", true is "true".
+            Of regression it is a number. Of multi-label-classification it is a JSON list of names,
+            or names between separators; empty is no name.
         separator: between the names of a multi-label field.
         format: of the file, "auto" for its extension.
         header: whether the first line of CSV or TSV names the columns; else they are "0", "1", ...
@@ -142,16 +143,16 @@ def row_label(
     value: object, kind: str, separator: str, column: str, place: str
 ) -> ReadLabel | None:
     """A label as the kind of task wants it; None where the row has none."""
-    if kind == "multi-label":
+    if kind == "multi-label-classification":
         return label_names(value, separator, place)
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    if kind == "regress":
+    if kind == "regression":
         return row_number(value, column, place)
     if isinstance(value, list | dict):
         raise BertkitError(
             f"{place}: '{column}' holds a {type(value).__name__}, not one name; for several labels "
-            f"a text use the kind multi-label"
+            f"a text use the task type multi-label-classification"
         )
     return label_name(value, place) or None
 
@@ -197,7 +198,7 @@ def row_number(value: object, column: str, place: str) -> float:
     if isinstance(value, bool) or "_" in str(value) or not math.isfinite(number):
         raise BertkitError(
             f"{place}: '{column}' is {str(value)[:40]!r}, not a finite number; correct it, or use "
-            f"the kind classify if labels are names"
+            f"the task type classification if labels are names"
         )
     if abs(number) > LARGEST_NUMBER:
         raise BertkitError(

@@ -61,7 +61,7 @@ class GlueTask(NamedTuple):
     @property
     def kind(self) -> str:
         """One of classify and regress."""
-        return "classify" if self.labels else "regress"
+        return "classification" if self.labels else "regression"
 
     def of_split(self, split: str) -> GlueTask:
         """The same task with the columns of a split's file."""
@@ -196,7 +196,7 @@ def glue_example(
     if not labelled:
         return TextExample(str(row[task.test_id]).strip(), text, pair, None, place)
     value = str(row[task.label]).strip()
-    if task.kind == "regress":
+    if task.kind == "regression":
         return TextExample(number, text, pair, row_number(value, task.label, place), place)
     if value not in task.file_labels:
         raise BertkitError(

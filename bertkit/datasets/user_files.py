@@ -110,10 +110,14 @@ def has_rows(kind: str, path: str, columns: Columns) -> bool:
     path = from_home(path)
     if columns.format != "auto":
         return columns.format in {*ROW_FORMATS, "tsv"}
-    if kind == "answer" and is_json(path):
+    if kind == "question-answering" and is_json(path):
         return has_json_lines(path)
     found = source_format(path, "auto")
-    return path.startswith("hf:") or found in ROW_FORMATS or (kind == "answer" and found == "tsv")
+    return (
+        path.startswith("hf:")
+        or found in ROW_FORMATS
+        or (kind == "question-answering" and found == "tsv")
+    )
 
 
 def from_home(path: str) -> str:
@@ -164,7 +168,7 @@ def end_position(path: str, columns: Columns) -> int | None:
 
 def with_first_choice(kind: str, path: str, columns: Columns, counts: TextCounts) -> Columns:
     """With what numbers as labels mean, decided by the training file; counted where it is open."""
-    if kind != "choose" or columns.first_choice >= 0:
+    if kind != "multiple-choice" or columns.first_choice >= 0:
         return columns
     first = lowest_label(
         path,
@@ -199,8 +203,12 @@ def read_user_file(
     Raises:
         BertkitError: the file is absent or damaged, or lacks a column.
     """
-    named = {"answer": columns.answers, "tag": columns.tags}.get(kind, columns.label)
-    rows = kind not in {"answer", "tag"} or has_rows(kind, path, columns)
+    named = {"question-answering": columns.answers, "token-classification": columns.tags}.get(
+        kind, columns.label
+    )
+    rows = kind not in {"question-answering", "token-classification"} or has_rows(
+        kind, path, columns
+    )
     labels = not (test and rows) or has_column(path, named, columns.format, header=columns.header)
     return list(read_any(kind, path, columns, counts, labels=labels, scoring=scoring, test=test))
 
@@ -230,21 +238,21 @@ def read_any(
     """The inputs of a file, with labels or without, as they are read."""
     shared: dict[str, Any] = {"id": columns.id, "labelled": labels}
     shared |= {"format": columns.format, "header": columns.header}
-    if kind == "answer" and not has_rows(kind, path, columns):
+    if kind == "question-answering" and not has_rows(kind, path, columns):
         return iter(read_squad(path, counts, scoring=scoring))
-    if kind == "answer":
+    if kind == "question-answering":
         shared |= {"question": columns.question, "context": columns.passage, "scoring": scoring}
         return read_questions(path, counts, answer=columns.answers, keep_unlabelled=test, **shared)
-    if kind == "tag" and not has_rows(kind, path, columns):
+    if kind == "token-classification" and not has_rows(kind, path, columns):
         tags = columns.tag_column if labels else None
         return conll_sentences(
             path, counts, word_column=columns.word_column, tag_column=tags, untagged_ok=test
         )
-    if kind == "tag":
+    if kind == "token-classification":
         shared |= {"words": columns.words, "tags": columns.tags, "document": columns.document}
         return read_word_rows(path, counts, keep_unlabelled=test, **shared)
     shared |= {"text": columns.text, "label": columns.label, "keep_unlabelled": test}
-    if kind == "choose":
+    if kind == "multiple-choice":
         first = None if columns.first_choice < 0 else columns.first_choice
         return read_choices(path, counts, choices=columns.choices, first_key=first, **shared)
     return read_texts(

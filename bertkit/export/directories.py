@@ -45,7 +45,15 @@ GOOGLE_HEADS = {
 }
 """Hugging Face's names → variables of Google's scripts; the matrices are not transposed there."""
 IN_GOOGLE = {
-    *("classify", "multi-label", "regress", "answer", "pretraining", "words", "encoder"),
+    *(
+        "classification",
+        "multi-label-classification",
+        "regression",
+        "question-answering",
+        "pretraining",
+        "words",
+        "encoder",
+    ),
 }
 OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
 """What ALBERT's class calls an output."""
@@ -177,7 +185,10 @@ def write_google(source: ExportSource, folder: Path) -> Opened:
 
 def reads_pooler(source: ExportSource) -> bool:
     """Whether an output goes through the pooler."""
-    return source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
+    return (
+        source.head not in ("question-answering", "words")
+        and source.outputs[-1] != "last_hidden_state"
+    )
 
 
 def google_variables(source: ExportSource) -> dict[str, np.ndarray]:

@@ -56,7 +56,7 @@ def silence() -> Iterator[None]:
 
 def axes(head: str, name: str) -> list[str]:
     """What the free dimensions of an input or output are called."""
-    if head == "choose":
+    if head == "multiple-choice":
         return ["batch", "choices", "sequence"] if name in PADDED_INPUTS else ["batch", "choices"]
     tokens = name in PADDED_INPUTS or is_token_output(head, name)
     return ["batch", "sequence"] if tokens else ["batch"]

@@ -123,7 +123,7 @@ class FinetuningRun:
             "inputs_digest": digest_inputs([data.train, *(dev for _, dev in data.dev)]),
             "start": str(self.start.path),
             "start_digest": self.start.digest,
-            "kind": self.task.task_type,
+            "task_type": self.task.task_type,
             "labels": list(self.task.labels),
             "task": self.task.settings(),
             "tuning": as_json(tuning),

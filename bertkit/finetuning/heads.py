@@ -103,7 +103,7 @@ def build_with(
         if head.head == "linear":
             return None
         return lambda sizes: add_bilstm(task.build(sizes), head.units)
-    if task.task_type != "tag":
+    if task.task_type != "token-classification":
         raise BertkitError(f"--frozen is for tagging (paper section 5.3), not for {task.task_type}")
     check_layers(head.layers, start.config)
     beside = None

@@ -387,20 +387,20 @@ class AnswerPredictor(TaskPredictor):
 
 
 INPUTS: dict[str, type[Example]] = {
-    "classify": TextExample,
-    "multi-label": TextExample,
-    "regress": TextExample,
-    "choose": ChoiceExample,
-    "tag": WordsExample,
-    "answer": QuestionExample,
+    "classification": TextExample,
+    "multi-label-classification": TextExample,
+    "regression": TextExample,
+    "multiple-choice": ChoiceExample,
+    "token-classification": WordsExample,
+    "question-answering": QuestionExample,
 }
 """Kind → what `many` takes."""
 PREDICTORS: dict[str, type[TaskPredictor]] = {
-    "classify": TextPredictor,
-    "multi-label": TextPredictor,
-    "regress": TextPredictor,
-    "choose": ChoicePredictor,
-    "tag": TagPredictor,
-    "answer": AnswerPredictor,
+    "classification": TextPredictor,
+    "multi-label-classification": TextPredictor,
+    "regression": TextPredictor,
+    "multiple-choice": ChoicePredictor,
+    "token-classification": TagPredictor,
+    "question-answering": AnswerPredictor,
 }
 """Kind → what `load` gives."""

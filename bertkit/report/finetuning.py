@@ -60,9 +60,9 @@ def finetuning_page(folder: Path) -> str:
 
 
 def report_title(tuned: FinetuningResults) -> str:
-    """Data set and kind of task."""
-    data, kind = str(tuned.shared.get("data", "")), str(tuned.shared.get("kind", ""))
-    return data if data == kind else f"{data} ({kind})"
+    """Data set and task type."""
+    data, task_type = (str(tuned.shared.get(name, "")) for name in ("data", "task_type"))
+    return data if data == task_type else f"{data} ({task_type})"
 
 
 def report_heading(tuned: FinetuningResults) -> str:
@@ -279,7 +279,7 @@ def on_dev(tuned: FinetuningResults) -> str:
         if types := types_table(scores):
             parts.append(f"<h2>Types on {escape(split)}</h2>{types}")
         path = tuned.folder / "results" / f"{split}.jsonl"
-        if tuned.shared.get("kind") == "classify" and path.is_file():
+        if tuned.shared.get("task_type") == "classification" and path.is_file():
             labels = [str(label) for label in tuned.shared.get("labels") or []]
             rows = read_journal(path)  # which is JSON lines, too
             parts.append(answers_section(rows, labels, split, tuned.written.get("best")))

@@ -47,12 +47,12 @@ from bertkit.training.device import choose_device
 
 NAME = re.compile(r"[\w.:-]+")
 ROUTES = {
-    "classify": "classify",
-    "multi-label": "classify",
-    "regress": "regress",
-    "choose": "choose",
-    "tag": "tag",
-    "answer": "answer",
+    "classification": "classify",
+    "multi-label-classification": "classify",
+    "regression": "regress",
+    "multiple-choice": "choose",
+    "token-classification": "tag",
+    "question-answering": "answer",
 }
 """Kind of a tuned model -> the route that it serves."""
 
@@ -188,7 +188,7 @@ def load_served_model(
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
         works: dict[str, Any] = {ROUTES[kind]: TaskOperation(predictor)}
         mode = predictor.precision
-        if kind == "answer":
+        if kind == "question-answering":
             labels = ()
     else:
         embedder = load_embedder(path, device=device, precision=precision)

@@ -125,7 +125,7 @@ def glue_dataset(name: str, files: DataFiles, lengths: WindowLengths, positions:
     folder, counts = benchmark_folder(files, name), TextCounts()
     max_length = lengths.window(official.kind, positions)
     task: Task[Any, Any]
-    if official.kind == "regress":
+    if official.kind == "regression":
         task = Regression(max_length, lengths.stride)
     else:
         task = Classification(official.labels, official.metrics, max_length, lengths.stride)

@@ -124,7 +124,7 @@ class Classification(TaskDefaults):
     """Names of `metrics.CLASSIFICATION`; the first one decides between runs."""
     max_length: int = 512
     stride: int = 0
-    task_type = "classify"
+    task_type = "classification"
 
     @property
     def metric(self) -> str:
@@ -209,7 +209,7 @@ class MultiLabelClassification(TaskDefaults):
     labels: tuple[str, ...]
     max_length: int = 512
     stride: int = 0
-    task_type = "multi-label"
+    task_type = "multi-label-classification"
     metric = "micro_f1"
 
     def build(self, config: ModelConfig) -> ClassificationModel:

@@ -42,7 +42,7 @@ class MultipleChoice(TaskDefaults):
 
     max_length: int = 512
     stride: int = 0
-    task_type = "choose"
+    task_type = "multiple-choice"
     metric = "accuracy"
     labels = ()
 

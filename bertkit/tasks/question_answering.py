@@ -73,7 +73,7 @@ class QuestionAnswering(TaskDefaults):
     nbest: int = 20
     max_answer_length: int = 30
     """Tokens; longer spans are trained on, as in the published code, but never given."""
-    task_type = "answer"
+    task_type = "question-answering"
     labels = ("start", "end")
     metric = "f1"
 

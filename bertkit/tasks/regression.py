@@ -34,7 +34,7 @@ class Regression(TaskDefaults):
 
     max_length: int = 512
     stride: int = 0
-    task_type = "regress"
+    task_type = "regression"
     metric = "spearman"
     labels = ()
 

@@ -34,18 +34,18 @@ from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 TASKS: dict[str, Any] = {
-    "classify": Classification,
-    "multi-label": MultiLabelClassification,
-    "regress": Regression,
-    "choose": MultipleChoice,
-    "tag": TokenClassification,
-    "answer": QuestionAnswering,
+    "classification": Classification,
+    "multi-label-classification": MultiLabelClassification,
+    "regression": Regression,
+    "multiple-choice": MultipleChoice,
+    "token-classification": TokenClassification,
+    "question-answering": QuestionAnswering,
 }
 """Kind -> class."""
 
 MOST_TOKENS = 1 << 30
 """Of any length in a task's settings."""
-LABELLED = {"classify", "multi-label", "tag"}
+LABELLED = {"classification", "multi-label-classification", "token-classification"}
 """Kinds whose class takes label names."""
 
 
@@ -155,7 +155,12 @@ def task_details(folder: Path) -> dict[str, Any]:
         kind for kind, (head, problems) in SAVED_HEADS.items()
         if head in weight_head_names(names[0]) and problems in ("", problem)
     ]  # fmt: skip
-    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
+    if config.get("is_decoder") and set(found) & {
+        "classification",
+        "multi-label-classification",
+        "regression",
+        "multiple-choice",
+    }:
         raise BertkitError(
             f"{folder} is left to right and was tuned on its first token, which sees no other; "
             "tune it again with bertkit finetune, which reads the last one"
@@ -167,14 +172,16 @@ def task_details(folder: Path) -> dict[str, Any]:
             "bertkit predict fill-mask"
         )
     kind = found[-1] if problem else found[0]
-    if kind == "classify" and len(labels) == 1:
-        kind = "regress"
+    if kind == "classification" and len(labels) == 1:
+        kind = "regression"
     max_length = config.get("max_position_embeddings", 512)
-    if kind == "answer":
+    if kind == "question-answering":
         window = min(384, max_length)
         settings = {"max_length": window, "max_question_length": usual_question_length(window)}
         return {"task": kind, "labels": list(QuestionAnswering.labels), "settings": settings}
-    entities = {"entities": are_entity_tags(entity_tags(labels))} if kind == "tag" else {}
+    entities = (
+        {"entities": are_entity_tags(entity_tags(labels))} if kind == "token-classification" else {}
+    )
     names = labels if kind in LABELLED else []  # of others transformers writes LABEL_0, LABEL_1
     return {"task": kind, "labels": names, "settings": {"max_length": max_length, **entities}}
 

@@ -155,7 +155,12 @@ def is_score(value: str) -> bool:
         return False
 
 
-KIND_OF = {"squad-1.1": "answer", "squad-2.0": "answer", "swag": "choose", "conll-2003": "tag"}
+KIND_OF = {
+    "squad-1.1": "question-answering",
+    "squad-2.0": "question-answering",
+    "swag": "multiple-choice",
+    "conll-2003": "token-classification",
+}
 """Official set -> its kind, GLUE aside."""
 
 
@@ -165,7 +170,10 @@ def official_writer(name: str) -> Writer:
         return lambda folder, split, *rest: write_glue(name, folder, split, *rest)
     if name == "swag":
         return write_choices
-    writers: dict[str, Writer] = {"answer": write_answers, "tag": write_tags}
+    writers: dict[str, Writer] = {
+        "question-answering": write_answers,
+        "token-classification": write_tags,
+    }
     return writers.get(KIND_OF.get(name, name), no_official_files)
 
 
@@ -181,7 +189,7 @@ def write_glue(
     if split not in GLUE[name].submissions:
         return []
     path = folder / GLUE[name].submissions[split][0]
-    found = [p.value if task.task_type == "regress" else p.label for p in predictions]
+    found = [p.value if task.task_type == "regression" else p.label for p in predictions]
     write_submission(name, split, [given.id for given in inputs], found, path)
     return [path]
 

@@ -72,7 +72,7 @@ class TokenClassification(TaskDefaults):
     """Whether a window holds one sentence, or goes on through its "document"."""
     entities: bool = True
     """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
-    task_type = "tag"
+    task_type = "token-classification"
 
     def __post_init__(self) -> None:
         """Check the settings.

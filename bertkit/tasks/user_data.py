@@ -33,22 +33,32 @@ from bertkit.tasks.token_classification import (
 from bertkit.tasks.windows import check_stride, check_window_lengths
 from bertkit.text.lines import TextCounts
 
-KINDS = ("classify", "multi-label", "regress", "choose", "tag", "answer")
+KINDS = (
+    "classification",
+    "multi-label-classification",
+    "regression",
+    "multiple-choice",
+    "token-classification",
+    "question-answering",
+)
 TEXTS = ("text", "pair", "label")
 OF_KIND = {
-    "classify": TEXTS,
-    "multi-label": (*TEXTS, "separator"),
-    "regress": TEXTS,
-    "choose": ("text", "choices", "label", "first_choice"),
-    "tag": ("words", "tags", "document", "word_column", "tag_column"),
-    "answer": ("question", "passage", "answers"),
+    "classification": TEXTS,
+    "multi-label-classification": (*TEXTS, "separator"),
+    "regression": TEXTS,
+    "multiple-choice": ("text", "choices", "label", "first_choice"),
+    "token-classification": ("words", "tags", "document", "word_column", "tag_column"),
+    "question-answering": ("question", "passage", "answers"),
 }
 """Kind -> what it reads of `Columns` besides what all do."""
 OF_ALL = ("id", "format", "header")
-LENGTHS_OF = {"tag": ("context",), "answer": ("max_question_length", "max_answer_length")}
+LENGTHS_OF = {
+    "token-classification": ("context",),
+    "question-answering": ("max_question_length", "max_answer_length"),
+}
 """Kind -> what it reads of `WindowLengths` besides longest and stride."""
 SEEN_ONCE = "label seen once in training, kept"
-LONGEST_WINDOW = {"answer": 384}
+LONGEST_WINDOW = {"question-answering": 384}
 """Where the paper's windows are shorter than the model allows."""
 
 
@@ -202,7 +212,7 @@ def set_apart(
     """
     if not 0 < share < 1:
         raise BertkitError(f"--dev-share must be between 0 and 1, got {share}; or give --dev")
-    keys = {"tag": "document", "answer": "context"}
+    keys = {"token-classification": "document", "question-answering": "context"}
     groups: dict[Any, list[Any]] = {}
     for number, given in enumerate(inputs):
         groups.setdefault(getattr(given, keys[kind]) if kind in keys else number, []).append(given)
@@ -234,9 +244,13 @@ def set_apart(
 
 def find_labels(kind: str, inputs: Sequence[Any]) -> set[str]:
     """The labels or tags of some inputs; of kinds that have no such names, none."""
-    if kind == "tag":
+    if kind == "token-classification":
         return {tag for given in inputs for tag in given.tags or ()}
-    return set(label_counts(inputs)) if kind in {"classify", "multi-label"} else set()
+    return (
+        set(label_counts(inputs))
+        if kind in {"classification", "multi-label-classification"}
+        else set()
+    )
 
 
 def task_for(
@@ -249,16 +263,16 @@ def task_for(
 ) -> Task[Any, Any]:
     """The task of a kind, with the labels of the training data."""
     max_length, stride = lengths.window(kind, positions), lengths.stride
-    if kind == "regress":
+    if kind == "regression":
         if len({given.label for given in train}) == 1:
             raise BertkitError(
                 f"the training data has only the number {train[0].label} in column "
                 f"'{columns.label}'; there is nothing to tell apart"
             )
         return Regression(max_length, stride)
-    if kind == "choose":
+    if kind == "multiple-choice":
         return MultipleChoice(max_length, stride)
-    if kind == "answer":
+    if kind == "question-answering":
         null = any(given.answers == () for given in train)
         return QuestionAnswering(
             null=null,
@@ -267,7 +281,7 @@ def task_for(
             max_question_length=lengths.max_question_length or usual_question_length(max_length),
             max_answer_length=lengths.max_answer_length,
         )
-    if kind == "tag":
+    if kind == "token-classification":
         labels, entities = tag_labels(train)
         for name in seen_once(train, entities):
             counts.note(SEEN_ONCE, name)
@@ -282,13 +296,13 @@ def task_for(
     for label, count in seen.items():
         if count == 1:
             counts.note(SEEN_ONCE, f"label {label!r}")
-    if len(seen) < (1 if kind == "multi-label" else 2):
+    if len(seen) < (1 if kind == "multi-label-classification" else 2):
         raise BertkitError(
             f"the training data has {len(seen)} different labels in column '{columns.label}'; "
             "there is nothing to tell apart"
         )
     names = tuple(sorted(seen))
-    if kind == "multi-label":
+    if kind == "multi-label-classification":
         return MultiLabelClassification(names, max_length, stride)
     return Classification(names, max_length=max_length, stride=stride)
 

@@ -132,9 +132,9 @@ def test_readers_read_no_further_than_asked(form: str, tmp_path: Path) -> None:
     packed = gzip.compress((HEADS[form] + "\n".join(lines)).encode(), compresslevel=1)
     file = tmp_path / "many.txt.gz"
     file.write_bytes(packed[: 9 * len(packed) // 10])
-    kind, columns = "classify", Columns(format=form)
+    kind, columns = "classification", Columns(format=form)
     if form == "conll":
-        kind, columns = "tag", Columns()
+        kind, columns = "token-classification", Columns()
     inputs = read_inputs(kind, str(file), columns, TextCounts())
     first = next(inputs)
     assert (first.words if form == "conll" else (first.text,)) == (sentence(0),)
@@ -420,11 +420,11 @@ def test_an_interrupted_run_leaves_the_old_file(
 
 def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="does not exist; check the path"):
-        next(read_inputs("classify", str(tmp_path / "no.txt"), Columns(), TextCounts()))
+        next(read_inputs("classification", str(tmp_path / "no.txt"), Columns(), TextCounts()))
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("river\n")
     with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
-        next(read_inputs("classify", str(tmp_path), Columns(format="text"), TextCounts()))
+        next(read_inputs("classification", str(tmp_path), Columns(format="text"), TextCounts()))
     (tmp_path / "a.txt").write_text("\n \n")
     with pytest.raises(BertkitError, match="holds no text; give one input a line"):
-        next(read_inputs("classify", str(tmp_path / "a.txt"), Columns(), TextCounts()))
+        next(read_inputs("classification", str(tmp_path / "a.txt"), Columns(), TextCounts()))

@@ -59,7 +59,7 @@ def test_the_first_answer_that_stands_in_a_window_is_learnt(tokenizer: Tokenizer
 def test_a_wanted_length_of_questions_is_kept() -> None:
     def made(lengths: WindowLengths) -> QuestionAnswering:
         train = [question(0, Gold("x", 0))]
-        task = task_for("answer", train, Columns(), lengths, 512, TextCounts())
+        task = task_for("question-answering", train, Columns(), lengths, 512, TextCounts())
         assert isinstance(task, QuestionAnswering)
         return task
 
@@ -95,7 +95,12 @@ def test_one_question_is_no_degenerate_run() -> None:
 def test_answers_are_found_with_the_published_numbers() -> None:
     """Those of google-research/bert `run_squad.py`, also where nothing is asked for."""
     own = task_for(
-        "answer", [question(0, Gold("x", 0))], Columns(), WindowLengths(), 512, TextCounts()
+        "question-answering",
+        [question(0, Gold("x", 0))],
+        Columns(),
+        WindowLengths(),
+        512,
+        TextCounts(),
     )
     for task in (QuestionAnswering(), own):
         assert isinstance(task, QuestionAnswering)

@@ -57,7 +57,7 @@ def test_the_table_is_whole() -> None:
     assert " ".join(GLUE) == "cola sst-2 mrpc sts-b qqp mnli qnli rte wnli ax"
     for name, task in GLUE.items():
         assert len(task.labels) == len(set(task.labels)) == len(task.file_labels)
-        assert task.kind == ("regress" if name == "sts-b" else "classify")
+        assert task.kind == ("regression" if name == "sts-b" else "classification")
         assert set(task.submissions) <= set(task.files)
         assert set(task.metrics) <= {"accuracy", "f1", "matthews", "pearson", "spearman"}
         assert ("f1" in task.metrics) == (name in ("mrpc", "qqp"))

@@ -58,12 +58,12 @@ def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write
 @pytest.mark.parametrize(
     ("kind", "columns", "unread"),
     [
-        ("classify", Columns(words="w"), "--words"),
-        ("multi-label", Columns(choices=("a", "b"), separator=";"), "--choices"),
-        ("regress", Columns(separator=";", first_choice=1), "--separator, --first-choice"),
-        ("choose", Columns(pair="b", text="a"), "--pair"),
-        ("tag", Columns(text="a", words="w", tag_column=2), "--text"),
-        ("answer", Columns(label="a", passage="p", id="i"), "--label"),
+        ("classification", Columns(words="w"), "--words"),
+        ("multi-label-classification", Columns(choices=("a", "b"), separator=";"), "--choices"),
+        ("regression", Columns(separator=";", first_choice=1), "--separator, --first-choice"),
+        ("multiple-choice", Columns(pair="b", text="a"), "--pair"),
+        ("token-classification", Columns(text="a", words="w", tag_column=2), "--text"),
+        ("question-answering", Columns(label="a", passage="p", id="i"), "--label"),
     ],
 )
 def test_columns_that_a_kind_does_not_read_are_refused(
@@ -81,14 +81,14 @@ def test_columns_that_a_kind_does_not_read_are_refused(
     ("name", "lengths", "message"),
     [
         (
-            "classify",
+            "classification",
             WindowLengths(context="document"),
-            "classify does not read --context; .* --stride$",
+            "classification does not read --context; .* --stride$",
         ),
         (
             "mrpc",
             WindowLengths(max_question_length=7),
-            "classify does not read --max-question-length",
+            "classification does not read --max-question-length",
         ),
         (
             "swag",
@@ -96,14 +96,14 @@ def test_columns_that_a_kind_does_not_read_are_refused(
             "--max-question-length, --context",
         ),
         (
-            "tag",
+            "token-classification",
             WindowLengths(max_question_length=7),
-            "tag does not read --max-question-length; .*, --context$",
+            "token-classification does not read --max-question-length; .*, --context$",
         ),
         (
             "squad-2.0",
             WindowLengths(context="document"),
-            "answer does not read --context; .*-length$",
+            "question-answering does not read --context; .*-length$",
         ),
     ],
 )
@@ -121,10 +121,14 @@ def test_no_such_context() -> None:
 
 def test_files_that_are_not_read_are_refused(write: Write) -> None:
     own = str(write("a.csv", "text,label\na,x\nb,y\n"))
-    with pytest.raises(BertkitError, match=r"^classify takes your own data, .*; --data is the f"):
-        load_dataset("classify", DataFiles(train=own, data=Path()), NAMES, WindowLengths(), 128)
+    with pytest.raises(
+        BertkitError, match=r"^classification takes your own data, .*; --data is the f"
+    ):
+        load_dataset(
+            "classification", DataFiles(train=own, data=Path()), NAMES, WindowLengths(), 128
+        )
     for name, files in (
-        ("classify", DataFiles(train=own, dev=own, dev_share=0.5)),
+        ("classification", DataFiles(train=own, dev=own, dev_share=0.5)),
         ("mrpc", DataFiles(data=Path(), dev_share=0.5)),
     ):
         with pytest.raises(BertkitError, match=r"--dev-share sets training data apart .*; leave"):
@@ -135,12 +139,12 @@ def test_keys_that_may_count_from_zero_or_one_are_told(write: Write) -> None:
     rows = "".join(f"w,1,2,3,{key}\n" for key in (1, 2, 1))
     path = str(write("a.csv", f"text,a,b,c,label\n{rows}"))
     files, columns = DataFiles(train=path, dev=path), Columns(choices=("a", "b", "c"))
-    found = load_dataset("choose", files, columns, WindowLengths(), 128)
+    found = load_dataset("multiple-choice", files, columns, WindowLengths(), 128)
     assert found.counts.examples == {NO_ZERO: f"{path}:2"}
     assert found.columns["first_choice"] == 0
     for first in (0, 1):
         said = replace(columns, first_choice=first)
-        found = load_dataset("choose", files, said, WindowLengths(), 128)
+        found = load_dataset("multiple-choice", files, said, WindowLengths(), 128)
         assert NO_ZERO not in found.counts.examples
 
 
@@ -148,7 +152,7 @@ def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) ->
     alone = str(write("alone.txt", "a B-X\nb O\n\na B-X\n"))
     marked = str(write("marked.txt", "-DOCSTART- O\n\na B-X\nb O\n\na B-X\n"))
     whole = WindowLengths(context="document")
-    for name in ("tag", "conll-2003"):
+    for name in ("token-classification", "conll-2003"):
         files = DataFiles(train=alone, dev=marked)
         with pytest.raises(BertkitError, match=r"document of its own; .* -DOCSTART- .*--document"):
             load_dataset(name, files, NAMES, whole, 128)
@@ -161,8 +165,8 @@ def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) ->
     )
     files = DataFiles(train=(train := str(write("a.jsonl", rows))), dev=train)
     with pytest.raises(BertkitError, match="or leave --context out"):
-        load_dataset("tag", files, NAMES, whole, 128)
-    load_dataset("tag", files, Columns(document="d"), whole, 128)
+        load_dataset("token-classification", files, NAMES, whole, 128)
+    load_dataset("token-classification", files, Columns(document="d"), whole, 128)
 
 
 @pytest.mark.parametrize(
@@ -177,14 +181,14 @@ def test_documents_must_be_marked_where_their_context_is_wanted(write: Write) ->
 def test_tags_seen_once_are_counted(write: Write, tags: str, once: list[str]) -> None:
     path = str(write("a.txt", "".join(f"a {tag}\n" for tag in tags.split())))
     counts = load_dataset(
-        "tag", DataFiles(train=path, dev=path), NAMES, WindowLengths(), 128
+        "token-classification", DataFiles(train=path, dev=path), NAMES, WindowLengths(), 128
     ).counts
     reason = "label seen once in training, kept"
     assert counts.skipped == ({reason: len(once)} if once else {})
     assert counts.examples == ({reason: once[0]} if once else {})
 
 
-@pytest.mark.parametrize("name", ["classify", "squad-1.1"])
+@pytest.mark.parametrize("name", ["classification", "squad-1.1"])
 def test_misspelt_splits(name: str) -> None:
     with pytest.raises(BertkitError, match="no split 'tset'; did you mean 'test'"):
         read_split(name, "tset", DataFiles(), NAMES, TextCounts())

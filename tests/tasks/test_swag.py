@@ -113,7 +113,7 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
         predict_command(model, str(val), out=out, columns=columns)
     files = Scored(dev=str(val))
     with pytest.raises(BertkitError, match="score it as bertkit evaluate swag --dev"):
-        evaluate_command("choose", model=[model], files=files, columns=columns)
+        evaluate_command("multiple-choice", model=[model], files=files, columns=columns)
     own = tmp_path / "own.csv"
     own.write_text("a,b,c\nriver,stone,bridge\n")
     predict_command(model, str(own), out=out, columns=Columns(text="a", choices=("b", "c")))

@@ -284,7 +284,10 @@ def test_rows_are_json_and_settings_make_the_task_anew() -> None:
         ["O", "B-PER", "I-PER"],
     )
     assert len(row["probabilities"]) == 3
-    assert TASKS["tag"](labels=LABELS, **json.loads(json.dumps(task.settings()))) == task
+    assert (
+        TASKS["token-classification"](labels=LABELS, **json.loads(json.dumps(task.settings())))
+        == task
+    )
 
 
 def test_no_input(tokenizer: Tokenizer) -> None:

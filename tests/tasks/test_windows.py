@@ -27,10 +27,10 @@ def test_windows_hold_every_id_in_order(length: int, room: int, stride: int) -> 
 
 
 def test_a_stride_without_overlap_is_refused() -> None:
-    assert WindowLengths(max_length=64, stride=63).window("classify", 512) == 64
+    assert WindowLengths(max_length=64, stride=63).window("classification", 512) == 64
     for lengths in (WindowLengths(max_length=64, stride=64), WindowLengths(stride=999)):
         with pytest.raises(BertkitError) as refused:
-            lengths.window("classify", 512)
+            lengths.window("classification", 512)
         assert refused.value.code == "stride"
 
 
