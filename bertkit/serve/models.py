@@ -42,6 +42,7 @@ from bertkit.serve.operations import (
     words_examples,
 )
 from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
+from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 
@@ -54,7 +55,7 @@ ROUTES = {
     "token-classification": "tag",
     "question-answering": "answer",
 }
-"""Kind of a tuned model -> the route that it serves."""
+"""Task type of a tuned model -> the route that it serves."""
 
 SAMPLES: dict[str, Any] = {
     "classify": text_examples([Text(text="a")]),
@@ -184,12 +185,11 @@ def load_served_model(
         predictor = load(home, device=device, precision=precision)
         assert isinstance(predictor, TaskPredictor)
         config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
-        kind, labels = predictor.task.task_type, predictor.task.labels
+        kind = predictor.task.task_type
+        labels = predictor.task.labels if SPECS[kind].has_labels else ()
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
         works: dict[str, Any] = {ROUTES[kind]: TaskOperation(predictor)}
         mode = predictor.precision
-        if kind == "question-answering":
-            labels = ()
     else:
         embedder = load_embedder(path, device=device, precision=precision)
         works = {"embeddings": EmbeddingOperation(embedder)}

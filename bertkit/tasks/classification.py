@@ -7,9 +7,10 @@ classes, or a sigmoid for each where an input may have several labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,15 +18,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import write_glue
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.task import NOTHING_READ, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.task import (
+    NOTHING_READ,
+    Item,
+    ItemPart,
+    Items,
+    PredictedSplit,
+    TaskBatch,
+    TaskDefaults,
+    TrainingData,
+)
 from bertkit.tasks.windows import text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
+SEEN_ONCE = "label seen once in training, kept"
 SHOWN_LABELS = 20
 """Known labels that an error lists; the one spelt most alike may be the opposite."""
 
@@ -126,6 +138,12 @@ class Classification(TaskDefaults):
     stride: int = 0
     task_type = "classification"
 
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        labels = training_labels(data, at_least=2)
+        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
+
     @property
     def metric(self) -> str:
         """See `Task`."""
@@ -201,6 +219,12 @@ class Classification(TaskDefaults):
         """One label for every input."""
         return always_the_same(inputs, [prediction.label for prediction in predictions])
 
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: of GLUE, a file of glue.zip."""
+        found = [prediction.label for prediction in done.predictions]
+        ids = [given.id for given in done.inputs]
+        return write_glue(done.name, folder, done.split, ids, found)
+
 
 @dataclass(frozen=True)
 class MultiLabelClassification(TaskDefaults):
@@ -211,6 +235,12 @@ class MultiLabelClassification(TaskDefaults):
     stride: int = 0
     task_type = "multi-label-classification"
     metric = "micro_f1"
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        labels = training_labels(data, at_least=1)
+        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
@@ -297,3 +327,31 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
     return BertkitError(
         f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
     )
+
+
+def label_counts(inputs: Iterable[Any]) -> Counter[str]:
+    """How often each label or tag occurs."""
+    seen: Counter[str] = Counter()
+    for given in inputs:
+        gold = given.gold
+        seen.update((gold or ()) if gold is None or isinstance(gold, tuple) else (str(gold),))
+    return seen
+
+
+def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
+    """The labels of the training data, sorted; those that are seen once are counted.
+
+    Raises:
+        BertkitError: there are fewer than `at_least`.
+    """
+    seen = label_counts(data.train)
+    for label, count in seen.items():
+        if count == 1:
+            data.counts.note(SEEN_ONCE, f"label {label!r}")
+    if len(seen) < at_least:
+        raise BertkitError(
+            f"the training data has {len(seen)} different labels in column "
+            f"'{data.columns.label}'; "
+            "there is nothing to tell apart"
+        )
+    return tuple(sorted(seen))

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import write_glue
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import mean_logits, text_items, weighted_targets
 from bertkit.tasks.metrics import correlations
-from bertkit.tasks.task import ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.task import (
+    ItemPart,
+    Items,
+    PredictedSplit,
+    TaskBatch,
+    TaskDefaults,
+    TrainingData,
+)
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -37,6 +47,16 @@ class Regression(TaskDefaults):
     task_type = "regression"
     metric = "spearman"
     labels = ()
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        if len({given.label for given in data.train}) == 1:
+            raise BertkitError(
+                f"the training data has only the number {data.train[0].label} in column "
+                f"'{data.columns.label}'; there is nothing to tell apart"
+            )
+        return cls(data.max_length, data.windows.stride)
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
@@ -87,3 +107,9 @@ class Regression(TaskDefaults):
         if spread >= 0.02 * wanted:
             return ""
         return f"answers nearly one number to every input (spread {spread:.1g} of {wanted:.1g})"
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: of STS-B, a file of glue.zip."""
+        found = [prediction.value for prediction in done.predictions]
+        ids = [given.id for given in done.inputs]
+        return write_glue(done.name, folder, done.split, ids, found)

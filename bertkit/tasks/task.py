@@ -2,16 +2,18 @@
 
 The tasks are those of paper section 4.
 
-One shape for all five kinds. An input becomes an `Item`, whose parts are what must stay together in
+One shape for all task types. An input becomes an `Item`, whose parts are what must stay together in
 a batch: a window of a text, or one window of each of n choices. `make_batch` packs any parts;
-`run_model` brings the outputs back in their order. What differs between the kinds is in the classes
-`Classify`, `Regress`, `Choose`, `Tag` and `Answer`.
+`run_model` brings the outputs back in their order. What differs between the task types is in
+`Classification`, `MultiLabelClassification`, `Regression`, `MultipleChoice`, `TokenClassification`
+and `QuestionAnswering`; `spec.py` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
@@ -24,6 +26,7 @@ from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
 from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 
@@ -49,7 +52,7 @@ class ItemPart(NamedTuple):
 
     sequences: tuple[Encoded, ...]
     target: Any = None
-    """What the kind's objective compares with; None where the input has no label."""
+    """What the task's objective compares with; None where the input has no label."""
     weight: float = 1.0
     """The part's share of its input in the loss."""
     leads: bool = True
@@ -136,7 +139,7 @@ def check_segments(items: Items, config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Packed sequences with whatever the kind's objective needs."""
+    """Packed sequences with whatever the task's objective needs."""
 
     packed: Packed
     tensors: Mapping[str, Tensor]
@@ -153,16 +156,42 @@ class TaskBatch:
         )
 
 
+class TrainingData(NamedTuple):
+    """What a task is made from."""
+
+    train: Sequence[Any]
+    """Labelled examples."""
+    columns: Any
+    """The options they were read with; see `bertkit.datasets.columns`."""
+    windows: Any
+    """The options for the length of sequences; see `bertkit.tasks.windows.WindowLengths`."""
+    max_length: int
+    """Tokens of a window."""
+    counts: TextCounts
+    """Is told of labels that are seen once."""
+
+
+class PredictedSplit(NamedTuple):
+    """A whole split of a data set with its predictions."""
+
+    name: str
+    """Of the data set; the task type where the data is the user's own."""
+    split: str
+    inputs: Sequence[Any]
+    predictions: Sequence[Any]
+    """One for each input."""
+
+
 AnyInput_contra = TypeVar("AnyInput_contra", contravariant=True)
 AnyPrediction = TypeVar("AnyPrediction")
 
 
 class Task(Protocol[AnyInput_contra, AnyPrediction]):
-    """One of the five kinds, ready for its data: it knows the names of the labels."""
+    """What one task type computes, ready for its data: it knows the names of the labels."""
 
     @property
     def task_type(self) -> str:
-        """The task's name in `bertkit.json`: classify, multi-label, regress, choose, ..."""
+        """The name of the task type in `bertkit.json`: classification, regression, ..."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -171,6 +200,14 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
     @property
     def metric(self) -> str:
         """The score by which runs are compared; higher is better."""
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """The task with what the training data says of it, such as its labels.
+
+        Raises:
+            BertkitError: the data has nothing to tell apart.
+        """
 
     def build(self, config: ModelConfig) -> TaskModel:
         """The network with this task's head, drawn from torch's generator."""
@@ -218,7 +255,7 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
     def calibrated(
         self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
     ) -> Self:
-        """The task with thresholds chosen on these labelled inputs; most kinds have none."""
+        """The task with thresholds chosen on these labelled inputs; most tasks have none."""
 
     def degenerate(
         self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
@@ -237,11 +274,23 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
         """A prediction as plain JSON values, for a line of a result file."""
 
     def settings(self) -> dict[str, Any]:
-        """What `bertkit.json` keeps besides kind and labels, so that `task_of` can make it anew."""
+        """What `bertkit.json` keeps besides task type and labels, to make the task anew."""
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """Write what the server or the script of the data set reads; returns the files."""
 
 
 class TaskDefaults:
-    """What most kinds have in common; each kind is a frozen dataclass that begins with this."""
+    """What most tasks have in common; each is a frozen dataclass that begins with this."""
+
+    @classmethod
+    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+        """The settings of a model that transformers tuned, with its positions and labels."""
+        return {"max_length": max_length}
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: none."""
+        return []
 
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
         """See `Task`: there is no threshold."""

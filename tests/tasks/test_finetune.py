@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import DataFiles, TrainingSettings, finetune, load
+from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.finetuning import folder as finetuning
+from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import Grid, best_run, read_results
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -82,7 +82,7 @@ def test_classify_from_csv_to_answers(
     said = capsys.readouterr().err
     assert "train: 12 inputs" in said
     assert "0 in several windows, 0 cut" in said
-    assert "without looking at the input: accuracy 50.0%" in said
+    assert "input-independent baseline: accuracy 50.0%" in said
     results = json.loads((out / "results.json").read_text())
     assert results["scores"]["dev"]["accuracy"] == 1.0
     assert {row["label"] for row in rows(out / "results" / "dev.jsonl")} == {"wet", "dry"}
@@ -123,8 +123,10 @@ def test_from_python(pretrained: Path, weather: Path, tmp_path: Path) -> None:
         pretrained,
         tmp_path / "run",
         files=DataFiles(train=str(weather), dev=str(weather)),
-        grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
-        tuning=TrainingSettings(precision="fp32"),
+        settings=FinetuneSettings(
+            grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
+            training=TrainingSettings(precision="fp32"),
+        ),
     )
     assert best.scores["dev"]["accuracy"] == 1.0
     assert load(tmp_path / "run")("river stone").label == "wet"
@@ -336,7 +338,7 @@ def test_what_the_review_found(
     assert "other settings" in fails(
         capsys, "finetune", "classification", *common, "--out", tmp_path / "one", "--seeds", "2"
     )
-    assert "tuned to classification, not to multi-label-classification" in fails(
+    assert "tuned for classification, not for multi-label-classification" in fails(
         capsys,
         "evaluate",
         "multi-label-classification",
@@ -553,7 +555,7 @@ def test_a_head_of_the_same_labels_in_another_order_is_kept(
     (model / "bertkit.json").write_text(json.dumps(details | {"labels": ["wet", "dry"]}))
     run("finetune", "classification", "--model", model, *common, "--epochs", "1", "--learning-rate",
         "1e-9", "--out", tmp_path / "two")  # fmt: skip
-    assert "the head is the start's" in capsys.readouterr().err
+    assert "reusing the checkpoint's task head" in capsys.readouterr().err
     assert load(tmp_path / "two").task.labels == ("wet", "dry")
     before, after = load(model)("river stone"), load(tmp_path / "two")("river stone")
     assert before.probabilities == pytest.approx(after.probabilities, abs=1e-5)
@@ -631,7 +633,7 @@ def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
     command = ("finetune", "classification", "--model", start, "--train", weather, "--dev", weather,
                "--epochs", "1", *FAST, "--out")  # fmt: skip
     run(*command, tmp_path / "without")
-    assert "there is no dropout, as in the start" in capsys.readouterr().err
+    assert "there is no dropout, as in the checkpoint" in capsys.readouterr().err
     assert load_config(tmp_path / "without" / "model").hidden_dropout_prob == 0
     run(*command, tmp_path / "with", "--dropout", "0.2")
     assert "there is no dropout" not in capsys.readouterr().err
@@ -764,7 +766,7 @@ def test_tuning_twice_keeps_a_head_of_the_same_labels(
 ) -> None:
     common = ("--train", weather, "--dev", weather, "--epochs", "6", *FAST)
     run("finetune", "classification", "--model", pretrained, *common, "--out", tmp_path / "one")
-    assert "the head is new" in capsys.readouterr().err
+    assert "the task head is new" in capsys.readouterr().err
     run(
         "finetune",
         "classification",
@@ -774,7 +776,7 @@ def test_tuning_twice_keeps_a_head_of_the_same_labels(
         "--out",
         tmp_path / "two",
     )
-    assert "the head is new" not in capsys.readouterr().err
+    assert "the task head is new" not in capsys.readouterr().err
     other = write("other.csv", WEATHER.replace("wet", "damp").replace(",dry\n", ",arid\n", 3))
     run(
         *(
@@ -789,7 +791,7 @@ def test_tuning_twice_keeps_a_head_of_the_same_labels(
         ),
         *("--epochs", "1", *FAST, "--out", tmp_path / "three"),
     )
-    assert "the head is new" in capsys.readouterr().err
+    assert "the task head is new" in capsys.readouterr().err
     assert load(tmp_path / "three")("river").label in {"damp", "dry", "arid"}
 
 
@@ -939,7 +941,7 @@ def test_wrong_requests(
     assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--layers", "sum")
     assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--beside", pretrained)
     assert "mean 'bilstm'" in fails(capsys, "finetune", "classification", *own, "--head", "bilst")
-    assert "tagging" in fails(capsys, "finetune", "classification", *own, "--frozen")
+    assert "--frozen is for token-classification" in fails(capsys, "finetune", "classification", *own, "--frozen")
     assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
     assert "tuned for no task" in fails(
         capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather

@@ -15,8 +15,8 @@ from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.export import export_command
+from bertkit.cli.options import ColumnFlags
 from bertkit.datasets.examples import WordsExample
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.heads import same_task
@@ -180,7 +180,7 @@ def test_a_network_of_one_segment(pretrained: Path, tmp_path: Path) -> None:
     for file in ({"inputs": str(tmp_path / "pairs.csv")}, {"dev": str(tmp_path / "pairs.csv")}):
         with pytest.raises(BertkitError, match="one segment"):
             export_command(tmp_path / "one", to="huggingface", out=tmp_path / "out",
-                   columns=Columns(pair="pair"), **file)  # fmt: skip
+                   columns=ColumnFlags(pair="pair"), **file)  # fmt: skip
     save_model(tmp_path / "pairs", PretrainingModel(config), tokenizer, {"task": "pretraining"})
     with pytest.raises(BertkitError, match="one segment"):
         load(tmp_path / "pairs", device="cpu").next_sentence("river stone", "bridge")

@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import DataFiles, TrainingSettings, finetune, load
+from bertkit import (
+    DataFiles,
+    FinetuneSettings,
+    QuestionColumns,
+    TrainingSettings,
+    WordColumns,
+    finetune,
+    load,
+)
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.datasets.examples import QuestionExample
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.grid import Grid
@@ -75,9 +82,11 @@ FILES = {
     ),
 }
 COLUMNS = {
-    "classification": Columns(),
-    "token-classification": Columns(words="words", tags="tags"),
-    "question-answering": Columns(question="question", passage="context", answers="answers"),
+    "classification": None,
+    "token-classification": WordColumns(words="words", tags="tags"),
+    "question-answering": QuestionColumns(
+        question="question", passage="context", answers="answers"
+    ),
 }
 
 
@@ -92,10 +101,12 @@ def tuned(
         out,
         files=DataFiles(train=file, dev=file),
         columns=COLUMNS[kind],
-        grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
-        tuning=TrainingSettings(precision="fp32"),
-        head=HeadSettings(**head),
-        device="cpu",
+        settings=FinetuneSettings(
+            grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
+            training=TrainingSettings(precision="fp32"),
+            head=HeadSettings(**head),
+            device="cpu",
+        ),
     )
     return out
 
@@ -188,7 +199,7 @@ def test_other_networks_are_tuned(
     start = begin("start", discriminator=discriminator, **fields)
     out = tuned("classification", start, write, tmp_path / "run", epochs=12)
     said = capfd.readouterr().err
-    assert "the start has no pooler: it is new" in said
+    assert "the checkpoint has no pooler: it is new" in said
     assert ("transformers has no class" in said) is (architecture == "bertkit")
     assert read_json(out / "model" / "config.json")["architectures"] == [architecture]
     assert read_json(out / "results.json")["scores"]["dev"]["accuracy"] > 0.7
@@ -204,11 +215,11 @@ def test_a_bilstm_on_a_start_of_the_same_task_is_new(
     first = tuned("classification", pretrained, write, tmp_path / "first", epochs=1)
     capfd.readouterr()
     second = tuned("classification", first, write, tmp_path / "second", epochs=1)
-    assert "the head is the start's" in capfd.readouterr().err
+    assert "reusing the checkpoint's task head" in capfd.readouterr().err
     third = tuned("classification", first, write, tmp_path / "third", epochs=1, head="bilstm")
-    assert "the head is new" in capfd.readouterr().err
+    assert "the task head is new" in capfd.readouterr().err
     fourth = tuned("classification", third, write, tmp_path / "fourth", epochs=1)
-    assert "the head is new" in capfd.readouterr().err
+    assert "the task head is new" in capfd.readouterr().err
     assert isinstance(load_task_model(second, CPU).model, ClassificationModel)
     assert load_task_model(third, CPU).model.bilstm is not None
     assert load_task_model(fourth, CPU).model.bilstm is None
