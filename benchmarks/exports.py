@@ -115,10 +115,7 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
 def write_int8(source: Path, path: Path) -> None:
     """Quantize the matrix products: weights int8 per channel, inputs uint8 as they come."""
     import onnx
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]
-        QuantType,
-        quantize_dynamic,
-    )
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     quantize_dynamic(
         str(source),

@@ -28,8 +28,8 @@ from benchmarks.settings import SETTINGS, Setting
 from benchmarks.slices import make_slices
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json
-from bertkit.finetuning.finetune import FinetuneSettings, finetune
-from bertkit.finetuning.grid import Grid, read_results
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings, Grid, read_results
 from bertkit.finetuning.run import RunSettings, TrainingSettings
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.training.device import choose_precision

@@ -9,8 +9,8 @@ from benchmarks.settings import SETTINGS, Setting, start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns, TextColumns
-from bertkit.finetuning.finetune import FinetuneSettings, finetune
-from bertkit.finetuning.grid import Grid
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings, Grid
 from bertkit.finetuning.run import TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import WindowLengths, WordWindows

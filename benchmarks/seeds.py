@@ -31,7 +31,8 @@ from benchmarks.settings import SETTINGS as QUALITY
 from benchmarks.settings import Setting, start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
-from bertkit.finetuning.finetune import FinetuneSettings, finetune
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings
 from bertkit.finetuning.run import TrainingSettings
 
 SETTINGS = {

@@ -17,8 +17,8 @@ from benchmarks.settings import start_model
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
-from bertkit.finetuning.finetune import FinetuneSettings, finetune
-from bertkit.finetuning.grid import Grid, shown_scores
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings, Grid, shown_scores
 from bertkit.finetuning.run import TrainingSettings
 from bertkit.tasks.windows import WordWindows
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
         WordColumns,
     )
     from bertkit.errors import BertkitError
-    from bertkit.finetuning.finetune import FinetuneSettings, finetune
-    from bertkit.finetuning.grid import Grid
+    from bertkit.finetuning.finetune import finetune
+    from bertkit.finetuning.grid import FinetuneSettings, Grid
     from bertkit.finetuning.run import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
@@ -46,7 +46,7 @@ _HOMES = {
     "ChoiceColumns": "bertkit.datasets.columns",
     "Encoder": "bertkit.model.encoder",
     "DataFiles": "bertkit.datasets.benchmarks",
-    "FinetuneSettings": "bertkit.finetuning.finetune",
+    "FinetuneSettings": "bertkit.finetuning.grid",
     "Grid": "bertkit.finetuning.grid",
     "LabelSetColumns": "bertkit.datasets.columns",
     "NumberColumns": "bertkit.datasets.columns",

@@ -32,7 +32,7 @@ class Scored:
     """Own data for --split test, with or without labels."""
 
 
-FILES = Scored()
+SCORED = Scored()
 
 
 def evaluate_command(
@@ -45,7 +45,7 @@ def evaluate_command(
     bound: float | None = None,
     null_threshold: float | None = None,
     device: str = "auto",
-    files: Annotated[Scored, FLATTEN] = FILES,
+    files: Annotated[Scored, FLATTEN] = SCORED,
     columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
     """Score tuned models on a data set, or write the file that its server waits for.

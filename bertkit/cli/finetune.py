@@ -7,8 +7,9 @@ from typing import Annotated
 
 from bertkit.cli.options import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, given
 from bertkit.config import FLATTEN
-from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_files
-from bertkit.finetuning.finetune import FILES, SETTINGS, FinetuneSettings, finetune
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources
+from bertkit.finetuning.finetune import FILES, SETTINGS, finetune
+from bertkit.finetuning.grid import FinetuneSettings
 from bertkit.outputs import FOLDER
 from bertkit.report.pretraining import write_report
 from bertkit.tasks.spec import spec_for
@@ -45,7 +46,7 @@ def finetune_command(
         The folder for runs, the best model and its results.
     """
     spec, named = spec_for(task), given(columns)
-    check_files(task.lower(), files, named)
+    check_sources(task.lower(), files, named)
     with Console() as console:
         finetune(
             task,

@@ -14,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.conll import CONLL_SITE, REUTERS, conll_sentences
-from bertkit.datasets.examples import QuestionExample
 from bertkit.datasets.glue import GLUE, find_file, read_glue
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
@@ -53,17 +52,10 @@ class Benchmark(NamedTuple):
     task_type: str
     files: Mapping[str, str]
     """Split -> name of the file."""
-    read: Callable[[str, TextCounts, bool], Sequence[Any]]
-    """(path, counts, whether it is only scored) -> examples."""
+    read: Callable[..., Sequence[Any]]
+    """(path, counts, scoring=whether it is only scored) -> examples."""
     where: str
     """Where to get the files."""
-
-
-def read_version(
-    version: str, path: str, counts: TextCounts, scoring: bool
-) -> Sequence[QuestionExample]:
-    """Questions that are scored by the rules of a version, whatever their file says."""
-    return read_squad(path, counts, scoring=scoring, version=version)
 
 
 BENCHMARKS = {
@@ -71,7 +63,7 @@ BENCHMARKS = {
         f"squad-{version}": Benchmark(
             "question-answering",
             SQUAD_FILES[version],
-            partial(read_version, version),
+            partial(read_squad, version=version),
             f"the official files are at {SQUAD_SITE}",
         )
         for version in ("1.1", "2.0")
@@ -79,13 +71,13 @@ BENCHMARKS = {
     "swag": Benchmark(
         "multiple-choice",
         {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
-        lambda path, counts, scoring: read_swag(path, counts, labelled=not scoring or None),
+        lambda path, counts, *, scoring: read_swag(path, counts, labelled=not scoring or None),
         f"get train.csv, val.csv and test.csv of SWAG from {SWAG_SITE}",
     ),
     "conll-2003": Benchmark(
         "token-classification",
         {"train": "train.txt", "dev": "valid.txt", "test": "test.txt"},
-        lambda path, counts, scoring: list(conll_sentences(path, counts, untagged_ok=scoring)),
+        lambda path, counts, *, scoring: list(conll_sentences(path, counts, untagged_ok=scoring)),
         f"get the tags from {CONLL_SITE} and their text, the Reuters corpus, from NIST ({REUTERS})",
     ),
 }
@@ -107,7 +99,7 @@ def benchmark_task_type(name: str) -> str:
     return BENCHMARKS[key].task_type if key in BENCHMARKS else key
 
 
-def check_files(name: str, files: DataFiles, columns: Columns | Mapping[str, Any] | None) -> None:
+def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, Any] | None) -> None:
     """Refuse flags that would have no effect.
 
     Official sets have columns of their own, GLUE's files names of their own; a task type reads no
@@ -217,7 +209,7 @@ def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) ->
     """
     if "://" not in path and not Path(path).expanduser().exists():
         raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
-    return BENCHMARKS[name].read(path, counts, scoring)
+    return BENCHMARKS[name].read(path, counts, scoring=scoring)
 
 
 def split_file(name: str, split: str, files: DataFiles) -> str:
@@ -249,7 +241,7 @@ def read_split(
             an official set.
     """
     key = name.lower()
-    check_files(key, files, columns)
+    check_sources(key, files, columns)
     if key in GLUE:
         return read_glue(key, benchmark_folder(files, key), split, counts)
     if key in BENCHMARKS:

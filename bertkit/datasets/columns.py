@@ -21,7 +21,7 @@ from bertkit.datasets.fields import (
     row_words,
     single_label,
 )
-from bertkit.datasets.readers import Columns, RowReader, row_texts
+from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
 from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
@@ -43,32 +43,21 @@ class TextColumns(Columns):
     """The column of the second text of a pair."""
     label: str = "label"
     """The column of the label."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See `Columns`."""
-        return self.text, self.pair
-
-    @property
-    def target(self) -> str:
-        """See `Columns`."""
-        return self.label
+    input_options = ("text", "pair")
 
     def label_in(self, value: object, place: str) -> str | float | tuple[str, ...] | None:
         """The label that a field holds; None where it is empty."""
         return single_label(value, self.label, place)
 
-    def row_reader(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> RowReader:
+    def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`: a row with an empty text is left out."""
         columns = (self.text, self.pair) if self.pair else (self.text,)
 
         def example(row: Fields, place: str) -> TextExample | None:
-            texts = row_texts(row, columns, place, counts)
+            texts = row_texts(row, columns, place, reading.counts)
             if texts is None:
                 return None
-            label = self.label_in(row.get(self.label), place) if labelled else None
+            label = self.label_in(row.get(self.label), place) if reading.labelled else None
             return TextExample("", texts[0], texts[1] if self.pair else None, label, place)
 
         return example
@@ -133,11 +122,6 @@ class ChoiceColumns(Columns):
         return self.text, *self.choices
 
     @property
-    def target(self) -> str:
-        """See `Columns`."""
-        return self.label
-
-    @property
     def names(self) -> Sequence[str]:
         """The names by which a key can mean a choice."""
         return self.choices if self.header and len(self.choices) > 1 else ()
@@ -190,30 +174,28 @@ class ChoiceColumns(Columns):
             counts.note(NO_ZERO, counted)
         return 0
 
-    def row_reader(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> RowReader:
+    def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`: a row is left out if a text is empty or its key is out of range."""
         self.check()
         first = self.first_choice
         if first < 0:
-            first = self.lowest_key(path, counts) if labelled else 0
+            first = self.lowest_key(reading.path, reading.counts) if reading.labelled else 0
 
         def example(row: Fields, place: str) -> ChoiceExample | None:
             spread, own = expand_choices(row, self.choices, place)
             if len(own) < 2:
-                counts.note(f"fewer than two '{self.choices[0]}'", place)
+                reading.counts.note(f"fewer than two '{self.choices[0]}'", place)
                 return None
-            texts = row_texts(spread, (self.text, *own), place, counts)
+            texts = row_texts(spread, (self.text, *own), place, reading.counts)
             if texts is None:
                 return None
-            key = value_name(row.get(self.label)) if labelled else ""
+            key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.index_of(key, first)
             if key and not 0 <= index < len(own):
-                counts.note("label out of range", place)
+                reading.counts.note("label out of range", place)
                 return None
             if first and key.isdecimal() and key not in self.names:
-                counts.note("key counted from 1, kept", place)
+                reading.counts.note("key counted from 1, kept", place)
             return ChoiceExample("", texts[0], tuple(texts[1:]), index if key else None, place)
 
         return example
@@ -242,16 +224,8 @@ class QuestionColumns(Columns):
     """The column of the text to answer from."""
     answers: str = "answers"
     """The column of the answers."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See `Columns`."""
-        return self.question, self.passage
-
-    @property
-    def target(self) -> str:
-        """See `Columns`."""
-        return self.answers
+    input_options = ("question", "passage")
+    target_option = "answers"
 
     def in_rows(self, path: str | Path) -> bool:
         """See `Columns`: else it is SQuAD's JSON."""
@@ -262,35 +236,24 @@ class QuestionColumns(Columns):
             return has_json_lines(path)
         return path.startswith("hf:") or source_format(path, "auto") in {*ROW_FORMATS, "tsv"}
 
-    def read(
-        self,
-        path: str | Path,
-        counts: TextCounts,
-        *,
-        labelled: bool = True,
-        keep_unlabelled: bool = False,
-        scoring: bool = False,
-    ) -> Iterator[Any]:
+    def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns`; SQuAD's JSON is one value, so all of it is held in memory."""
-        if not self.in_rows(path):
-            return iter(read_squad(path, counts, scoring=scoring))
-        kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled, "scoring": scoring}
-        return super().read(path, counts, **kept)
+        return iter(read_squad(reading.path, reading.counts, scoring=reading.scoring))
 
-    def row_reader(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> RowReader:
+    def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`: answers are corrected or left out as in `read_squad`."""
 
         def example(row: Fields, place: str) -> QuestionExample | None:
-            texts = row_texts(row, (self.question, self.passage), place, counts)
+            texts = row_texts(row, (self.question, self.passage), place, reading.counts)
             if texts is None:
                 return None
             golds = None
-            if labelled and self.answers in row:
+            if reading.labelled and self.answers in row:
                 value = from_json(row[self.answers], str | dict, place)
                 golds = row_answers(value, self.answers, place)
-            return make_question("", texts[0], texts[1], golds, place, counts, scoring=scoring)
+            return make_question(
+                "", texts[0], texts[1], golds, place, reading.counts, scoring=reading.scoring
+            )
 
         return example
 
@@ -314,16 +277,8 @@ class WordColumns(Columns):
     """The column of the word where each has a line, from 0; -1 is the last."""
     tag_column: int = -1
     """The column of the tag where each word has a line."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See `Columns`."""
-        return self.words, self.document
-
-    @property
-    def target(self) -> str:
-        """See `Columns`."""
-        return self.tags
+    input_options = ("words", "document")
+    target_option = "tags"
 
     def in_rows(self, path: str | Path) -> bool:
         """See `Columns`: else there is one word a line."""
@@ -332,30 +287,17 @@ class WordColumns(Columns):
         path = from_home(path)
         return path.startswith("hf:") or source_format(path, "auto") in ROW_FORMATS
 
-    def read(
-        self,
-        path: str | Path,
-        counts: TextCounts,
-        *,
-        labelled: bool = True,
-        keep_unlabelled: bool = False,
-        scoring: bool = False,
-    ) -> Iterator[Any]:
-        """See `Columns`, and `conll_sentences` for files with one word a line."""
-        if not self.in_rows(path):
-            return conll_sentences(
-                path,
-                counts,
-                word_column=self.word_column,
-                tag_column=self.tag_column if labelled else None,
-                untagged_ok=keep_unlabelled,
-            )
-        kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled, "scoring": scoring}
-        return super().read(path, counts, **kept)
+    def read_own_format(self, reading: Reading) -> Iterator[Any]:
+        """See `Columns` and `conll_sentences`."""
+        return conll_sentences(
+            reading.path,
+            reading.counts,
+            word_column=self.word_column,
+            tag_column=self.tag_column if reading.labelled else None,
+            untagged_ok=reading.keep_unlabelled,
+        )
 
-    def row_reader(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> RowReader:
+    def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`: every word needs a tag, and a row without words is left out."""
         before, number = ("", ""), -1
 
@@ -365,15 +307,19 @@ class WordColumns(Columns):
             here = (place.rpartition(":")[0], own)  # the names of another file are its own
             number += not own or here != before
             before = here
-            given = row_words(row[self.words], self.words, place, counts)
-            golds = row_tags(row.get(self.tags), self.tags, place, counts) if labelled else None
+            given = row_words(row[self.words], self.words, place, reading.counts)
+            golds = (
+                row_tags(row.get(self.tags), self.tags, place, reading.counts)
+                if reading.labelled
+                else None
+            )
             if golds is not None and len(golds) != len(given):
                 raise BertkitError(
                     f"{place}: {len(given)} words in '{self.words}' and {len(golds)} tags in "
                     f"'{self.tags}'; give a tag for every word"
                 )
             if not given:
-                counts.note(f"empty '{self.words}'", place)
+                reading.counts.note(f"empty '{self.words}'", place)
                 return None
             return WordsExample("", given, golds, number, place)
 

@@ -28,7 +28,7 @@ BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 INFERENCE = ("entailment", "neutral", "contradiction")
 COLA_COLUMNS = ("source", "label", "author's label", "sentence")
-FILES: Mapping[str, tuple[str, ...]] = {
+SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "train": ("train.tsv",),
     "dev": ("dev.tsv",),
     "test": ("test.tsv",),
@@ -55,7 +55,7 @@ class GlueTask(NamedTuple):
     """What GLUE reports, the main one first."""
     submissions: Mapping[str, tuple[str, int]]
     """Split without labels -> the file's name in glue.zip, and its rows."""
-    files: Mapping[str, tuple[str, ...]] = FILES
+    files: Mapping[str, tuple[str, ...]] = SPLIT_FILES
     test_id: str = "index"
     """Column of the number in files without labels."""
     columns: Mapping[str, tuple[str, str, str]] = MappingProxyType({})

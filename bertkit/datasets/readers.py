@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from bertkit.datasets.examples import Example
 from bertkit.datasets.tabular import (
     Fields,
     first_left_out,
-    has_column,
+    has_columns,
     numbered_rows,
     valid_text,
     value_name,
@@ -26,6 +26,16 @@ from bertkit.text.lines import TextCounts
 
 RowReader = Callable[[Fields, str], Example | None]
 """(fields, place) -> an example without its ID; None, counted, where the row cannot be used."""
+
+
+class Reading(NamedTuple):
+    """What is asked of a file; see `Columns.read`."""
+
+    path: str | Path
+    counts: TextCounts
+    labelled: bool
+    keep_unlabelled: bool
+    scoring: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,32 +50,32 @@ class Columns(ABC):
     header: bool = True
     """Whether the first row names the columns; where it does not, they are called 0, 1, 2, ..."""
 
+    input_options: ClassVar[tuple[str, ...]]
+    """The options that name the columns every row must have, labels and IDs aside."""
+    target_option: ClassVar[str] = "label"
+    """The option that names the column of the labels, tags or answers."""
+
     @property
-    @abstractmethod
     def inputs(self) -> tuple[str, ...]:
         """The columns that every row must have, labels and IDs aside."""
+        return tuple(getattr(self, option) for option in self.input_options)
 
     @property
-    @abstractmethod
     def target(self) -> str:
         """The column of the labels, tags or answers."""
+        return str(getattr(self, self.target_option))
 
     @abstractmethod
-    def row_reader(
-        self, path: str | Path, counts: TextCounts, *, labelled: bool, scoring: bool
-    ) -> RowReader:
-        """What makes an example of a row.
-
-        Args:
-            path: the file, which may be looked at to learn how its labels are meant.
-            counts: is told of every row left out.
-            labelled: whether `target` is read.
-            scoring: whether gold answers that are not in their context are kept.
-        """
+    def row_reader(self, reading: Reading) -> RowReader:
+        """What makes an example of a row; rows that are left out are counted."""
 
     def in_rows(self, path: str | Path) -> bool:
         """Whether a file has rows with columns, and not a format of the task's own."""
         return True
+
+    def read_own_format(self, reading: Reading) -> Iterator[Any]:
+        """The examples of a file that has no rows."""
+        raise NotImplementedError
 
     def fitted(self, path: str, counts: TextCounts) -> Self:
         """The same columns, with what is left open decided by the training file."""
@@ -87,21 +97,28 @@ class Columns(ABC):
             counts: is told at the end of every row left out, with the reason and the first place.
             labelled: False leaves the labels unread: every one is None.
             keep_unlabelled: whether a row without label is kept, with None, and not left out.
-            scoring: whether the file is only scored; see `row_reader`.
+            scoring: whether the file is only scored, so that gold answers that are not in their
+                context are kept.
 
         Raises:
             BertkitError: a column is missing, a field cannot be what it is meant to be, an ID
                 stands twice or is empty, or, known at the end, no row can be used; the message
                 names file and line.
         """
-        found = TextCounts()
+        reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
+        if not self.in_rows(path):
+            return self.read_own_format(reading)
+        return self._read_rows(reading._replace(counts=TextCounts()), counts)
+
+    def _read_rows(self, reading: Reading, counts: TextCounts) -> Iterator[Any]:
+        _, found, labelled, keep_unlabelled, _ = reading
         names = [name for name in (*self.inputs, self.target if labelled else "", self.id) if name]
         optional = self.target if labelled and keep_unlabelled else ""
-        example = self.row_reader(path, found, labelled=labelled, scoring=scoring)
+        example = self.row_reader(reading)
         seen: dict[str, str] = {}
         used = 0
         for number, place, row in numbered_rows(
-            path, found, self.format, header=self.header, columns=names, optional=optional
+            reading.path, found, self.format, header=self.header, columns=names, optional=optional
         ):
             made = example(row, place)
             if made is None:
@@ -115,7 +132,7 @@ class Columns(ABC):
             used += 1
         if not used:
             why = first_left_out(found) or ": it has no rows"
-            raise BertkitError(f"{path} has no row that can be used{why}")
+            raise BertkitError(f"{reading.path} has no row that can be used{why}")
         counts += found
 
     def read_labelled(
@@ -126,29 +143,18 @@ class Columns(ABC):
         Args:
             path: the file.
             counts: is told of what is skipped.
-            scoring: whether the file is only scored; see `row_reader`.
+            scoring: whether the file is only scored; see `read`.
             test: whether labels may be missing, in all rows or in some.
 
         Raises:
             BertkitError: see `read`; or the file is absent or damaged.
         """
-        labelled = not (test and self.in_rows(path)) or has_column(
-            path, self.target, self.format, header=self.header
+        labelled = not (test and self.in_rows(path)) or has_columns(
+            path, [self.target], self.format, header=self.header
         )
         return list(
             self.read(path, counts, labelled=labelled, keep_unlabelled=test, scoring=scoring)
         )
-
-    def read_unlabelled(self, path: str, counts: TextCounts) -> Iterator[Any]:
-        """The examples of a file to predict for, as they are read; its labels are not.
-
-        All but SQuAD's JSON is read as it is asked for, so that a file may be larger than memory;
-        what is wrong with it is known only when the row is reached. `counts` is told at the end.
-
-        Raises:
-            BertkitError: see `read`.
-        """
-        return self.read(path, counts, labelled=False, keep_unlabelled=True, scoring=True)
 
 
 def row_id(column: str, number: int, row: Fields, place: str, seen: dict[str, str]) -> str:

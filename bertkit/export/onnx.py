@@ -115,10 +115,7 @@ def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
         BertkitError: see `write_onnx`.
     """
     check_libraries()
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]
-        QuantType,
-        quantize_dynamic,
-    )
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch, silence():
         exact = Path(scratch) / ONNX_FILE

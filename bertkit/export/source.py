@@ -44,7 +44,7 @@ class ExportSource:
     tokenizer: Tokenizer
     details: Mapping[str, Any]
     """The content of `bertkit.json`; of a foreign model, what was read off its config."""
-    task: Task[Any, Any] | None = None
+    task: Task | None = None
     """Of a tuned model."""
     pooling: TextPooling | None = None
     """Of the head "embedding"."""

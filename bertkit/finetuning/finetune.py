@@ -9,19 +9,18 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import known_elsewhere
-from bertkit.config import FLATTEN, SIGNS, as_json, claim_settings
+from bertkit.config import SIGNS, as_json, claim_settings
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.readers import Columns
-from bertkit.errors import BertkitError, DivergedError
+from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.grid import (
-    Grid,
+    FinetuneSettings,
     RunResult,
     all_results,
     best_run,
@@ -35,14 +34,8 @@ from bertkit.finetuning.grid import (
     setting_text,
     shown_scores,
 )
-from bertkit.finetuning.heads import (
-    HeadSettings,
-    build_with,
-    reordered_labels,
-    same_task,
-    save_tuned,
-)
-from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.finetuning.heads import build_with, reordered_labels, same_task, save_tuned
+from bertkit.finetuning.run import RunSettings, train_task
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.data import (
     TaskData,
@@ -67,34 +60,6 @@ from bertkit.training.device import (
     slow_precision,
 )
 from bertkit.training.journal import Console, Journal
-
-ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
-    """Which runs to make, and how."""
-
-    grid: Annotated[Grid, FLATTEN] = ONE_RUN
-    """Which runs to make; one by default."""
-    training: Annotated[TrainingSettings, FLATTEN] = USUAL
-    """What they share."""
-    head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD
-    """What stands on the encoder."""
-    keep: int = 1
-    """How many of the best runs keep their model in `runs/NAME/model`, for ensembles."""
-    device: str = "auto"
-    """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
-
-    def __post_init__(self) -> None:
-        """Check the number of models.
-
-        Raises:
-            BertkitError: none would be kept.
-        """
-        if self.keep < 1:
-            raise BertkitError(f"--keep must be at least 1, got {self.keep}")
-
 
 FILES, SETTINGS = DataFiles(), FinetuneSettings()
 
@@ -163,7 +128,7 @@ class FinetuningRun:
             start = start.with_dropout(settings.training.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
         self.settings = settings
-        self.task: Task[Any, Any] = reordered_labels(start, data)
+        self.task: Task = reordered_labels(start, data)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.training.precision, self.device)
         self.build = build_with(settings.head, self.task, start)
@@ -359,7 +324,7 @@ class FinetuningRun:
         write_json(folder / "run.json", result.as_json())
         return result
 
-    def evaluate(self, model: TaskModel) -> tuple[Task[Any, Any], dict[str, list[Any]]]:
+    def evaluate(self, model: TaskModel) -> tuple[Task, dict[str, list[Any]]]:
         """The task with its thresholds, and the predictions for every dev split."""
         predictions = {name: self.predict(model, name, inputs) for name, inputs in self.data.dev}
         first, inputs = self.data.dev[0]
@@ -383,7 +348,7 @@ class FinetuningRun:
         self,
         folder: Path,
         model: TaskModel,
-        task: Task[Any, Any],
+        task: Task,
         run: RunSettings,
         scores: dict[str, dict[str, float]],
     ) -> None:

@@ -61,7 +61,7 @@ def previous_tuning(start: PretrainedWeights) -> Mapping[str, Any]:
     return start.details
 
 
-def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task[Any, Any]:
+def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
     """The task of own data, with its labels in the order of a start that was tuned for them.
 
     The order of own labels is nobody's choice; that of an official set belongs to its metrics.
@@ -74,7 +74,7 @@ def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task[Any, Any]
     return task
 
 
-def same_task(start: PretrainedWeights, task: Task[Any, Any]) -> bool:
+def same_task(start: PretrainedWeights, task: Task) -> bool:
     """Whether the start was tuned, by whomever, for the same task type and labels."""
     details = previous_tuning(start)
     labels = tuple(
@@ -88,7 +88,7 @@ def same_task(start: PretrainedWeights, task: Task[Any, Any]) -> bool:
 
 
 def build_with(
-    head: HeadSettings, task: Task[Any, Any], start: PretrainedWeights
+    head: HeadSettings, task: Task, start: PretrainedWeights
 ) -> Callable[..., Any] | None:
     """What makes the network where it is not the task's own way.
 

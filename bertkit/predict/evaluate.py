@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_files, read_split, split_file
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split, split_file
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
@@ -167,7 +167,7 @@ def scored_inputs(
         BertkitError: a model of SWAG would be scored on SWAG's rows without their second sentences.
     """
     if name in OFFICIAL:
-        check_files(name, files, given)
+        check_sources(name, files, given)
         inputs = read_split(name, split, files, None, counts)
     else:
         details = predictor.loaded[0].details
@@ -184,7 +184,7 @@ def scored_inputs(
 
 
 def official_scores(
-    name: str, task: Task[Any, Any], inputs: Sequence[Any], predictions: Sequence[Any]
+    name: str, task: Task, inputs: Sequence[Any], predictions: Sequence[Any]
 ) -> dict[str, float]:
     """The metrics of a set of GLUE, whatever those of the model are; else the model's."""
     if name not in GLUE or not isinstance(task, Classification):

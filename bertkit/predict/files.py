@@ -186,7 +186,8 @@ def model_inputs(
     data = str(details.get("data"))
     if data in GLUE and isinstance(named, TextColumns) and not given.keys() & {"text", "pair"}:
         named = glue_columns(data, file, named)
-    return named, named.read_unlabelled(file, counts)
+    kept = {"keep_unlabelled": True, "scoring": True}
+    return named, named.read(file, counts, labelled=False, **kept)
 
 
 def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
@@ -215,7 +216,7 @@ def plain_words(number: int, line: str, document: int, place: str) -> WordsExamp
     return WordsExample(str(number), words, None, document, place, line, tuple(spans))
 
 
-PLAIN: dict[Any, Callable[[int, str, int, str], Any]] = {
+LINE_EXAMPLES: dict[Any, Callable[[int, str, int, str], Any]] = {
     TextExample: plain_text,
     WordsExample: plain_words,
 }
@@ -228,17 +229,11 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
     Raises:
         BertkitError: the inputs of the task type have several parts, or there is no text.
     """
-    if spec.example not in PLAIN:
+    if spec.example not in LINE_EXAMPLES:
         raise BertkitError(f"{file}: a model for {spec.name} needs columns, not plain text")
     if isinstance(columns, TextColumns) and columns.pair:
         raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
-    return lines_as_inputs(PLAIN[spec.example], file, counts)
-
-
-def lines_as_inputs(
-    example: Callable[[int, str, int, str], Any], file: str, counts: TextCounts
-) -> Iterator[Any]:
-    """What `plain_inputs` gives, lazily."""
+    example = LINE_EXAMPLES[spec.example]
     [source, *more] = find_sources([file], format="text")
     if more:
         raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")

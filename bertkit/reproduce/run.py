@@ -21,8 +21,8 @@ from bertkit.config import as_json, claim_settings, read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_json, write_json
-from bertkit.finetuning.finetune import FinetuneSettings, finetune
-from bertkit.finetuning.grid import Grid, RunResult, read_results
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings, Grid, RunResult, read_results
 from bertkit.outputs import DATA, TEXT
 from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.experiments import BASE, PERPLEXITY, SNAPSHOTS, Experiment, TaskRun

@@ -1,4 +1,4 @@
-"""A task with its data: official sets by name, and the user's own files."""
+"""A task with its data (paper section 4): official sets by name, and the user's own files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertkit.datasets.benchmarks import (
     OFFICIAL,
     DataFiles,
     benchmark_folder,
-    check_files,
+    check_sources,
     official_paths,
     read_official,
 )
@@ -44,7 +44,7 @@ class TaskData:
     """What a named task, or the user's columns, stand for."""
 
     name: str
-    task: Task[Any, Any]
+    task: Task
     train: Sequence[Any]
     dev: Sequence[Split]
     """The first one decides between runs."""
@@ -79,7 +79,7 @@ def load_dataset(
             column; or the options are of another task type.
     """
     key, spec = name.lower(), spec_for(name)
-    check_files(key, files, columns)
+    check_sources(key, files, columns)
     columns, windows = columns or spec.columns(), windows or spec.windows()
     spec.check_options(columns)
     spec.check_options(windows)
@@ -99,7 +99,7 @@ def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions:
     made: dict[str, Any] = {"max_length": windows.length(positions), "stride": windows.stride}
     if official.labels:
         made |= {"labels": official.labels, "metrics": official.metrics}
-    task: Task[Any, Any] = spec_for(name).task(**made)
+    task: Task = spec_for(name).task(**made)
     if "train" not in official.files:
         raise BertkitError(
             f"{name} has no training data: tune on mnli, then "
@@ -132,7 +132,7 @@ def official_dataset(
         if split in paths
     }
     tests = [("test", scored["test"])] if "test" in scored else []
-    task: Task[Any, Any] = spec.task.from_data(
+    task: Task = spec.task.from_data(
         TrainingData(train, spec.columns(), windows, windows.length(positions), counts)
     )
     if name == "squad-2.0" and isinstance(task, QuestionAnswering) and not task.null:
@@ -161,7 +161,7 @@ def user_dataset(
     if files.test:
         tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
         recorded["test"] = files.test
-    task: Task[Any, Any] = spec.task.from_data(
+    task: Task = spec.task.from_data(
         TrainingData(every, columns, windows, windows.length(positions), counts)
     )
     note_unique([dev, *tests], task, counts)
@@ -210,7 +210,7 @@ def set_apart(
     return sides
 
 
-def note_unique(splits: Sequence[Split], task: Task[Any, Any], counts: TextCounts) -> None:
+def note_unique(splits: Sequence[Split], task: Task, counts: TextCounts) -> None:
     """Count what is read without the context that is asked for, that of a document."""
     for _, inputs in splits:
         if getattr(task, "context", "") == "document" and are_all_unique(inputs):
@@ -221,7 +221,7 @@ def note_unique(splits: Sequence[Split], task: Task[Any, Any], counts: TextCount
 # Results -----------------------------------------------------------------------------------------
 
 
-def write_results(task: Task[Any, Any], folder: Path, done: PredictedSplit) -> list[Path]:
+def write_results(task: Task, folder: Path, done: PredictedSplit) -> list[Path]:
     """Write predictions: a JSON object a line for each input, and the official file of the set.
 
     Raises:
@@ -276,7 +276,7 @@ def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
     return digest.hexdigest()
 
 
-def encode(task: Task[Any, Any], inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
+def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
     """The inputs of a split as sequences.
 
     Raises:

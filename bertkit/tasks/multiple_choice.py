@@ -30,8 +30,8 @@ from bertkit.tasks.task import (
     ItemPart,
     Items,
     PredictedSplit,
+    Task,
     TaskBatch,
-    TaskDefaults,
     TrainingData,
 )
 from bertkit.tasks.windows import at, text_windows
@@ -48,7 +48,7 @@ class ChoicePrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MultipleChoice(TaskDefaults):
+class MultipleChoice(Task):
     """One of the choices of each input."""
 
     max_length: int = 512

@@ -33,8 +33,8 @@ from bertkit.tasks.task import (
     ItemPart,
     Items,
     PredictedSplit,
+    Task,
     TaskBatch,
-    TaskDefaults,
     TrainingData,
 )
 from bertkit.tasks.windows import QuestionWindows
@@ -71,7 +71,7 @@ class SpanTarget(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(TaskDefaults):
+class QuestionAnswering(Task):
     """A span of each context, or none."""
 
     null: bool = False
@@ -104,7 +104,7 @@ class QuestionAnswering(TaskDefaults):
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `TaskDefaults`: windows as in the paper."""
+        """See `Task`: windows as in the paper."""
         window = QuestionWindows().length(max_length)
         return {"max_length": window, "max_question_length": usual_question_length(window)}
 

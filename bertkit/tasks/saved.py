@@ -40,7 +40,7 @@ class LoadedTask(NamedTuple):
 
     model: TaskModel
     """On the device, in evaluation mode."""
-    task: Task[Any, Any]
+    task: Task
     tokenizer: Tokenizer
     details: dict[str, Any]
     """The content of `bertkit.json`; of a foreign model, what was read off its config."""
@@ -84,7 +84,7 @@ def load_task_model(
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
 
 
-def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Path) -> None:
+def check_no_answer(task: Task, details: Mapping[str, Any], folder: Path) -> None:
     """Refuse odds of no answer from the first token of a network that reads left to right.
 
     Raises:
@@ -100,9 +100,7 @@ def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Pa
         )
 
 
-def with_null_threshold(
-    task: Task[Any, Any], details: Mapping[str, Any], threshold: float
-) -> Task[Any, Any]:
+def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float) -> Task:
     """The task of answering where the null odds are not above the threshold (SQuAD 2.0).
 
     Raises:
@@ -178,7 +176,7 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
         ) from None
 
 
-def saved_task(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
+def saved_task(details: Mapping[str, Any], source: Path) -> Task:
     """The task that `bertkit.json` describes.
 
     Raises:
@@ -217,7 +215,7 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     try:
-        made: Task[Any, Any] = spec.task(**labels, **settings)
+        made: Task = spec.task(**labels, **settings)
     except TypeError as error:
         raise BertkitError(f"{source / 'bertkit.json'}: unknown settings ({error})") from None
     return made

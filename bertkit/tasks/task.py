@@ -11,10 +11,11 @@ and `QuestionAnswering`; `spec.py` lists them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -182,26 +183,24 @@ class PredictedSplit(NamedTuple):
     """One for each input."""
 
 
-AnyInput_contra = TypeVar("AnyInput_contra", contravariant=True)
-AnyPrediction = TypeVar("AnyPrediction")
+class Task(ABC):
+    """What one task type computes, ready for its data: it knows the names of the labels.
 
+    Each task is a frozen dataclass; its fields are its settings.
+    """
 
-class Task(Protocol[AnyInput_contra, AnyPrediction]):
-    """What one task type computes, ready for its data: it knows the names of the labels."""
-
-    @property
-    def task_type(self) -> str:
-        """The name of the task type in `bertkit.json`: classification, regression, ..."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the outputs; () where there are none."""
+    task_type: ClassVar[str]
+    """The name of the task type in `bertkit.json`: classification, regression, ..."""
+    labels: tuple[str, ...]
+    """The names of the classes, in the order of the outputs; () where there are none."""
 
     @property
+    @abstractmethod
     def metric(self) -> str:
         """The score by which runs are compared; higher is better."""
 
     @classmethod
+    @abstractmethod
     def from_data(cls, data: TrainingData) -> Self:
         """The task with what the training data says of it, such as its labels.
 
@@ -209,16 +208,19 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
             BertkitError: the data has nothing to tell apart.
         """
 
+    @abstractmethod
     def build(self, config: ModelConfig) -> TaskModel:
         """The network with this task's head, drawn from torch's generator."""
 
-    def items(self, inputs: Sequence[AnyInput_contra], tokenizer: Tokenizer) -> Items:
+    @abstractmethod
+    def items(self, inputs: Sequence[Any], tokenizer: Tokenizer) -> Items:
         """Inputs as sequences.
 
         Raises:
             BertkitError: a label is unknown; the message names the place.
         """
 
+    @abstractmethod
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -230,12 +232,14 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
             starts: (sequences,) its first token in the batch.
         """
 
+    @abstractmethod
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """Losses of a batch."""
 
+    @abstractmethod
     def decode(
-        self, inputs: Sequence[AnyInput_contra], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[AnyPrediction]:
+        self, inputs: Sequence[Any], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Any]:
         """One prediction for each input.
 
         Args:
@@ -244,69 +248,47 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
             outputs: of `run_model`.
         """
 
-    def score(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> dict[str, float]:
+    @abstractmethod
+    def score(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """The metrics, as fractions of 1, of predictions for labelled inputs."""
 
-    def baseline(self, inputs: Sequence[AnyInput_contra]) -> dict[str, float]:
+    @abstractmethod
+    def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
         """What the best answer that does not look at the input would score."""
 
-    def calibrated(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> Self:
+    def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
         """The task with thresholds chosen on these labelled inputs; most tasks have none."""
+        return self
 
-    def degenerate(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> str:
+    @abstractmethod
+    def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
         """Why a run learnt nothing, judged by its predictions on labelled inputs; "" if it did."""
 
-    def remarks(self, inputs: Sequence[AnyInput_contra], *, choosing: bool = False) -> list[str]:
+    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
         """What its user should know of inputs and this task, in sentences.
 
         Args:
             inputs: with or without labels.
             choosing: whether thresholds are chosen on them.
         """
+        return []
 
-    def row(self, given: AnyInput_contra, prediction: AnyPrediction) -> dict[str, Any]:
-        """A prediction as plain JSON values, for a line of a result file."""
+    def row(self, given: Any, prediction: Any) -> dict[str, Any]:
+        """A prediction as plain JSON values, for a line of a result file: by default its fields."""
+        return {"id": given.id, **prediction._asdict()}
 
     def settings(self) -> dict[str, Any]:
-        """What `bertkit.json` keeps besides task type and labels, to make the task anew."""
+        """What `bertkit.json` keeps to make the task anew: every field but the labels."""
+        return {name: value for name, value in as_json(self).items() if name != "labels"}
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """Write what the server or the script of the data set reads; returns the files."""
-
-
-class TaskDefaults:
-    """What most tasks have in common; each is a frozen dataclass that begins with this."""
+        """Write what the server or script of the data set reads, if any; returns the files."""
+        return []
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
         """The settings of a model that transformers tuned, with its positions and labels."""
         return {"max_length": max_length}
-
-    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`: none."""
-        return []
-
-    def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
-    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
-        """See `Task`: none."""
-        return []
-
-    def row(self, given: Any, prediction: Any) -> dict[str, Any]:
-        """See `Task`: the fields of the prediction."""
-        return {"id": given.id, **prediction._asdict()}
-
-    def settings(self) -> dict[str, Any]:
-        """See `Task`: every field but the labels."""
-        return {name: value for name, value in as_json(self).items() if name != "labels"}
 
 
 def make_batch(

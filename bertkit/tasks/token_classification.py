@@ -1,6 +1,6 @@
 """One tag for each word (paper section 5.3; CoNLL-2003).
 
-How words become windows is in `words.py`: each is trained and predicted in one of them, at its
+How words become windows is in `windows.py`: each is trained and predicted in one of them, at its
 first piece. With context "document" the sentences of a document run on in one stream, so that a
 window holds all the neighbours that fit: the paper's "maximal document context".
 """
@@ -36,22 +36,8 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, softmax, unknown_label
-from bertkit.tasks.task import (
-    Item,
-    ItemPart,
-    Items,
-    PredictedSplit,
-    TaskBatch,
-    TaskDefaults,
-    TrainingData,
-)
-from bertkit.tasks.windows import (
-    NO_TAG,
-    WordTarget,
-    check_context,
-    word_tokens,
-    word_windows,
-)
+from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TrainingData
+from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -66,7 +52,7 @@ class TagsPrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenClassification(TaskDefaults):
+class TokenClassification(Task):
     """One of the labels for each word of each input."""
 
     labels: tuple[str, ...]
@@ -96,7 +82,7 @@ class TokenClassification(TaskDefaults):
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `TaskDefaults`: with whether the labels are those of entities."""
+        """See `Task`: with whether the labels are those of entities."""
         return {"max_length": max_length, "entities": are_entity_tags(entity_tags(labels))}
 
     def __post_init__(self) -> None:

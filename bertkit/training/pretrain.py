@@ -40,12 +40,7 @@ from bertkit.training.data import (
     start_record,
     training_examples,
 )
-from bertkit.training.device import (
-    choose_device,
-    choose_precision,
-    matmul_peak,
-    slow_precision,
-)
+from bertkit.training.device import choose_device, choose_precision, matmul_peak, slow_precision
 from bertkit.training.distributed import (
     ALONE,
     Ranks,

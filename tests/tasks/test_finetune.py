@@ -941,7 +941,9 @@ def test_wrong_requests(
     assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--layers", "sum")
     assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--beside", pretrained)
     assert "mean 'bilstm'" in fails(capsys, "finetune", "classification", *own, "--head", "bilst")
-    assert "--frozen is for token-classification" in fails(capsys, "finetune", "classification", *own, "--frozen")
+    assert "--frozen is for token-classification" in fails(
+        capsys, "finetune", "classification", *own, "--frozen"
+    )
     assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
     assert "tuned for no task" in fails(
         capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather

@@ -45,7 +45,7 @@ def test_questions_from_a_compressed_file_and_an_address(write: Write) -> None:
     for path in (str(plain), str(packed), plain.as_uri(), packed.as_uri()):
         for found in (
             QuestionColumns().read_labelled(path, TextCounts()),
-            QuestionColumns().read_unlabelled(path, TextCounts()),
+            QuestionColumns().read(path, TextCounts(), labelled=False),
         ):
             assert [given.id for given in found] == ["a"]
     with pytest.raises(BertkitError, match=r"cannot reach nosuch://h/sq\.json|nosuch://h/sq\.json"):

@@ -221,7 +221,7 @@ def test_words_and_tags_as_lists_and_between_spaces(write: Write) -> None:
     inputs, _ = words(write("a.csv", table(["tokens", "ner_tags"], *as_json)))
     assert [(i.words, i.tags) for i in inputs] == expected
     path = write("b.tsv", "w\tt\n \u200b  \u00a0 [1] [ \tO B-X  I-X O\n[ 1 ]\tO O O\n[1]\t[\n")
-    inputs, _ = words(path, words="w", tags="t")
+    inputs, _ = words(path, words="w", tags="t", format="tsv")
     assert [i.words for i in inputs] == [
         ("\u200b", "\u00a0", "[1]", "["),
         ("[", "1", "]"),
@@ -229,7 +229,7 @@ def test_words_and_tags_as_lists_and_between_spaces(write: Write) -> None:
     ]
     assert [i.tags for i in inputs] == [("O", "B-X", "I-X", "O"), ("O", "O", "O"), ("[",)]
     assert not counts.skipped
-    assert {i.tags for i in words(path, words="w", labelled=False)[0]} == {None}
+    assert {i.tags for i in words(path, words="w", labelled=False, format="tsv")[0]} == {None}
 
 
 def test_documents_are_rows_that_follow_each_other(write: Write) -> None:
@@ -248,7 +248,7 @@ def test_documents_of_two_files_are_two(write: Write) -> None:
     row = {"tokens": ["x"], "ner_tags": ["O"], "doc": "1"}
     for name in ("a.jsonl", "b.jsonl"):
         path = write(name, lines(row, row))
-    inputs, _ = words(path.parent, document="doc")
+    inputs, _ = words(path.parent, document="doc", format="jsonl")
     assert [given.document for given in inputs] == [0, 0, 1, 1]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from bertkit.datasets.columns import LabelSetColumns, TextColumns
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.tabular import has_column, read_rows
+from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
@@ -335,18 +335,18 @@ def test_missing_libraries_are_named(
         texts(path)
 
 
-def test_has_column(write: Write) -> None:
+def test_has_columns(write: Write) -> None:
     path = write("a.csv", "text,label\none,x\n")
-    assert has_column(path, "label")
-    assert not has_column(path, "class")
-    assert has_column(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), "label")
+    assert has_columns(path, ["label"])
+    assert not has_columns(path, ["class"])
+    assert has_columns(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), ["label"])
 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.tsv.gz", "a.jsonl.gz"])
 def test_has_column_of_a_damaged_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(b"text,label\none,x\n")[:-9])
     with pytest.raises(BertkitError, match=rf"{name} cannot be read after row or line 0 \("):
-        has_column(tmp_path / name, "label")
+        has_columns(tmp_path / name, ["label"])
 
 
 def test_csv_is_divided_by_semicolons_whatever_its_columns_are_called(write: Write) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertkit.datasets.columns import TextColumns
-from bertkit.datasets.tabular import has_column, read_rows
+from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, field_divider
@@ -29,7 +29,7 @@ def test_csv_without_commas(write: Write, divider: str, name: str) -> None:
         ("three", "x", f"{path}:5"),
     ]
     assert counts.skipped == {f"CSV divided by {name}, kept": 1}
-    assert has_column(path, "label")
+    assert has_columns(path, ["label"])
 
 
 def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
@@ -56,7 +56,7 @@ def test_what_excel_says_and_blank_lines(write: Write) -> None:
         ("one", f"{path}:4")
     ]
     path = write("c.csv", 'text; note\n"a, b"\nc\n')
-    assert not has_column(path, "label")
+    assert not has_columns(path, ["label"])
     found = TextColumns(text="text; note").read(path, TextCounts(), labelled=False)
     assert [i.text for i in found] == ["a, b", "c"]
 
