@@ -47,7 +47,7 @@ class Bertkit:
             *(len(sequences), 0, {}),
         )
         outputs = self.engine.run(items)
-        return [parts[0][0] if self.head == "classify" else parts[0] for parts in outputs]
+        return [parts[0][0] if self.head == "classification" else parts[0] for parts in outputs]
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def write_plain(model: Path, head: str, path: Path) -> None:
         output_names=["logits"],
         dynamic_axes={
             **dict.fromkeys(INPUTS, free),
-            "logits": {0: "sequences"} if head == "classify" else free,
+            "logits": {0: "sequences"} if head == "classification" else free,
         },
         opset_version=17,
         dynamo=False,
@@ -115,10 +115,7 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
 def write_int8(source: Path, path: Path) -> None:
     """Quantize the matrix products: weights int8 per channel, inputs uint8 as they come."""
     import onnx
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]
-        QuantType,
-        quantize_dynamic,
-    )
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     quantize_dynamic(
         str(source),
@@ -163,7 +160,9 @@ def their_model(folder: Path, head: str, precision: str, attention: str) -> Any:
 
     their_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     their_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind: Any = BertForSequenceClassification if head == "classify" else BertForQuestionAnswering
+    kind: Any = (
+        BertForSequenceClassification if head == "classification" else BertForQuestionAnswering
+    )
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     return kind.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 

@@ -152,7 +152,7 @@ def shares(
     workload: Workload, start: PretrainedWeights, seconds: Sequence[float], peaks: Sequence[float]
 ) -> Row:
     """Work per second over that of matrix products of the same round."""
-    rows = len(workload.sequences) if workload.head == "classify" else None
+    rows = len(workload.sequences) if workload.head == "classification" else None
     work = {
         "share_of_matmul_peak": forward_flops(start.config, workload.lengths),
         "share_of_matmul_peak_needed": forward_flops(start.config, workload.lengths, rows=rows),

@@ -49,7 +49,7 @@ class Contestant(Protocol):
 
 def build_head(head: str, config: ModelConfig) -> ClassificationModel | SpanModel:
     """The network with a head of `Workload.head`."""
-    return ClassificationModel(config, CLASSES) if head == "classify" else SpanModel(config)
+    return ClassificationModel(config, CLASSES) if head == "classification" else SpanModel(config)
 
 
 def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
@@ -64,7 +64,7 @@ def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
 
 def padded(sequences: Sequence[Encoded]) -> Arrays:
     """A batch as padded models take it, each array (sequences, longest) int64."""
-    return padded_arrays([ItemPart((sequence,)) for sequence in sequences], head="classify")
+    return padded_arrays([ItemPart((sequence,)) for sequence in sequences], head="classification")
 
 
 def longest_first(sequences: Sequence[Encoded]) -> list[int]:

@@ -29,7 +29,7 @@ from benchmarks.slices import make_slices
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import Grid, read_results
+from bertkit.finetuning.grid import FinetuneSettings, Grid, read_results
 from bertkit.finetuning.run import RunSettings, TrainingSettings
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.training.device import choose_precision
@@ -75,8 +75,7 @@ def own_runs(
             found,
             start,
             work / "bertkit" / task,
-            grid=grid,
-            tuning=TrainingSettings(precision=precision),
+            settings=FinetuneSettings(grid=grid, training=TrainingSettings(precision=precision)),
             console=console,
         )
     known = {str(seed): run.made for seed, run in before.items()}

@@ -7,19 +7,19 @@ from typing import Any
 
 from benchmarks.settings import SETTINGS, Setting, start_model
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.datasets.user_files import Columns
+from bertkit.datasets.benchmarks import DataFiles
+from bertkit.datasets.columns import ChoiceColumns, TextColumns
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import Grid
+from bertkit.finetuning.grid import FinetuneSettings, Grid
 from bertkit.finetuning.run import TrainingSettings
-from bertkit.tasks.benchmarks import load_dataset
-from bertkit.tasks.data import TaskData
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.tasks.data import TaskData, load_dataset
+from bertkit.tasks.windows import WindowLengths, WordWindows
 
-ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
+ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 ARC_FILES = ("arc_easy_train2251.csv", "arc_easy_dev570.csv")
 SAMPLES = {
-    "mnli-10k": ("MNLI-10k", Columns(text="premise", pair="hypothesis")),
-    "qqp-10k": ("QQP-10k", Columns(text="question1", pair="question2")),
+    "mnli-10k": ("MNLI-10k", TextColumns(text="premise", pair="hypothesis")),
+    "qqp-10k": ("QQP-10k", TextColumns(text="question1", pair="question2")),
 }
 """Samples of GLUE's large sets as JSON lines: folder and columns."""
 
@@ -30,16 +30,18 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
     lengths = WindowLengths()
     if task == "arc-easy":
         train, dev = (str(data / "arc-easy" / name) for name in ARC_FILES)
-        return load_dataset("choose", DataFiles(train=train, dev=dev), ARC, lengths, positions)
+        return load_dataset(
+            "multiple-choice", DataFiles(train=train, dev=dev), ARC, lengths, positions
+        )
     if task in SAMPLES:
         folder, columns = SAMPLES[task]
         train, dev = (str(data / "glue" / folder / f"{split}.jsonl") for split in ("train", "dev"))
         return load_dataset(
-            "classify", DataFiles(train=train, dev=dev), columns, lengths, positions
+            "classification", DataFiles(train=train, dev=dev), columns, lengths, positions
         )
     if task in ("conll-2003", "conll-2003-documents"):
         context = "document" if task == "conll-2003-documents" else "sentence"
-        task, lengths = "conll-2003", WindowLengths(context=context)
+        task, lengths = "conll-2003", WordWindows(context=context)
         files = DataFiles(data=data / "conll2003")
     elif task == "squad-1.1":
         train = str(slices / "squad" / "train.json")
@@ -48,7 +50,7 @@ def dataset(task: str, data: Path, slices: Path, positions: int) -> TaskData:
         files = DataFiles(train=f"{slices}/squad2/train.json", dev=f"{slices}/squad2/dev.json")
     else:
         files = DataFiles(data=glue.get(task, data / "glue"))
-    return load_dataset(task, files, Columns(), lengths, positions)
+    return load_dataset(task, files, None, lengths, positions)
 
 
 def grid_values(setting: Setting) -> dict[str, Any]:
@@ -69,5 +71,6 @@ def start_folder(setting: Setting, data: Path, work: Path, precision: str) -> Pa
         return out / "model"
     start, grid = read_pretrained(start_model()), Grid(**grid_values(SETTINGS[setting.start]))
     found = dataset(setting.start, data, work / "slices", start.config.max_position_embeddings)
-    finetune(found, start, out, grid=grid, tuning=TrainingSettings(precision=precision))
+    training = TrainingSettings(precision=precision)
+    finetune(found, start, out, settings=FinetuneSettings(grid=grid, training=training))
     return out / "model"

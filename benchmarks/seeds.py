@@ -32,6 +32,7 @@ from benchmarks.settings import Setting, start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import FinetuneSettings
 from bertkit.finetuning.run import TrainingSettings
 
 SETTINGS = {
@@ -68,13 +69,12 @@ def own_run(task: str, seed: int, data: Path, out: Path, precision: str) -> None
     grid = LaterSeeds(**grid_values(SETTINGS[task]), seeds=seed, first=seed)
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         began = time.perf_counter()
+        training = TrainingSettings(precision=precision)
         best = finetune(
             found,
             start,
             folder,
-            grid=grid,
-            tuning=TrainingSettings(precision=precision),
-            device="cpu",
+            settings=FinetuneSettings(grid=grid, training=training, device="cpu"),
         )
         seconds = time.perf_counter() - began
     values = {"task": task, "seed": seed, "scores": best.scores["dev"], "seconds": seconds}

@@ -14,17 +14,18 @@ from typing import Any
 
 from benchmarks.record import data_folder, write_result
 from benchmarks.settings import start_model
-from bertkit.datasets.user_files import Columns
+from bertkit.datasets.benchmarks import DataFiles
+from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import Grid, shown_scores
+from bertkit.finetuning.grid import FinetuneSettings, Grid, shown_scores
 from bertkit.finetuning.run import TrainingSettings
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.tasks.windows import WordWindows
 
 LINES = 200
 GLUE = {"cola": "CoLA", "sst-2": "SST-2", "mrpc": "MRPC", "sts-b": "STS-B", "rte": "RTE"}
 EPOCHS = {"squad-1.1": 2, "squad-2.0": 2, "conll-2003": 4}
-ARC = Columns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
+ARC = ChoiceColumns(text="0", choices=("1", "2", "3", "4"), label="5", header=False)
 
 
 def head(source: Path, target: Path, lines: int = LINES) -> None:
@@ -59,7 +60,9 @@ def slices(data: Path, out: Path) -> dict[str, DataFiles]:
     found["conll-2003"] = DataFiles(data=out / "conll")
     for name in ("train2251", "dev570"):
         head(data / "arc-easy" / f"arc_easy_{name}.csv", out / f"{name}.csv")
-    found["choose"] = DataFiles(train=str(out / "train2251.csv"), dev=str(out / "dev570.csv"))
+    found["multiple-choice"] = DataFiles(
+        train=str(out / "train2251.csv"), dev=str(out / "dev570.csv")
+    )
     return found
 
 
@@ -72,15 +75,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for task, files in slices(data, Path(folder)).items():
             out = Path(folder) / "runs" / task
+            grid = Grid(epochs=(EPOCHS.get(task, 1),), learning_rate=(1e-4,), batch_size=(16,))
             best = finetune(
                 task,
                 start_model(),
                 out,
                 files=files,
-                columns=ARC if task == "choose" else Columns(),
-                lengths=WindowLengths(context="document" if task == "conll-2003" else "sentence"),
-                grid=Grid(epochs=(EPOCHS.get(task, 1),), learning_rate=(1e-4,), batch_size=(16,)),
-                tuning=TrainingSettings(precision="fp32"),
+                columns=ARC if task == "multiple-choice" else None,
+                windows=WordWindows(context="document") if task == "conll-2003" else None,
+                settings=FinetuneSettings(grid=grid, training=TrainingSettings(precision="fp32")),
             )
             written = json.loads((out / "results.json").read_text())
             inputs = json.loads((out / "finetune.json").read_text())["inputs"]

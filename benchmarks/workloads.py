@@ -75,10 +75,10 @@ def read_workload(name: str, data: Path, tokenizer: Tokenizer, count: int) -> Wo
         count: sequences.
     """
     if name == "short":
-        return Workload(name, "classify", short_texts(data, tokenizer, count))
+        return Workload(name, "classification", short_texts(data, tokenizer, count))
     if name == "mrpc":
-        return Workload(name, "classify", mrpc_pairs(data, tokenizer, count))
-    return Workload(name, "answer", squad_windows(data, tokenizer, count))
+        return Workload(name, "classification", mrpc_pairs(data, tokenizer, count))
+    return Workload(name, "question-answering", squad_windows(data, tokenizer, count))
 
 
 def short_lengths(count: int) -> np.ndarray:

@@ -17,17 +17,25 @@ if TYPE_CHECKING:
 
     from bertkit.corpus.build import prepare
     from bertkit.corpus.store import TokenStore
-    from bertkit.datasets.user_files import Columns
+    from bertkit.datasets.benchmarks import DataFiles
+    from bertkit.datasets.columns import (
+        ChoiceColumns,
+        LabelSetColumns,
+        NumberColumns,
+        QuestionColumns,
+        TextColumns,
+        WordColumns,
+    )
     from bertkit.errors import BertkitError
     from bertkit.finetuning.finetune import finetune
-    from bertkit.finetuning.grid import Grid
+    from bertkit.finetuning.grid import FinetuneSettings, Grid
     from bertkit.finetuning.run import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
     from bertkit.predict.embeddings import load_embedder
     from bertkit.predict.load import load
     from bertkit.pretraining_data.batch import Packed, pack
-    from bertkit.tasks.user_data import DataFiles, WindowLengths
+    from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
     from bertkit.tokenizer.train import learn_vocabulary
     from bertkit.tokenizer.wordpiece import Tokenizer
     from bertkit.training.pretrain import pretrain
@@ -35,11 +43,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "BertkitError": "bertkit.errors",
-    "Columns": "bertkit.datasets.user_files",
+    "ChoiceColumns": "bertkit.datasets.columns",
     "Encoder": "bertkit.model.encoder",
-    "DataFiles": "bertkit.tasks.user_data",
+    "DataFiles": "bertkit.datasets.benchmarks",
+    "FinetuneSettings": "bertkit.finetuning.grid",
     "Grid": "bertkit.finetuning.grid",
-    "WindowLengths": "bertkit.tasks.user_data",
+    "LabelSetColumns": "bertkit.datasets.columns",
+    "NumberColumns": "bertkit.datasets.columns",
+    "QuestionColumns": "bertkit.datasets.columns",
+    "QuestionWindows": "bertkit.tasks.windows",
+    "TextColumns": "bertkit.datasets.columns",
+    "WindowLengths": "bertkit.tasks.windows",
+    "WordColumns": "bertkit.datasets.columns",
+    "WordWindows": "bertkit.tasks.windows",
     "ModelConfig": "bertkit.model.encoder",
     "Packed": "bertkit.pretraining_data.batch",
     "PretrainRecipe": "bertkit.training.recipe",
@@ -58,18 +74,26 @@ _HOMES = {
 
 __all__ = [
     "BertkitError",
-    "Columns",
+    "ChoiceColumns",
     "DataFiles",
     "Encoder",
+    "FinetuneSettings",
     "Grid",
+    "LabelSetColumns",
     "ModelConfig",
+    "NumberColumns",
     "Packed",
     "PretrainRecipe",
     "PretrainingModel",
+    "QuestionColumns",
+    "QuestionWindows",
+    "TextColumns",
     "TokenStore",
     "Tokenizer",
     "TrainingSettings",
     "WindowLengths",
+    "WordColumns",
+    "WordWindows",
     "finetune",
     "learn_vocabulary",
     "load",

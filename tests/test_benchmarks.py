@@ -137,7 +137,7 @@ def test_workloads_are_real_texts_with_boundaries(
     assert work.described()["tokens"] == sum(len(ids) for ids, _ in work.sequences)
 
 
-@pytest.mark.parametrize("head", ["classify", "answer"])
+@pytest.mark.parametrize("head", ["classification", "question-answering"])
 def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx")
@@ -147,7 +147,7 @@ def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) 
     model = write_model(tmp_path, start, head)
     graphs = export(model, head, tmp_path / "onnx")
     theirs = TransformersPeer(model, head, precision="fp32", by_length=False).run(sequences)
-    shapes = [(CLASSES,) if head == "classify" else (len(ids), 2) for ids, _ in sequences]
+    shapes = [(CLASSES,) if head == "classification" else (len(ids), 2) for ids, _ in sequences]
     assert [output.shape for output in theirs] == shapes
     exact: dict[str, Contestant] = {
         "sorted": TransformersPeer(model, head, precision="fp32", by_length=True),
@@ -179,9 +179,9 @@ def test_incomplete_fusion_is_an_error(start: PretrainedWeights, tmp_path: Path)
     pytest.importorskip("onnxruntime")
     from benchmarks import exports
 
-    model = write_model(tmp_path, start, "classify")
+    model = write_model(tmp_path, start, "classification")
     with exports.silence():
-        exports.write_plain(model, "classify", tmp_path / "plain.onnx")
+        exports.write_plain(model, "classification", tmp_path / "plain.onnx")
     deeper = tmp_path / "deeper"
     deeper.mkdir()
     config = json.loads((model / "config.json").read_text())
@@ -250,7 +250,7 @@ def test_growth_batches_fit_their_case() -> None:
 
 
 def test_workload_counts() -> None:
-    work = Workload("short", "classify", draw([4, 6]))
+    work = Workload("short", "classification", draw([4, 6]))
     expected = {"sequences": 2, "tokens": 10, "mean_tokens": 5.0, "max_length": 6}
     assert work.described() == expected
 

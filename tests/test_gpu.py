@@ -303,7 +303,7 @@ def check_run(folder: Path) -> None:
 
 @gpu
 def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    from bertkit import DataFiles, TrainingSettings, finetune, load
+    from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
     from bertkit.checkpoints.save import save_model
     from bertkit.finetuning.grid import Grid
 
@@ -318,13 +318,15 @@ def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> Non
     (tmp_path / "data.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     data = str(tmp_path / "data.csv")
     best = finetune(
-        "classify",
+        "classification",
         tmp_path / "start",
         tmp_path / "run",
         files=DataFiles(train=data, dev=data),
-        grid=Grid(learning_rate=(1e-3,), batch_size=(8,), epochs=(15,)),
-        tuning=TrainingSettings(precision="bf16"),
-        device="cuda",
+        settings=FinetuneSettings(
+            grid=Grid(learning_rate=(1e-3,), batch_size=(8,), epochs=(15,)),
+            training=TrainingSettings(precision="bf16"),
+            device="cuda",
+        ),
     )
     assert best.scores["dev"]["accuracy"] == 1.0
     for device in ("cuda", "cpu"):

@@ -13,9 +13,9 @@ from benchmarks import newcomer
 from benchmarks.newcomer_data import GIVEN, STAND_INS
 from benchmarks.newcomer_pages import missing_output, placeholders_of, steps_of
 from benchmarks.newcomer_visit import SKIPPED, START, Newcomer, SurpriseError, status_of
-from bertkit.datasets.user_files import Columns
-from bertkit.tasks.benchmarks import load_dataset
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.datasets.benchmarks import DataFiles
+from bertkit.datasets.columns import TextColumns
+from bertkit.tasks.data import load_dataset
 from bertkit.text.documents import TextCounts, find_sources, read_documents
 from tests.markdown import ROOT, blocks, commands
 
@@ -167,11 +167,11 @@ def test_stand_ins_are_what_they_stand_for(tmp_path: Path) -> None:
     assert not counts.skipped
     table = DataFiles(train=str(tmp_path / "TRAIN.csv"), dev=str(tmp_path / "DEV.csv"))
     for name, files, columns in (
-        ("mrpc", DataFiles(data=tmp_path / "GLUE"), Columns()),
-        ("squad-2.0", DataFiles(data=tmp_path / "SQUAD"), Columns()),
-        ("conll-2003", DataFiles(data=tmp_path / "CONLL"), Columns()),
-        ("classify", table, Columns(text="title", label="topic")),
+        ("mrpc", DataFiles(data=tmp_path / "GLUE"), None),
+        ("squad-2.0", DataFiles(data=tmp_path / "SQUAD"), None),
+        ("conll-2003", DataFiles(data=tmp_path / "CONLL"), None),
+        ("classification", table, TextColumns(text="title", label="topic")),
     ):
-        dataset = load_dataset(name, files, columns, WindowLengths(), 128)
+        dataset = load_dataset(name, files, columns, None, 128)
         assert len(dataset.train) > 3, name
         assert not dataset.counts.skipped, name

@@ -140,7 +140,7 @@ def test_usual_names_of_outputs_are_marked() -> None:
         "evaluate squad-2.0 --data data --model run --out run/scored",
         "finetune mrpc --data data --model run --out run/mrpc",
         "finetune mrpc --data . --model run --out tuned",
-        "finetune classify --train new.csv --model run --out .",
+        "finetune classification --train new.csv --model run --out .",
         "pretrain tiny --store run/store --out run",
         "pretrain tiny --text new.csv --out .",
         "submit run --out run/glue.zip",
@@ -239,7 +239,7 @@ def test_the_files_of_runs_models_and_stores_are_known(corpus_text: str, tmp_pat
     run, tuned = tmp_path / "run", tmp_path / "tuned"
     commands = [
         ["pretrain", recipe, "--text", text, "--vocabulary-size", "150", "--out", run],
-        ["finetune", "classify", "--train", labelled, "--model", run, "--out", tuned],
+        ["finetune", "classification", "--train", labelled, "--model", run, "--out", tuned],
     ]
     for words in commands:
         with pytest.raises(SystemExit) as ended:

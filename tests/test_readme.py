@@ -106,7 +106,7 @@ def test_the_python_of_the_readme_prints_what_it_says(
     (tmp_path / "messages.csv").write_text(table)
     monkeypatch.chdir(tmp_path)
     [block] = blocks(README, "python")
-    assert len(block.splitlines()) == 8
+    assert len(block.splitlines()) == 9
     exec(compile(block, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     [shown] = blocks(README, "console")
@@ -132,11 +132,15 @@ def test_the_python_of_the_overview_runs(
         intermediate_size=32,
         max_position_embeddings=128,
     )
-    topics = {"task": "classify", "labels": ["a", "b"]}
+    topics = {"task": "classification", "labels": ["a", "b"]}
     save_model(tmp_path / "runs/topics/model", ClassificationModel(config, 2), tokenizer, topics)
-    answers = {"task": "answer", "labels": ["start", "end"], "settings": {"max_length": 128}}
+    answers = {
+        "task": "question-answering",
+        "labels": ["start", "end"],
+        "settings": {"max_length": 128},
+    }
     save_model(tmp_path / "runs/squad/model", SpanModel(config), tokenizer, answers)
-    tags = {"task": "tag", "labels": ["O", "B-PER", "I-PER"]}
+    tags = {"task": "token-classification", "labels": ["O", "B-PER", "I-PER"]}
     save_model(tmp_path / "runs/ner/model", TokenClassificationModel(config, 3), tokenizer, tags)
     monkeypatch.chdir(tmp_path)
     [block] = blocks(OVERVIEW, "python")

@@ -18,7 +18,7 @@ from tests.test_report import Page, page_of, step, write_run
 
 SHARED = {
     "data": "mnli <&> 漢",
-    "kind": "classify",
+    "task_type": "classification",
     "inputs": {"train": 20123, "dev": 9815, "dev-mismatched": 9832},
     "start": "a/model",
     "labels": ["yes", "no"],
@@ -142,7 +142,7 @@ def test_headline_numbers_are_the_files(tmp_path: Path) -> None:
     windows = {"windowed": {"train": 30, "dev": 4}, "cut": {"train": {}, "dev": {"question": 2}}}
     prose = page_of(finished(tmp_path, baseline=base, **windows)).prose()
     for expected in (
-        "mnli <&> 漢 (classify)",
+        "mnli <&> 漢 (classification)",
         f"Fine-tuning, 6 of 6 runs done: finished; best run: {BEST}.",
         "dev accuracy 86.1% input-independent baseline 35.4%",
         "dev macro f1 85.1% of the best run",
@@ -270,11 +270,11 @@ def test_answers_beside_the_right_labels(tmp_path: Path) -> None:
     assert page.rows[wrong + 1] == ["2", "yes", "no", "60.0%", "<text> 2"]  # surest first
 
 
-@pytest.mark.parametrize("kind", ["classify", "tag"])
+@pytest.mark.parametrize("kind", ["classification", "token-classification"])
 def test_answers_without_right_labels_are_not_shown(tmp_path: Path, kind: str) -> None:
-    gold = None if kind == "classify" else "yes"
+    gold = None if kind == "classification" else "yes"
     write_answers(finished(tmp_path), [answer(1, gold, "yes", 0.9)])
-    (tmp_path / "finetune.json").write_text(json.dumps({**SHARED, "kind": kind}))
+    (tmp_path / "finetune.json").write_text(json.dumps({**SHARED, "task_type": kind}))
     assert "Predictions on dev" not in page_of(tmp_path).prose()
 
 

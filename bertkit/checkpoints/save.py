@@ -25,12 +25,12 @@ from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 
 SAVED_HEADS = {
-    "classify": ("sequence", ""),
-    "multi-label": ("sequence", "multi_label_classification"),
-    "regress": ("sequence", "regression"),
-    "choose": ("choice", ""),
-    "tag": ("token", ""),
-    "answer": ("span", ""),
+    "classification": ("sequence", ""),
+    "multi-label-classification": ("sequence", "multi_label_classification"),
+    "regression": ("sequence", "regression"),
+    "multiple-choice": ("choice", ""),
+    "token-classification": ("token", ""),
+    "question-answering": ("span", ""),
 }
 """Task -> head (a key of `families.CLASSES`) and transformers' `problem_type`."""
 
@@ -135,7 +135,7 @@ def model_details(
     fields["hidden_act"] = {"gelu": "gelu", "gelu_tanh": "gelu_new"}[config.hidden_act]
     head = getattr(model, "classifier", getattr(model, "qa_outputs", None))
     if isinstance(head, nn.Linear):
-        kind, problem = SAVED_HEADS[details.get("task", "classify")]
+        kind, problem = SAVED_HEADS[details.get("task", "classification")]
         fields |= {"problem_type": problem} if problem else {}
         labels = details.get("labels") or [f"LABEL_{i}" for i in range(head.out_features)]
         if len(labels) != head.out_features:

@@ -9,23 +9,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from bertkit.cli.predict import input_columns, is_swag, known_inputs
+from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
 from bertkit.config import FLATTEN
-from bertkit.datasets.user_files import Columns, read_user_file
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, read_split
+from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError
 from bertkit.export.export import Check, export_model
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import text_sequences
 from bertkit.outputs import REPLACED, TEXT
+from bertkit.predict.files import is_swag, merged_columns, model_inputs
 from bertkit.predict.text_vectors import read_lines
-from bertkit.tasks.benchmarks import OFFICIAL, read_split
 from bertkit.tasks.data import check_labelled
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import check_segments
-from bertkit.tasks.user_data import DataFiles
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.journal import Console
 
-NO_COLUMNS = Columns()
 MAX_VERIFIED = 200
 """The most inputs of a file on which outputs are compared."""
 
@@ -42,7 +42,7 @@ def export_command(
     dev: Annotated[str, TEXT] = "",
     max_error: float | None = None,
     bound: float = 1.0,
-    columns: Annotated[Columns, FLATTEN] = NO_COLUMNS,
+    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
     """Write a model for other libraries, and check the files.
 
@@ -96,20 +96,23 @@ def export_command(
 
 
 def verification_inputs(
-    source: ExportSource, file: str, columns: Columns, counts: TextCounts
+    source: ExportSource, file: str, columns: ColumnFlags, counts: TextCounts
 ) -> list[Any]:
     """Return the sequences of the first `MAX_VERIFIED` inputs of a file."""
     if source.task is None:
-        text = input_columns(columns, source.details).text
+        known = source.details.get("columns")
+        remembered = known.get("text") if isinstance(known, dict) else None
+        text = columns.text or remembered or TextColumns.text
         return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
-    _, inputs = known_inputs(source.task.task_type, source.details, file, columns, counts)
+    spec = SPECS[source.task.task_type]
+    _, inputs = model_inputs(spec, source.details, file, given(columns), counts)
     items = source.task.items(list(islice(inputs, MAX_VERIFIED)), source.tokenizer)
     check_segments(items, source.config)
     return [part for item in items.items for part in item.parts]
 
 
 def labelled_inputs(
-    source: ExportSource, file: str, columns: Columns, counts: TextCounts
+    source: ExportSource, file: str, columns: ColumnFlags, counts: TextCounts
 ) -> list[Any]:
     """Return the labelled inputs of a file, or of the dev split in the folder of the model's set.
 
@@ -118,13 +121,14 @@ def labelled_inputs(
     """
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
-    data, named = str(source.details.get("data")), input_columns(columns, source.details)
+    data, spec = str(source.details.get("data")), SPECS[source.task.task_type]
+    named = merged_columns(spec, given(columns), source.details)
     if data in OFFICIAL and Path(file).is_dir():
-        inputs = read_split(data, "dev", DataFiles(data=Path(file)), columns, counts)
+        inputs = read_split(data, "dev", DataFiles(data=Path(file)), None, counts)
     elif is_swag(source.details, file, named):
-        inputs = read_split(data, "dev", DataFiles(dev=file), columns, counts)
+        inputs = read_split(data, "dev", DataFiles(dev=file), None, counts)
     else:
-        inputs = read_user_file(source.task.task_type, file, named, counts, scoring=True)
+        inputs = named.read_labelled(file, counts, scoring=True)
     check_labelled("dev", inputs)
     return list(inputs)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from bertkit.cli.options import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, given
 from bertkit.config import FLATTEN
-from bertkit.datasets.user_files import Columns
-from bertkit.finetuning.finetune import COLUMNS, FILES, LENGTHS, ONE_RUN, OWN_HEAD, USUAL
-from bertkit.finetuning.finetune import finetune as run_grid
-from bertkit.finetuning.grid import Grid
-from bertkit.finetuning.heads import HeadSettings
-from bertkit.finetuning.run import TrainingSettings
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources
+from bertkit.finetuning.finetune import FILES, SETTINGS, finetune
+from bertkit.finetuning.grid import FinetuneSettings
 from bertkit.outputs import FOLDER
 from bertkit.report.pretraining import write_report
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.tasks.spec import spec_for
 from bertkit.training.journal import Console
 
 
@@ -23,20 +21,17 @@ def finetune_command(
     *,
     model: Path,
     out: Annotated[Path, FOLDER],
-    keep: int = 1,
-    device: str = "auto",
     files: Annotated[DataFiles, FLATTEN] = FILES,
-    columns: Annotated[Columns, FLATTEN] = COLUMNS,
-    lengths: Annotated[WindowLengths, FLATTEN] = LENGTHS,
-    grid: Annotated[Grid, FLATTEN] = ONE_RUN,
-    tuning: Annotated[TrainingSettings, FLATTEN] = USUAL,
-    head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD,
+    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
+    windows: Annotated[WindowFlags, FLATTEN] = NO_WINDOWS,
+    settings: Annotated[FinetuneSettings, FLATTEN] = SETTINGS,
 ) -> None:
     """Tune a model on labelled data: one run, or a grid of settings and seeds.
 
     Official data by name, with --data FOLDER: cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli,
-    squad-1.1, squad-2.0, swag, conll-2003. Your own data by kind, with --train FILE: classify,
-    multi-label, regress, choose, tag, answer.
+    squad-1.1, squad-2.0, swag, conll-2003. Your own data by task type, with --train FILE:
+    classification, multi-label-classification, regression, multiple-choice, token-classification,
+    question-answering.
 
     Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. The
     same command again makes only the runs that are missing.
@@ -44,29 +39,23 @@ def finetune_command(
     Parameters
     ----------
     task
-        The name of a data set or of a kind.
+        The name of a data set, or a task type.
     model
-        What to begin with: a model directory, a run directory, or a Google checkpoint.
+        What to initialise from: a model directory, a run directory, or a Google checkpoint.
     out
         The folder for runs, the best model and its results.
-    keep
-        How many of the best runs keep their model, for ensembles.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
+    spec, named = spec_for(task), given(columns)
+    check_sources(task.lower(), files, named)
     with Console() as console:
-        run_grid(
+        finetune(
             task,
             model,
             out,
             files=files,
-            columns=columns,
-            lengths=lengths,
-            grid=grid,
-            tuning=tuning,
-            head=head,
-            keep=keep,
-            device=device,
+            columns=None if task.lower() in OFFICIAL else spec.make_columns(named),
+            windows=spec.make_windows(given(windows)),
+            settings=settings,
             console=console,
         )
         console.say(f"report: {write_report(out)}")

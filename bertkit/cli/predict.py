@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from operator import length_hint
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import rich.console
 from cyclopts import App
@@ -17,32 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.cli.features import embed_command, similar_command
+from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
 from bertkit.config import FLATTEN
-from bertkit.datasets.examples import QuestionExample, TextExample, WordsExample
-from bertkit.datasets.glue import GLUE
-from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
-from bertkit.datasets.tabular import has_columns
-from bertkit.datasets.user_files import Columns, end_position, read_unlabelled
-from bertkit.errors import BertkitError
 from bertkit.outputs import FILE, TEXT
-from bertkit.predict.files import FileProgress, new_lines
-from bertkit.predict.predictors import TaskPredictor, stretches
+from bertkit.predict.files import predict_file
+from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.predict.word_splitter import split_words_with_offsets
-from bertkit.tasks.benchmarks import glue_columns
-from bertkit.tasks.data import describe_losses
-from bertkit.tasks.task import NOTHING_UNKNOWN, Items
-from bertkit.tasks.user_data import are_all_unique
-from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
-from bertkit.text.sources import extension, find_sources
 from bertkit.training.journal import Console
-
-DEFAULT_COLUMNS = Columns()
-LONE_SENTENCES = (
-    "every sentence is alone in its document, and the model was tuned with the context of "
-    "documents; begin them by -DOCSTART- lines or name their column (--document)"
-)
-NAMING = {field.name for field in fields(Columns)} - {"format", "id"}
 
 
 def predict_command(
@@ -54,7 +29,7 @@ def predict_command(
     precision: str = "auto",
     null_threshold: float | None = None,
     device: str = "auto",
-    columns: Annotated[Columns, FLATTEN] = DEFAULT_COLUMNS,
+    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
     """Predict for every input of a file with a tuned model: a JSON object a line.
 
@@ -83,178 +58,11 @@ def predict_command(
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
-    counts = TextCounts()
     predictor = TaskPredictor.load(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
-    details = predictor.loaded[0].details
-    named, inputs = known_inputs(predictor.task.task_type, details, file, columns, counts)
     with Console() as console:
-        with new_lines(out) as write:
-            visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
-            progress = FileProgress(console, *input_bytes(file, named, inputs), visible=visible)
-            lost, alone = LostInputs(), predictor.reads_documents
-            for stretch in stretches(inputs, whole=predictor.reads_documents):
-                progress.begin(stretch)
-                alone = alone and are_all_unique(stretch)
-                lines, items = predicted(predictor, stretch, progress)
-                write(lines)
-                lost.add(items)
-            progress.finish()
-        for line in describe_skipped(counts.skipped, counts.examples):
-            console.say(line)
-        if alone:
-            console.say(f"{file}: {LONE_SENTENCES}")
-        console.say(f"{progress.inputs:,} inputs, {lost.described()}")
-
-
-class LostInputs:
-    """What became of the inputs of all stretches: see `describe_losses`."""
-
-    def __init__(self) -> None:
-        self.windowed = 0
-        self.cut: Counter[str] = Counter()
-        self.unknown = NOTHING_UNKNOWN
-
-    def add(self, items: Items) -> None:
-        """One more stretch."""
-        self.windowed += items.windowed
-        self.cut.update(items.cut)
-        self.unknown = self.unknown.plus(items.unknown)
-
-    def described(self) -> str:
-        """In words."""
-        return describe_losses(self.windowed, self.cut, self.unknown)
-
-
-def predicted(
-    predictor: TaskPredictor, stretch: list[Any], progress: FileProgress
-) -> tuple[list[str], Items]:
-    """A line of JSON for each input, and their sequences."""
-    predictions, items = predictor.run(stretch, progress)
-    lines = []
-    for given, found in zip(stretch, predictions, strict=True):
-        row = attach_texts(given, found, predictor.task.row(given, found))
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    return lines, items
-
-
-def input_bytes(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
-    """How long a file is, where that is soon known, and in which unit."""
-    held = length_hint(inputs)  # of inputs that had to be read whole
-    last = None if held else end_position(file, columns)
-    return (held or None, "inputs") if last is None else (last, "lines")
-
-
-def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the text that it is about."""
-    if isinstance(given, TextExample):
-        pair = {} if given.pair is None else {"pair": given.pair}
-        return {"id": given.id, "text": given.text, **pair, **row}
-    if isinstance(given, QuestionExample):
-        return {"id": given.id, "question": given.question, **row}
-    return row
-
-
-def input_columns(columns: Columns, details: Mapping[str, Any]) -> Columns:
-    """The columns as given; what was not, as `bertkit.json` says that the model was tuned with."""
-    known = details.get("columns")
-    changes: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in (known if isinstance(known, dict) else {}).items()
-        if name in NAMING and name not in columns.given
-    }
-    return replace(columns, **changes)
-
-
-def known_inputs(
-    kind: str, details: Mapping[str, Any], file: str, columns: Columns, counts: TextCounts
-) -> tuple[Columns, Iterator[Any]]:
-    """The inputs of a file, as they are read, and its columns, which models of some sets know.
-
-    Args:
-        kind: of the model's task.
-        details: of its `bertkit.json`.
-        file: any that `read_inputs` takes, or an official file of the model's set.
-        columns: as given.
-        counts: of what is skipped.
-
-    Raises:
-        BertkitError: see `read_inputs`; or the file's columns are neither those of the model's set
-            nor the usual ones.
-    """
-    named = input_columns(columns, details)
-    if not is_plain(kind, file, named):
-        if is_swag(details, file, named):
-            refuse_swag_flags(file, columns)
-            return named, iter(read_swag(file, counts, labelled=False, format=named.format))
-        data = str(details.get("data"))
-        if data in GLUE and columns.given.isdisjoint({"text", "pair"}):
-            named = glue_columns(data, file, named)
-    return named, read_inputs(kind, file, named, counts)
-
-
-def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
-    """Whether a model of SWAG, by its `bertkit.json`, is given a file with SWAG's columns."""
-    if details.get("data") != "swag":
-        return False
-    return has_columns(file, SWAG_COLUMNS, columns.format)
-
-
-def refuse_swag_flags(file: str, columns: Columns) -> None:
-    """Stop where columns of SWAG's own file are named: its second sentences would not be read.
-
-    Raises:
-        BertkitError: they are.
-    """
-    if named := columns.given & {"text", "choices"}:
-        flags = " and ".join(f"--{name}" for name in sorted(named))
-        raise BertkitError(f"{file} has SWAG's columns, which the model knows; leave out {flags}")
-
-
-def is_plain(kind: str, file: str, columns: Columns) -> bool:
-    """Whether a file is read as plain text."""
-    return columns.format == "text" or (
-        columns.format == "auto" and kind != "tag" and extension(file) == ".txt"
-    )
-
-
-def read_inputs(kind: str, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
-    """The inputs of a file for a kind of task, without labels, as they are read.
-
-    Raises:
-        BertkitError: the file is absent, damaged or lacks a column.
-    """
-    if not is_plain(kind, file, columns):
-        return read_unlabelled(kind, file, columns, counts)
-    if kind not in {"classify", "multi-label", "regress", "tag"}:
-        raise BertkitError(f"{file}: a model tuned to {kind} needs columns, not plain text")
-    if columns.pair:
-        raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
-    return plain_inputs(kind, file, counts)
-
-
-def plain_inputs(kind: str, file: str, counts: TextCounts) -> Iterator[TextExample | WordsExample]:
-    """An input on each line that is not blank, as it is read."""
-    [source, *more] = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
-    used = document = 0
-    for number, line in plain_lines(source, counts):
-        place = f"{source.path}:{number}"
-        if not line.strip():
-            counts.note("blank line", place)
-            document += 1  # as in a corpus, a blank line ends a document
-            continue
-        if kind == "tag":
-            _, spans = split_words_with_offsets(line)
-            words = tuple(line[start:end] for start, end in spans)
-            yield WordsExample(str(number), words, None, document, place, line, tuple(spans))
-        else:
-            yield TextExample(str(number), line.strip(), None, None, place)
-        used += 1
-    if not used:
-        raise BertkitError(f"{file} holds no text; give one input a line")
+        predict_file(predictor, file, columns=given(columns), out=out, console=console)
 
 
 def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "auto") -> None:

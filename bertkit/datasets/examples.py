@@ -19,8 +19,18 @@ class TextExample(NamedTuple):
     text: str
     pair: str | None
     label: str | float | tuple[str, ...] | None
-    """A name; a number (regress); any number of names (multi-label)."""
+    """A name; a number (regression); any number of names (multi-label classification)."""
     place: str
+
+    @property
+    def gold(self) -> str | float | tuple[str, ...] | None:
+        """The label or labels; None where the file has none."""
+        return self.label
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text of the example."""
+        return (self.text,) if self.pair is None else (self.text, self.pair)
 
 
 class ChoiceExample(NamedTuple):
@@ -32,6 +42,16 @@ class ChoiceExample(NamedTuple):
     label: int | None
     """Index into `choices`."""
     place: str
+
+    @property
+    def gold(self) -> int | None:
+        """The index of the right choice; None where the file has none."""
+        return self.label
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text of the example."""
+        return (self.text, *self.choices)
 
 
 class WordsExample(NamedTuple):
@@ -47,6 +67,16 @@ class WordsExample(NamedTuple):
     """The running text that the words were found in; "" where words were given."""
     spans: tuple[tuple[int, int], ...] = ()
     """Of each word in the text: its first character and one after its last."""
+
+    @property
+    def gold(self) -> tuple[str, ...] | None:
+        """The tags; None where the file has none."""
+        return self.tags
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text of the example."""
+        return self.words
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
@@ -74,6 +104,16 @@ class QuestionExample(NamedTuple):
     place: str
     version2: bool = False
     """Whether it is scored by the rules of SQuAD 2.0; `is_version2` asks this of a whole set."""
+
+    @property
+    def gold(self) -> tuple[GoldAnswer, ...] | None:
+        """The answers; None where the file has none."""
+        return self.answers
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Every text of the example."""
+        return (self.question, self.context)
 
 
 Example = TextExample | ChoiceExample | WordsExample | QuestionExample

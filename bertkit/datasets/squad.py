@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.tabular import first_left_out, one_source, valid_text
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
-from bertkit.text.sources import DAMAGE, one_line, open_binary
+from bertkit.text.sources import DAMAGE, DECOMPRESSORS, one_line, open_binary
 
 SQUAD_SITE = "https://rajpurkar.github.io/SQuAD-explorer/"
 SQUAD_FILES = {
@@ -24,6 +24,9 @@ SQUAD_FILES = {
     "2.0": {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
 }
 """Version -> split -> name of the official file."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes of a first line that is looked at."""
 
 NOT_IN_CONTEXT = -1  # the start of a gold answer that only the metric can use
 
@@ -43,7 +46,7 @@ def read_squad(
 ) -> list[QuestionExample]:
     """Read a file of questions; `answers` is () for unanswerable ones, None where it is absent.
 
-    The file is one JSON value, so all of it is held in memory; longer ones go by `read_questions`.
+    The file is one JSON value, so all of it is held in memory; longer ones are read as rows.
 
     Args:
         path: SQuAD-JSON, 1.1 or 2.0: a local file or URL, compressed or not.
@@ -95,6 +98,22 @@ def says_version2(content: Any) -> bool:
     """Whether a file's field `version` begins with 2, as 2.0 and v2.0 do."""
     version = content.get("version") if isinstance(content, dict) else None
     return str(version).lower().removeprefix("v").startswith("2")
+
+
+def is_json(path: str) -> bool:
+    """Whether a name ends in .json, under a suffix of compression too."""
+    name = PurePosixPath(path.lower())
+    return (name.stem if name.suffix in DECOMPRESSORS else name.name).endswith(".json")
+
+
+def has_json_lines(path: str) -> bool:
+    """Whether a file's first line is an object by itself, and not all of SQuAD's JSON."""
+    try:
+        with open_binary(path) as stream:
+            row = json.loads(stream.readline(LONGEST_LINE))
+    except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading it will say why
+        return False
+    return isinstance(row, dict) and "data" not in row
 
 
 def parse_squad(path: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.tabular import has_column, numbered_rows, require_all
+from bertkit.datasets.tabular import has_columns, numbered_rows, require_all
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
 from bertkit.text.lines import TextCounts
@@ -41,7 +41,7 @@ def read_swag(
             for, a row is ragged (its prediction would be missing, and no official file has one), or
             a label is not an index; the message names the file or the line.
     """
-    has_labels = labelled is not False and has_column(path, "label", format)
+    has_labels = labelled is not False and has_columns(path, ["label"], format)
     if labelled and not has_labels:
         raise BertkitError(
             f"{path} has no column 'label', as test.csv of SWAG; train and score on train.csv and "

@@ -307,21 +307,6 @@ def with_names(value: Any, names: Sequence[str], place: str) -> Any:
     return None if value < 0 else names[value]
 
 
-def has_column(
-    path: str | Path,
-    column: str,
-    format: str = "auto",  # noqa: A002
-    *,
-    header: bool = True,
-) -> bool:
-    """Whether a row has this column: whether a file has labels. It is read up to the first one.
-
-    Raises:
-        BertkitError: see `numbered_rows`.
-    """
-    return has_columns(path, [column], format, header=header)
-
-
 def has_columns(
     path: str | Path,
     columns: Sequence[str],

@@ -10,13 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bertkit.doctor.findings import (
-    Finding,
-    judge_value,
-    make_finding,
-    pair_findings,
-    percent,
-)
+from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings, percent
 from bertkit.doctor.learning import check_overfitting, check_plateau, check_replaced
 from bertkit.doctor.pairs import check_next_sentence
 from bertkit.doctor.rates import check_rates, lower_rate_advice

@@ -45,7 +45,15 @@ GOOGLE_HEADS = {
 }
 """Hugging Face's names → variables of Google's scripts, which do not transpose these matrices."""
 IN_GOOGLE = {
-    *("classify", "multi-label", "regress", "answer", "pretraining", "words", "encoder"),
+    *(
+        "classification",
+        "multi-label-classification",
+        "regression",
+        "question-answering",
+        "pretraining",
+        "words",
+        "encoder",
+    ),
 }
 OTHER_OUTPUT_NAMES = {"sop_logits": "seq_relationship_logits"}
 """The name of an output in transformers' ALBERT class → its name in `OUTPUTS`."""
@@ -177,7 +185,10 @@ def write_google(source: ExportSource, folder: Path) -> Opened:
 
 def reads_pooler(source: ExportSource) -> bool:
     """Return whether an output depends on the pooler."""
-    return source.head not in ("answer", "words") and source.outputs[-1] != "last_hidden_state"
+    return (
+        source.head not in ("question-answering", "words")
+        and source.outputs[-1] != "last_hidden_state"
+    )
 
 
 def google_variables(source: ExportSource) -> dict[str, np.ndarray]:

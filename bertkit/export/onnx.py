@@ -56,7 +56,7 @@ def silence() -> Iterator[None]:
 
 def axes(head: str, name: str) -> list[str]:
     """Return the names of the dynamic dimensions of an input or output."""
-    if head == "choose":
+    if head == "multiple-choice":
         return ["batch", "choices", "sequence"] if name in PADDED_INPUTS else ["batch", "choices"]
     tokens = name in PADDED_INPUTS or is_token_output(head, name)
     return ["batch", "sequence"] if tokens else ["batch"]
@@ -115,10 +115,7 @@ def write_onnx_int8(source: ExportSource, folder: Path) -> Opened:
         BertkitError: the model cannot be written as fp32 (see `write_onnx`).
     """
     check_libraries()
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]
-        QuantType,
-        quantize_dynamic,
-    )
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     with tempfile.TemporaryDirectory(dir=folder) as scratch, silence():
         exact = Path(scratch) / ONNX_FILE

@@ -5,19 +5,19 @@ Hugging Face's models, and padding is at the end of a sequence. The layers are t
 `bertkit.model.encoder` with the same weights. Only attention is written differently, as three
 operations that every exporter supports.
 
-| head                          | outputs, and their shapes                                       |
-|-------------------------------|-----------------------------------------------------------------|
-| classify, multi-label, regress| logits (batch, classes)                                         |
-| choose                        | logits (batch, choices); the inputs are (batch, choices, length) |
-| tag                           | logits (batch, length, classes)                                 |
-| answer                        | start_logits, end_logits (batch, length)                        |
-| pretraining                   | prediction_logits (batch, length, vocabulary) and               |
-|                               | seq_relationship_logits (batch, 2)                              |
-| words                         | logits (batch, length, vocabulary): masked or left to right     |
-| replaced                      | logits (batch, length): above 0 for a replaced token            |
-| encoder                       | last_hidden_state (batch, length, width) and, where the model   |
-|                               | has it, pooler_output (batch, width)                            |
-| embedding                     | sentence_embedding (batch, width)                               |
+| head                       | outputs, and their shapes                                          |
+|----------------------------|--------------------------------------------------------------------|
+| classification, regression | logits (batch, classes); multi-label-classification, too           |
+| multiple-choice            | logits (batch, choices); the inputs are (batch, choices, length)   |
+| token-classification       | logits (batch, length, classes)                                    |
+| question-answering         | start_logits, end_logits (batch, length)                           |
+| pretraining                | prediction_logits (batch, length, vocabulary) and                  |
+|                            | seq_relationship_logits (batch, 2)                                 |
+| words                      | logits (batch, length, vocabulary): masked or left to right        |
+| replaced                   | logits (batch, length): above 0 for a replaced token               |
+| encoder                    | last_hidden_state (batch, length, width) and, where the model has  |
+|                            | it, pooler_output (batch, width)                                   |
+| embedding                  | sentence_embedding (batch, width)                                  |
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from bertkit.model.pooling import TextPooling
 PADDED_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 OUTPUTS = {
-    "classify": ("logits",),
-    "multi-label": ("logits",),
-    "regress": ("logits",),
-    "choose": ("logits",),
-    "tag": ("logits",),
-    "answer": ("start_logits", "end_logits"),
+    "classification": ("logits",),
+    "multi-label-classification": ("logits",),
+    "regression": ("logits",),
+    "multiple-choice": ("logits",),
+    "token-classification": ("logits",),
+    "question-answering": ("start_logits", "end_logits"),
     "pretraining": ("prediction_logits", "seq_relationship_logits"),
     "words": ("logits",),
     "replaced": ("logits",),
@@ -51,11 +51,11 @@ OUTPUTS = {
 }
 """Head → the names of its outputs in transformers (for "embedding", in sentence-transformers)."""
 
-OF_TEXTS = ("classify", "multi-label", "regress", "choose")
+OF_TEXTS = ("classification", "multi-label-classification", "regression", "multiple-choice")
 """Heads that are one linear layer on the pooled summary."""
 
 OF_TOKENS = {
-    *("logits of tag", "logits of words", "logits of replaced"),
+    *("logits of token-classification", "logits of words", "logits of replaced"),
     *("start_logits", "end_logits", "prediction_logits", "last_hidden_state"),
 }
 
@@ -114,11 +114,11 @@ class PaddedModel(nn.Module):
         """Return the outputs in the order of `outputs`.
 
         Args:
-            input_ids: (batch, length) int64 ids; (batch, choices, length) for the head "choose".
+            input_ids: (batch, length) int64 ids; (batch, choices, length) for multiple choice.
             attention_mask: a mask of the same shape, 1 for tokens and 0 for padding after them.
             token_type_ids: the segments, 0 or 1, in the same shape.
         """
-        if self.head == "choose":
+        if self.head == "multiple-choice":
             shape = input_ids.shape[:2]
             rows = (input_ids, attention_mask, token_type_ids)
             states = self.states(*(tensor.flatten(0, 1) for tensor in rows))
@@ -148,9 +148,9 @@ class PaddedModel(nn.Module):
         hidden = states[-1]
         if self.head == "embedding":
             return (self.embedding(states, mask),)
-        if self.head == "tag":
+        if self.head == "token-classification":
             return (model.classifier(self.features(states)),)
-        if self.head == "answer":
+        if self.head == "question-answering":
             return self.ends_exchanged(model.qa_outputs(hidden), mask).unbind(-1)
         if self.head == "replaced":
             return (model.rtd(hidden.flatten(0, 1)).view(mask.shape),)

@@ -45,7 +45,7 @@ class ExportSource:
     tokenizer: Tokenizer
     details: Mapping[str, Any]
     """The content of `bertkit.json`; for other libraries' models, derived from their config."""
-    task: Task[Any, Any] | None = None
+    task: Task | None = None
     """The task of a fine-tuned model; else None."""
     pooling: TextPooling | None = None
     """The pooling settings of the head "embedding"; else None."""

@@ -58,7 +58,7 @@ def built_in(source: ExportSource) -> list[ItemPart]:
     pairs = [(one[: room // 2], two[: room // 2]) for one, two in pairwise(texts)]
     every = [*chain.from_iterable(texts)] or [tokenizer.unk_id]
     whole = (every * (1 + room // len(every)))[:room]
-    if source.head == "choose":
+    if source.head == "multiple-choice":
         return [
             ItemPart(tuple(surround(one, two[n:], tokenizer) for n in range(3)))
             for one, two in pairs
@@ -90,7 +90,7 @@ def in_batches(parts: Sequence[ItemPart]) -> Iterator[list[ItemPart]]:
 
 
 def padded_arrays(parts: Sequence[ItemPart], head: str) -> Arrays:
-    """Return padded inputs: (parts, length), or (parts, choices, length) for "choose"."""
+    """Return padded inputs: (parts, length), or (parts, choices, length) for "multiple-choice"."""
     sequences = [sequence for part in parts for sequence in part.sequences]
     shape = len(sequences), max(len(sequence.ids) for sequence in sequences)
     arrays = {name: np.zeros(shape, dtype=np.int64) for name in PADDED_INPUTS}
@@ -98,7 +98,7 @@ def padded_arrays(parts: Sequence[ItemPart], head: str) -> Arrays:
         arrays["input_ids"][row, : len(ids)] = ids
         arrays["attention_mask"][row, : len(ids)] = 1
         arrays["token_type_ids"][row, first : len(ids)] = 1
-    if head == "choose":
+    if head == "multiple-choice":
         return {name: array.reshape(len(parts), -1, shape[1]) for name, array in arrays.items()}
     return dict(arrays)
 
@@ -135,7 +135,7 @@ def run_packed(source: ExportSource, parts: Sequence[ItemPart]) -> list[Arrays]:
             places = batch.place[at : at + len(part.sequences)]
             at += len(part.sequences)
             first, end = bounds[places[0]], bounds[places[0] + 1]
-            own = places if source.head == "choose" else places[0]
+            own = places if source.head == "multiple-choice" else places[0]
             found.append(
                 {
                     name: array[first:end] if is_token_output(source.head, name) else array[own]
@@ -150,9 +150,9 @@ def packed_rows(source: ExportSource, packed: Packed) -> dict[str, Tensor]:
     model, encoder, head = source.model, source.encoder, source.head
     if source.task is not None:
         logits = model(packed)
-        if head == "answer":
+        if head == "question-answering":
             return dict(zip(("start_logits", "end_logits"), logits.unbind(-1), strict=True))
-        return {"logits": logits.squeeze(-1) if head == "choose" else logits}
+        return {"logits": logits.squeeze(-1) if head == "multiple-choice" else logits}
     if head == "embedding":
         return {"sentence_embedding": embedded(source, packed)}
     hidden = encoder(packed)
@@ -187,12 +187,12 @@ def task_outputs(
     """Return the outputs of all items' parts in the form that a task's `decode` takes."""
 
     def rows(outputs: Mapping[str, Any]) -> np.ndarray:
-        if source.head == "answer":
+        if source.head == "question-answering":
             return np.stack([outputs["start_logits"], outputs["end_logits"]], axis=-1)
         logits = outputs["logits"]
-        if source.head == "choose":
+        if source.head == "multiple-choice":
             return logits[:, None]
-        return logits if source.head == "tag" else logits[None]
+        return logits if source.head == "token-classification" else logits[None]
 
     remaining = iter(found)
     return [[rows(next(remaining)) for _ in item.parts] for item in items.items]

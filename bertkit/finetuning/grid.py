@@ -16,11 +16,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
+from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
-from bertkit.finetuning.run import RunSettings
+from bertkit.finetuning.heads import HeadSettings
+from bertkit.finetuning.run import RunSettings, TrainingSettings
 from bertkit.training.checkpoint import digest
 
 SHOWN_SCORES = 5
@@ -66,6 +68,34 @@ class Grid:
             RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
             for seed, batch, rate, epochs in settings
         ]
+
+
+ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """Which runs to make, and how."""
+
+    grid: Annotated[Grid, FLATTEN] = ONE_RUN
+    """Which runs to make; one by default."""
+    training: Annotated[TrainingSettings, FLATTEN] = USUAL
+    """What they share."""
+    head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD
+    """What stands on the encoder."""
+    keep: int = 1
+    """How many of the best runs keep their model in `runs/NAME/model`, for ensembles."""
+    device: str = "auto"
+    """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
+
+    def __post_init__(self) -> None:
+        """Check the number of models.
+
+        Raises:
+            BertkitError: none would be kept.
+        """
+        if self.keep < 1:
+            raise BertkitError(f"--keep must be at least 1, got {self.keep}")
 
 
 @dataclass(frozen=True)

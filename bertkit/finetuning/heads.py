@@ -25,9 +25,10 @@ from bertkit.model.features import (
 from bertkit.model.task_heads import TaskModel, add_bilstm
 from bertkit.outputs import OWN
 from bertkit.tasks.data import TaskData
-from bertkit.tasks.saved import LABELLED, task_details
+from bertkit.tasks.saved import task_details
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
-from bertkit.tasks.user_data import KINDS
+from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -60,32 +61,34 @@ def previous_tuning(start: PretrainedWeights) -> Mapping[str, Any]:
     return start.details
 
 
-def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task[Any, Any]:
+def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
     """The task of own data, with its labels in the order of a start that was tuned for them.
 
     The order of own labels is nobody's choice; that of an official set belongs to its metrics.
     """
     task, details = data.task, previous_tuning(start)
     names = tuple(details.get("labels") or ())
-    same = task.task_type in LABELLED and details.get("task") == task.task_type
-    if data.name in KINDS and same and sorted(names) == sorted(task.labels):
+    same = SPECS[task.task_type].has_labels and details.get("task") == task.task_type
+    if data.name in SPECS and same and sorted(names) == sorted(task.labels):
         return type(task)(**{**vars(task), "labels": names})
     return task
 
 
-def same_task(start: PretrainedWeights, task: Task[Any, Any]) -> bool:
-    """Whether the start was tuned, by whomever, for the same kind of task and labels."""
+def same_task(start: PretrainedWeights, task: Task) -> bool:
+    """Whether the start was tuned, by whomever, for the same task type and labels."""
     details = previous_tuning(start)
-    labels = tuple(details.get("labels") or ())  # of other kinds, names that transformers makes up
+    labels = tuple(
+        details.get("labels") or ()
+    )  # of other task types, names that transformers makes up
     return (
         details.get("task") == task.task_type
         and not details.get("head")  # of a frozen model, which lies beside the encoder
-        and (task.task_type not in LABELLED or labels == task.labels)
+        and (not SPECS[task.task_type].has_labels or labels == task.labels)
     )
 
 
 def build_with(
-    head: HeadSettings, task: Task[Any, Any], start: PretrainedWeights
+    head: HeadSettings, task: Task, start: PretrainedWeights
 ) -> Callable[..., Any] | None:
     """What makes the network where it is not the task's own way.
 
@@ -103,8 +106,10 @@ def build_with(
         if head.head == "linear":
             return None
         return lambda sizes: add_bilstm(task.build(sizes), head.units)
-    if task.task_type != "tag":
-        raise BertkitError(f"--frozen is for tagging (paper section 5.3), not for {task.task_type}")
+    if not isinstance(task, TokenClassification):
+        raise BertkitError(
+            f"--frozen is for token-classification (paper section 5.3), not for {task.task_type}"
+        )
     check_layers(head.layers, start.config)
     beside = None
     if head.beside:
@@ -126,7 +131,7 @@ def build_with(
 def save_tuned(
     folder: Path, model: TaskModel | FeatureModel, tokenizer: Tokenizer, details: dict[str, Any]
 ) -> None:
-    """Write a tuned model of either kind.
+    """Write a tuned model, frozen or not.
 
     Raises:
         BertkitError: the folder holds something else or cannot be written.

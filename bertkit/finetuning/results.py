@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.errors import BertkitError
-from bertkit.files import read_json
+from bertkit.files import read_json, read_object
 from bertkit.finetuning.grid import Grid, RunResult, best_run, grid_summary
 from bertkit.training.journal import JOURNAL, read_journal
 
@@ -25,9 +25,9 @@ class FinetuningResults:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.shared = read_json_fields(folder / "finetune.json")
+        self.shared = read_object(folder / "finetune.json")
         results = folder / "results.json"
-        self.written = read_json_fields(results) if results.is_file() else {}
+        self.written = read_object(results) if results.is_file() else {}
         self.runs = read_runs(folder, self.written)
         if not self.runs:
             raise BertkitError(f"{folder} has no finished run yet; wait for the first, then report")
@@ -97,18 +97,6 @@ class FinetuningResults:
         return f"batch {found['batch_size']}, {rate}, {epochs} epoch{'s' * (epochs != 1)}"
 
 
-def read_json_fields(path: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        BertkitError: the file is something else.
-    """
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise BertkitError(f"{path} is damaged: it is not a JSON object; restore or remake it")
-    return value
-
-
 def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
     """The runs that are done, seed by seed.
 
@@ -140,7 +128,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
             going_on.append((path.parent.name, max(steps, default=0)))
     planned = done | {name for name, _ in going_on}
     path = folder / "grid.json"
-    grid = read_json_fields(path) if path.is_file() else {}
+    grid = read_object(path) if path.is_file() else {}
     try:
         values: dict[str, Any] = {
             key: tuple(v) if isinstance(v, list) else v for key, v in grid.items()

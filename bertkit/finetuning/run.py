@@ -118,7 +118,7 @@ class TrainingSettings:
 
 
 def micro_batches(
-    task: Task[Any, Any], items: Items, run: RunSettings, max_tokens: int, table: Any
+    task: Task, items: Items, run: RunSettings, max_tokens: int, table: Any
 ) -> Iterator[tuple[list[TaskBatch], None]]:
     """The batches of every update: each epoch in an order of its own."""
     for epoch in range(run.epochs):
@@ -137,7 +137,7 @@ def micro_batches(
 
 def train_task(
     start: PretrainedWeights,
-    task: Task[Any, Any],
+    task: Task,
     items: Items,
     run: RunSettings,
     tuning: TrainingSettings,

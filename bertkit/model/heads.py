@@ -10,13 +10,7 @@ from torch import nn
 
 from bertkit.model.encoder import Encoder, ModelConfig, activation, initialize
 from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import (
-    Hidden,
-    NextLogits,
-    Pooled,
-    TargetIndices,
-    VocabularyLogits,
-)
+from bertkit.shapes import Hidden, NextLogits, Pooled, TargetIndices, VocabularyLogits
 
 
 class LanguageHead(nn.Module):

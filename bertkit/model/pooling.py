@@ -25,13 +25,7 @@ from torch import Tensor
 
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.errors import BertkitError, nearest
-from bertkit.files import (
-    MOST_OBJECT_BYTES,
-    check_file_size,
-    read_json,
-    read_object,
-    write_json,
-)
+from bertkit.files import MOST_OBJECT_BYTES, check_file_size, read_json, read_object, write_json
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Pooled

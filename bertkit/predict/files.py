@@ -1,20 +1,288 @@
-"""Files larger than memory: lines that are written as they come, and one bar for it all.
+"""Files for tuned models: reading any file that a model takes, and predicting it line by line.
 
 Order is kept: a stretch of inputs (`bertkit.predict.predictors.stretches`) is read, run and written
 before the next one is read to its end. So no more than two of them are ever in memory, one at work
-and one being read.
+and one being read, and a file may be larger than memory.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from bertkit.files import disk_errors, new_file
+from bertkit.datasets.benchmarks import glue_columns
+from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns, from_home
+from bertkit.datasets.examples import QuestionExample, TextExample, WordsExample
+from bertkit.datasets.glue import GLUE
+from bertkit.datasets.readers import Columns
+from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
+from bertkit.datasets.tabular import has_columns
+from bertkit.errors import BertkitError
+from bertkit.files import BLOCK_BYTES, disk_errors, new_file
+from bertkit.predict.predictors import TaskPredictor, stretches
+from bertkit.predict.word_splitter import split_words_with_offsets
+from bertkit.tasks.data import describe_losses
+from bertkit.tasks.spec import SPECS, TaskSpec, flag
+from bertkit.tasks.task import NOTHING_UNKNOWN, Items
+from bertkit.tasks.token_classification import are_all_unique
+from bertkit.text.documents import optional_library
+from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
+from bertkit.text.sources import DECOMPRESSORS, extension, find_sources, source_format
 from bertkit.training.journal import Console
+
+Given = Mapping[str, Any]
+"""Options of columns that a caller has named; the others are as the model remembers them."""
+NOT_REMEMBERED = {"format", "id"}
+"""Options that belong to a file and not to what a model was tuned on."""
+LONE_SENTENCES = (
+    "every sentence is alone in its document, and the model was tuned with the context of "
+    "documents; begin them by -DOCSTART- lines or name their column (--document)"
+)
+
+
+def predict_file(
+    predictor: TaskPredictor,
+    file: str,
+    *,
+    columns: Given | None = None,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Predict for every input of a file: a JSON object a line.
+
+    Args:
+        predictor: a tuned model, or an ensemble.
+        file: the inputs; see `model_inputs`.
+        columns: options of the task type's columns, by name; those that are not given are as the
+            model was tuned with.
+        out: the file for the predictions, which appears when all are made; the standard output
+            where absent.
+        console: shows progress and what was skipped; a new one where absent.
+
+    Raises:
+        BertkitError: the file is absent, damaged or lacks a column, or `out` cannot be written.
+    """
+    with nullcontext(console) if console else Console() as shown:
+        counts = TextCounts()
+        named, inputs = model_inputs(
+            SPECS[predictor.task.task_type],
+            predictor.loaded[0].details,
+            file,
+            columns or {},
+            counts,
+        )
+        with new_lines(out) as write:
+            visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
+            progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
+            lost, alone = LostInputs(), predictor.reads_documents
+            for stretch in stretches(inputs, whole=predictor.reads_documents):
+                progress.begin(stretch)
+                alone = alone and are_all_unique(stretch)
+                lines, items = predicted_lines(predictor, stretch, progress)
+                write(lines)
+                lost.add(items)
+            progress.finish()
+        for line in describe_skipped(counts.skipped, counts.examples):
+            shown.say(line)
+        if alone:
+            shown.say(f"{file}: {LONE_SENTENCES}")
+        shown.say(f"{progress.inputs:,} inputs, {lost.described()}")
+
+
+class LostInputs:
+    """What became of the inputs of all stretches: see `describe_losses`."""
+
+    def __init__(self) -> None:
+        self.windowed = 0
+        self.cut: Counter[str] = Counter()
+        self.unknown = NOTHING_UNKNOWN
+
+    def add(self, items: Items) -> None:
+        """One more stretch."""
+        self.windowed += items.windowed
+        self.cut.update(items.cut)
+        self.unknown = self.unknown.plus(items.unknown)
+
+    def described(self) -> str:
+        """See `describe_losses`."""
+        return describe_losses(self.windowed, self.cut, self.unknown)
+
+
+def predicted_lines(
+    predictor: TaskPredictor, stretch: list[Any], progress: FileProgress
+) -> tuple[list[str], Items]:
+    """A line of JSON for each input, and their sequences."""
+    predictions, items = predictor.run(stretch, progress)
+    lines = []
+    for given, found in zip(stretch, predictions, strict=True):
+        row = attach_texts(given, found, predictor.task.row(given, found))
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return lines, items
+
+
+def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the text that it is about."""
+    if isinstance(given, TextExample):
+        pair = {} if given.pair is None else {"pair": given.pair}
+        return {"id": given.id, "text": given.text, **pair, **row}
+    if isinstance(given, QuestionExample):
+        return {"id": given.id, "question": given.question, **row}
+    return row
+
+
+# Inputs ------------------------------------------------------------------------------------------
+
+
+def merged_columns(spec: TaskSpec, given: Given, details: Mapping[str, Any]) -> Columns:
+    """The columns as given; what was not, as `bertkit.json` says that the model was tuned with.
+
+    Raises:
+        BertkitError: an option is of other task types only.
+    """
+    columns = spec.make_columns(given)
+    known = details.get("columns")
+    remembered: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in (known if isinstance(known, dict) else {}).items()
+        if name in vars(columns) and name not in NOT_REMEMBERED and name not in given
+    }
+    return replace(columns, **remembered)
+
+
+def model_inputs(
+    spec: TaskSpec, details: Mapping[str, Any], file: str, given: Given, counts: TextCounts
+) -> tuple[Columns, Iterator[Any]]:
+    """The inputs of a file, as they are read, and its columns, which models of some sets know.
+
+    Args:
+        spec: of the model's task type.
+        details: of its `bertkit.json`.
+        file: rows with columns, a format of the task type, plain text with an input on each line,
+            or an official file of the model's set.
+        given: options of columns.
+        counts: is told of what is skipped.
+
+    Raises:
+        BertkitError: the file is absent, damaged or lacks a column; or its columns are neither
+            those of the model's set nor the usual ones.
+    """
+    named = merged_columns(spec, given, details)
+    if is_plain(file, named):
+        return named, plain_inputs(spec, file, named, counts)
+    if is_swag(details, file, named):
+        if own := given.keys() & {"text", "choices"}:
+            flags = " and ".join(map(flag, sorted(own)))
+            raise BertkitError(
+                f"{file} has SWAG's columns, which the model knows; leave out {flags}"
+            )
+        return named, iter(read_swag(file, counts, labelled=False, format=named.format))
+    data = str(details.get("data"))
+    if data in GLUE and isinstance(named, TextColumns) and not given.keys() & {"text", "pair"}:
+        named = glue_columns(data, file, named)
+    kept = {"keep_unlabelled": True, "scoring": True}
+    return named, named.read(file, counts, labelled=False, **kept)
+
+
+def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
+    """Whether a model of SWAG, by its `bertkit.json`, is given a file with SWAG's columns."""
+    if details.get("data") != "swag" or not isinstance(columns, ChoiceColumns):
+        return False
+    return has_columns(file, SWAG_COLUMNS, columns.format)
+
+
+def is_plain(file: str, columns: Columns) -> bool:
+    """Whether a file is read as plain text; a .txt of tagged words has one word a line."""
+    if columns.format != "auto":
+        return columns.format == "text"
+    return extension(file) == ".txt" and not isinstance(columns, WordColumns)
+
+
+def plain_text(number: int, line: str, document: int, place: str) -> TextExample:
+    """A line as a text."""
+    return TextExample(str(number), line.strip(), None, None, place)
+
+
+def plain_words(number: int, line: str, document: int, place: str) -> WordsExample:
+    """A line as a sentence of words."""
+    _, spans = split_words_with_offsets(line)
+    words = tuple(line[start:end] for start, end in spans)
+    return WordsExample(str(number), words, None, document, place, line, tuple(spans))
+
+
+LINE_EXAMPLES: dict[Any, Callable[[int, str, int, str], Any]] = {
+    TextExample: plain_text,
+    WordsExample: plain_words,
+}
+"""Example -> what makes one of a line of plain text."""
+
+
+def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
+    """An input on each line that is not blank, as it is read.
+
+    Raises:
+        BertkitError: the inputs of the task type have several parts, or there is no text.
+    """
+    if spec.example not in LINE_EXAMPLES:
+        raise BertkitError(f"{file}: a model for {spec.name} needs columns, not plain text")
+    if isinstance(columns, TextColumns) and columns.pair:
+        raise BertkitError(f"{file}: plain text has no columns; give CSV or JSONL for pairs")
+    example = LINE_EXAMPLES[spec.example]
+    [source, *more] = find_sources([file], format="text")
+    if more:
+        raise BertkitError(f"{file} is {1 + len(more)} files; predict them one by one")
+    used = document = 0
+    for number, line in plain_lines(source, counts):
+        place = f"{source.path}:{number}"
+        if not line.strip():
+            counts.note("blank line", place)
+            document += 1  # as in a corpus, a blank line ends a document
+            continue
+        yield example(number, line, document, place)
+        used += 1
+    if not used:
+        raise BertkitError(f"{file} holds no text; give one input a line")
+
+
+def file_length(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
+    """How long a file is, where that is soon known, and in which unit."""
+    held = length_hint(inputs)  # of inputs that had to be read whole
+    last = None if held else end_position(file, columns)
+    return (held or None, "inputs") if last is None else (last, "lines")
+
+
+def end_position(path: str, columns: Columns) -> int | None:
+    """The last line of a local, uncompressed file, or the last row of a Parquet file.
+
+    It is what the places of inputs ("file:line") go up to. None where to count lines would take
+    long (compressed files, URLs) or places are no lines.
+    """
+    path = from_home(path)
+    if "://" in path or path.startswith("hf:") or not Path(path).is_file():
+        return None
+    if Path(path).suffix.lower() in DECOMPRESSORS:
+        return None
+    if source_format(path, columns.format) == "parquet":
+        parquet = optional_library("pyarrow.parquet", "Parquet files")
+        try:
+            return int(parquet.read_metadata(path).num_rows)
+        except (OSError, ValueError):  # damaged: reading it will say so
+            return None
+    with Path(path).open("rb") as file:
+        last, lines = b"", 0
+        while block := file.read(BLOCK_BYTES):
+            lines += block.count(b"\n")
+            last = block[-1:]
+    return lines + (last != b"\n")
+
+
+# Output ------------------------------------------------------------------------------------------
 
 
 @contextmanager

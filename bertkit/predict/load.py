@@ -12,7 +12,8 @@ from bertkit.errors import BertkitError
 from bertkit.model.pooling import read_optional_json
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
 from bertkit.predict.pretrained import Predictor, load_pretrained
-from bertkit.tasks.saved import TASKS, load_task_model
+from bertkit.tasks.saved import load_task_model
+from bertkit.tasks.spec import SPECS
 from bertkit.training.device import choose_device
 
 
@@ -47,16 +48,16 @@ def load(
     folder = model_folder(paths[0])
     if len(paths) == 1 and not is_tuned(folder):
         if null_threshold is not None:
-            raise BertkitError(f"{folder} was tuned for no task; a threshold is of answers")
+            raise BertkitError(f"{folder} was tuned for no task, so it has no null threshold")
         return load_pretrained(folder, device=device)
     where = choose_device(device)
     loaded = [load_task_model(one, where, null_threshold) for one in paths]
-    return PREDICTORS[loaded[0].task.task_type](loaded, where, precision)
+    return PREDICTORS[SPECS[loaded[0].task.task_type].example](loaded, where, precision)
 
 
 def is_tuned(folder: Path) -> bool:
     """Whether a model directory holds a tuned model."""
-    if str(read_details(folder).get("task")) in TASKS:
+    if str(read_details(folder).get("task")) in SPECS:
         return True
     named = read_optional_json(folder / "config.json").get("architectures")
     tuned = {head for head, _ in SAVED_HEADS.values()}

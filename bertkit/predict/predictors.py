@@ -35,6 +35,7 @@ from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import ValuePrediction
 from bertkit.tasks.saved import LoadedTask, load_task_model
 from bertkit.tasks.spans import usual_step
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.tasks.token_classification import TagsPrediction, TokenClassification
 from bertkit.training.device import choose_device
@@ -236,15 +237,16 @@ class TaskPredictor:
         Warns where some of an input is not read: the end of a long question, say.
 
         Raises:
-            BertkitError: an input is of another kind, or holds what is no text; see `items`.
+            BertkitError: an input is of another type, or holds what is no text; see `items`.
         """
+        wanted = SPECS[self.task.task_type].example
         if isinstance(inputs, str | bytes | Mapping):
-            raise not_an_input(inputs, 0, self.task.task_type)
+            raise not_an_input(inputs, 0, wanted)
         found: list[Any] = []
         cut: Counter[str] = Counter()
         for stretch in stretches(inputs, whole=self.reads_documents):
             for number, given in enumerate(stretch, len(found)):
-                check_input(given, number, self.task.task_type)
+                check_input(given, number, wanted)
             predictions, items = self.run(stretch)
             found += predictions
             cut.update(items.cut)
@@ -262,34 +264,21 @@ def unthresholded(task: Any) -> dict[str, Any]:
     return found
 
 
-def not_an_input(given: object, number: int, kind: str) -> BertkitError:
+def not_an_input(given: object, number: int, wanted: type[Example]) -> BertkitError:
     """The error for what `many` cannot take."""
     return BertkitError(
-        f"many() takes a list of {INPUTS[kind].__name__} of bertkit.datasets.examples; "
+        f"many() takes a list of {wanted.__name__} of bertkit.datasets.examples; "
         f"number {number} is {given!r:.60}"
     )
 
 
-def check_input(given: Any, number: int, kind: str) -> None:
-    """Stop unless it is an input of a kind, whose texts are texts.
-
-    Raises:
-        BertkitError: shows it, and its number.
-    """
-    if not isinstance(given, INPUTS[kind]):
-        raise not_an_input(given, number, kind)
-    texts: tuple[Any, ...]
-    if isinstance(given, TextExample):
-        texts = (given.text, given.pair or "")
-    elif isinstance(given, QuestionExample):
-        texts = (given.question, given.context)
-    elif isinstance(given, ChoiceExample):
-        texts = (given.text, *given.choices)
-        if not given.choices:
-            raise BertkitError(f"number {number} has no choice to choose from")
-    else:
-        texts = given.words
-    for text in texts:
+def check_input(given: Any, number: int, wanted: type[Example]) -> None:
+    """Raise unless it is such an example, whose texts are texts; shows it and its number."""
+    if not isinstance(given, wanted):
+        raise not_an_input(given, number, wanted)
+    if isinstance(given, ChoiceExample) and not given.choices:
+        raise BertkitError(f"number {number} has no choice to choose from")
+    for text in given.texts:
         if not isinstance(text, str):
             raise BertkitError(f"{text!r:.40} in number {number} is not a text")
 
@@ -386,21 +375,10 @@ class AnswerPredictor(TaskPredictor):
         return GivenAnswer(**given, no_answer_probability=found.no_answer_probability)
 
 
-INPUTS: dict[str, type[Example]] = {
-    "classify": TextExample,
-    "multi-label": TextExample,
-    "regress": TextExample,
-    "choose": ChoiceExample,
-    "tag": WordsExample,
-    "answer": QuestionExample,
+PREDICTORS: dict[Any, type[TaskPredictor]] = {
+    TextExample: TextPredictor,
+    ChoiceExample: ChoicePredictor,
+    WordsExample: TagPredictor,
+    QuestionExample: AnswerPredictor,
 }
-"""Kind → what `many` takes."""
-PREDICTORS: dict[str, type[TaskPredictor]] = {
-    "classify": TextPredictor,
-    "multi-label": TextPredictor,
-    "regress": TextPredictor,
-    "choose": ChoicePredictor,
-    "tag": TagPredictor,
-    "answer": AnswerPredictor,
-}
-"""Kind → what `load` gives."""
+"""Example of a task type -> what `load` gives."""

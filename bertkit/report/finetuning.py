@@ -79,8 +79,8 @@ def best_scores(tuned: FinetuningResults) -> dict[str, dict[str, float]]:
 
 def report_title(tuned: FinetuningResults) -> str:
     """Return the name of the data set, and the task type if that is not the name."""
-    data, kind = str(tuned.shared.get("data", "")), str(tuned.shared.get("kind", ""))
-    return data if data == kind else f"{data} ({kind})"
+    data, task_type = (str(tuned.shared.get(name, "")) for name in ("data", "task_type"))
+    return data if data == task_type else f"{data} ({task_type})"
 
 
 def grid_state(tuned: FinetuningResults) -> str:
@@ -281,7 +281,7 @@ def runs_table(tuned: FinetuningResults) -> tuple[list[str], list[list[Any]]]:
 def dev_answers(tuned: FinetuningResults, split: str) -> dict[str, Any] | None:
     """Return the template values for a classifier's predictions on a split, if a file has them."""
     path = tuned.folder / "results" / f"{split}.jsonl"
-    if tuned.shared.get("kind") != "classify" or not path.is_file():
+    if tuned.shared.get("task_type") != "classification" or not path.is_file():
         return None
     labels = [str(label) for label in tuned.shared.get("labels") or []]
     found = judge_answers(read_journal(path), labels)  # both are JSON lines

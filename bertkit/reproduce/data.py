@@ -13,19 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bertkit.datasets.benchmarks import DataFiles, official_paths
 from bertkit.datasets.conll import CONLL_SITE
 from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE, PLACE, find_file
 from bertkit.datasets.squad import SQUAD_SITE
 from bertkit.datasets.swag import SWAG_SITE
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.rng import SPLIT, keyed_rng
 from bertkit.reproduce.paper import TaskScale
-from bertkit.tasks.benchmarks import load_dataset, official_paths
 from bertkit.tasks.classification import Classification
-from bertkit.tasks.data import TaskData
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.tasks.data import TaskData, load_dataset
+from bertkit.tasks.spec import spec_for
 from bertkit.text.lines import TextCounts
 from bertkit.text.sentences import split_sentences
 
@@ -62,14 +61,16 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
     if missing := absent_files(task, data):
         raise BertkitError(missing)
     max_length = min(scale.max_length, positions)
-    lengths = WindowLengths(max_length=max_length, stride=scale.stride, context=scale.context)
     if task == "squad-sentences":
         found = squad_sentences(data, scale, positions)
     else:
+        options: dict[str, Any] = {"max_length": max_length, "stride": scale.stride}
+        if scale.context != "sentence":
+            options["context"] = scale.context
         if task.startswith("squad") and 0 < positions < 128:
-            lengths = replace(lengths, max_question_length=max(8, positions // 4))
+            options["max_question_length"] = max(8, positions // 4)
         files = DataFiles(data=find_data_folder(task, data))
-        found = load_dataset(task, files, Columns(), lengths, positions)
+        found = load_dataset(task, files, None, spec_for(task).make_windows(options), positions)
     some = some_documents if scale.context == "document" else some_of
     dev = [(name, some(inputs, scale.dev, 1)) for name, inputs in found.dev]
     return replace(found, train=some(found.train, scale.train, 0), dev=dev, test=[])
@@ -125,7 +126,7 @@ def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]
 def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
     """Make question-sentence pairs from SQuAD 1.1, from twice as many questions as are needed."""
     files = DataFiles(data=find_data_folder("squad-1.1", data))
-    questions = load_dataset("squad-1.1", files, Columns(), WindowLengths(), 512)
+    questions = load_dataset("squad-1.1", files)
     [(_, dev)] = questions.dev
     counts = questions.counts
     return TaskData(

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.config import read_recipe
+from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.benchmarks import OFFICIAL
 from bertkit.training.recipe import PretrainRecipe
 
 

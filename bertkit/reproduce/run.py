@@ -22,8 +22,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import Grid, RunResult, read_results
-from bertkit.finetuning.run import TrainingSettings
+from bertkit.finetuning.grid import FinetuneSettings, Grid, RunResult, read_results
 from bertkit.outputs import DATA, TEXT
 from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.experiments import BASE, PERPLEXITY, SNAPSHOTS, Experiment, TaskRun
@@ -245,10 +244,7 @@ class Reproduction:
             self.data[key],
             start,
             self.tuned(job),
-            grid=self.grid(job),
-            tuning=TrainingSettings(),
-            head=head,
-            device=self.device,
+            settings=FinetuneSettings(grid=self.grid(job), head=head, device=self.device),
             console=self.console,
         )
         shutil.rmtree(self.tuned(job) / "model", ignore_errors=True)  # only scores are needed

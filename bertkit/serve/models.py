@@ -44,17 +44,18 @@ from bertkit.serve.operations import (
     words_examples,
 )
 from bertkit.serve.schemas import Choices, Following, Masked, Question, Text, Words
+from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
 
 NAME = re.compile(r"[\w.:-]+")
 ROUTES = {
-    "classify": "classify",
-    "multi-label": "classify",
-    "regress": "regress",
-    "choose": "choose",
-    "tag": "tag",
-    "answer": "answer",
+    "classification": "classify",
+    "multi-label-classification": "classify",
+    "regression": "regress",
+    "multiple-choice": "choose",
+    "token-classification": "tag",
+    "question-answering": "answer",
 }
 """Task type of a fine-tuned model -> the route that it serves."""
 
@@ -189,12 +190,11 @@ def load_served_model(
         predictor = load(home, device=device, precision=precision)
         assert isinstance(predictor, TaskPredictor)
         config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
-        kind, labels = predictor.task.task_type, predictor.task.labels
+        kind = predictor.task.task_type
+        labels = predictor.task.labels if SPECS[kind].has_labels else ()
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
         works: dict[str, Any] = {ROUTES[kind]: TaskOperation(predictor)}
         mode = predictor.precision
-        if kind == "answer":
-            labels = ()
     else:
         embedder = load_embedder(path, device=device, precision=precision)
         works = {"embeddings": EmbeddingOperation(embedder)}

@@ -6,10 +6,12 @@ classes, or a sigmoid for each where an input may have several labels.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,15 +19,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import write_glue
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.task import NOTHING_READ, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.task import (
+    NOTHING_READ,
+    Item,
+    ItemPart,
+    Items,
+    PredictedSplit,
+    Task,
+    TaskBatch,
+    TrainingData,
+)
 from bertkit.tasks.windows import text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
+SEEN_ONCE = "label seen once in training, kept"
 SHOWN_LABELS = 20
 """Known labels that an error lists; the one spelt most alike may be the opposite."""
 
@@ -47,43 +60,6 @@ class LabelSetPrediction(NamedTuple):
     """Of every class; they do not add up to 1."""
 
 
-def text_items(
-    inputs: Sequence[TextExample],
-    targets: Sequence[Any],
-    tokenizer: Tokenizer,
-    max_length: int,
-    stride: int,
-) -> Items:
-    """One item for each input; its windows share its target."""
-    texts = tokenizer.encode_batch([given.text for given in inputs])
-    pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
-    items = []
-    for i, given in enumerate(inputs):
-        pair = None if given.pair is None else pairs[i]
-        windows = text_windows(texts[i], pair, tokenizer, max_length, stride)
-        parts = [
-            ItemPart((window,), targets[i], 1 / len(windows), leads=number == 0)
-            for number, window in enumerate(windows)
-        ]
-        items.append(Item(i, parts))
-    windowed = sum(len(item.parts) > 1 for item in items)
-    empty = sum(
-        not text or (given.pair is not None and not pair)
-        for given, text, pair in zip(inputs, texts, pairs, strict=True)
-    )
-    return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
-
-
-def mean_logits(outputs: Sequence[list[np.ndarray]]) -> np.ndarray:
-    """(inputs, classes): the mean over the windows of each input."""
-    return np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs])
-
-
-def target_weights(parts: Sequence[ItemPart], place: np.ndarray) -> Tensor:
-    """(sequences,) the weight of each packed sequence."""
-    return ordered_predictions([part.weight for part in parts], place, np.float32)
-
-
 def ordered_predictions(
     values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]
 ) -> Tensor:
@@ -99,14 +75,6 @@ def leading(parts: Sequence[ItemPart]) -> dict[str, int]:
     return {"examples": sum(part.leads for part in parts)}
 
 
-def weighted_targets(
-    name: str, parts: Sequence[ItemPart], place: np.ndarray, dtype: type[np.number[Any]]
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Targets by their name and weights, in the order of the packed sequences; counts of items."""
-    targets = ordered_predictions([part.target for part in parts], place, dtype)
-    return {name: targets, "weights": target_weights(parts, place)}, leading(parts)
-
-
 def always_the_same(inputs: Sequence[TextExample], found: Sequence[Any]) -> str:
     """What is wrong where every input got one answer although their labels differ; "" else."""
     wanted = {frozenset(i.label) if isinstance(i.label, tuple) else i.label for i in inputs}
@@ -115,8 +83,92 @@ def always_the_same(inputs: Sequence[TextExample], found: Sequence[Any]) -> str:
     return f"answers {found[0]!r} to every input"
 
 
+class TextTask(Task):
+    """What tasks about a text or a pair of texts share: windows, and one linear layer on [CLS].
+
+    Where a text has several windows, each is trained on the label of the text, and the output is
+    the mean of theirs.
+    """
+
+    max_length: int
+    stride: int
+    target_dtype: ClassVar[type[np.number[Any]]] = np.float32
+    official_field: ClassVar[str] = ""
+    """The field of predictions that GLUE's server wants; "" where it has no such task."""
+
+    @abstractmethod
+    def target_of(self, given: TextExample) -> Any:
+        """What a label is compared as: an index, a number, or 0 or 1 for each class.
+
+        Raises:
+            BertkitError: the label is unknown.
+        """
+
+    @abstractmethod
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(sequences,) from logits (sequences, classes) and targets (sequences, ...)."""
+
+    @abstractmethod
+    def predictions(self, logits: np.ndarray) -> list[Any]:
+        """One prediction for each row of logits (inputs, classes)."""
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
+        """See `Task`."""
+        return ClassificationModel(config, len(self.labels) or 1)
+
+    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
+        """See `Task`: one item for each input; its windows share its target."""
+        targets = [self.target_of(given) for given in inputs]
+        texts = tokenizer.encode_batch([given.text for given in inputs])
+        pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
+        items = []
+        for i, given in enumerate(inputs):
+            pair = None if given.pair is None else pairs[i]
+            windows = text_windows(texts[i], pair, tokenizer, self.max_length, self.stride)
+            parts = [
+                ItemPart((window,), targets[i], 1 / len(windows), leads=number == 0)
+                for number, window in enumerate(windows)
+            ]
+            items.append(Item(i, parts))
+        windowed = sum(len(item.parts) > 1 for item in items)
+        empty = sum(
+            not text or (given.pair is not None and not pair)
+            for given, text, pair in zip(inputs, texts, pairs, strict=True)
+        )
+        return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+    def targets(
+        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
+    ) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """See `Task`: the targets and weights of the packed sequences."""
+        targets = ordered_predictions([part.target for part in parts], place, self.target_dtype)
+        weights = ordered_predictions([part.weight for part in parts], place, np.float32)
+        return {"targets": targets, "weights": weights}, leading(parts)
+
+    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+        """See `Task`: the weighted sum of the losses."""
+        losses = self.losses(model(batch.packed).float(), batch.tensors["targets"])
+        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+
+    def decode(
+        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Any]:
+        """See `Task`."""
+        if not inputs:
+            return []
+        return self.predictions(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: of GLUE, a file of glue.zip."""
+        if not self.official_field:
+            return []
+        found = [getattr(prediction, self.official_field) for prediction in done.predictions]
+        ids = [given.id for given in done.inputs]
+        return write_glue(done.name, folder, done.split, ids, found)
+
+
 @dataclass(frozen=True)
-class Classification(TaskDefaults):
+class Classification(TextTask):
     """One label for each input."""
 
     labels: tuple[str, ...]
@@ -124,7 +176,15 @@ class Classification(TaskDefaults):
     """Names of `metrics.CLASSIFICATION`; the first one decides between runs."""
     max_length: int = 512
     stride: int = 0
-    task_type = "classify"
+    task_type = "classification"
+    target_dtype = np.int64
+    official_field = "label"
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        labels = training_labels(data, at_least=2)
+        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     @property
     def metric(self) -> str:
@@ -136,46 +196,27 @@ class Classification(TaskDefaults):
         """The class whose F1 is meant: the last one, which is GLUE's 1."""
         return self.labels[-1]
 
-    def build(self, config: ModelConfig) -> ClassificationModel:
-        """See `Task`."""
-        return ClassificationModel(config, len(self.labels))
+    def target_of(self, given: TextExample) -> int | None:
+        """See `TextTask`: the index of the label."""
+        if given.label is None:
+            return None
+        if given.label not in self.labels:
+            raise unknown_label(str(given.label), given.place, self.labels)
+        return self.labels.index(str(given.label))
 
-    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`."""
-        number = {label: i for i, label in enumerate(self.labels)}
-        targets = []
-        for given in inputs:
-            if given.label is not None and given.label not in number:
-                raise unknown_label(str(given.label), given.place, self.labels)
-            targets.append(None if given.label is None else number[str(given.label)])
-        return text_items(inputs, targets, tokenizer, self.max_length, self.stride)
-
-    def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`."""
-        return weighted_targets("labels", parts, place, np.int64)
-
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy."""
-        logits = model(batch.packed).float()
-        losses = F.cross_entropy(logits, batch.tensors["labels"], reduction="none")
-        return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
+        return F.cross_entropy(logits, targets, reduction="none")
 
-    def decode(
-        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[LabelPrediction]:
-        """See `Task`."""
-        if not inputs:
-            return []
-        chances = softmax(mean_logits(outputs))
+    def predictions(self, logits: np.ndarray) -> list[LabelPrediction]:
+        """See `TextTask`."""
         return [
             LabelPrediction(
                 self.labels[int(row.argmax())],
                 float(row.max()),
                 dict(zip(self.labels, row.tolist(), strict=True)),
             )
-            for row in chances
+            for row in softmax(logits)
         ]
 
     def score(
@@ -203,52 +244,37 @@ class Classification(TaskDefaults):
 
 
 @dataclass(frozen=True)
-class MultiLabelClassification(TaskDefaults):
+class MultiLabelClassification(TextTask):
     """Any number of labels for each input."""
 
     labels: tuple[str, ...]
     max_length: int = 512
     stride: int = 0
-    task_type = "multi-label"
+    task_type = "multi-label-classification"
     metric = "micro_f1"
 
-    def build(self, config: ModelConfig) -> ClassificationModel:
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
         """See `Task`."""
-        return ClassificationModel(config, len(self.labels))
+        labels = training_labels(data, at_least=1)
+        return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
-    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`."""
-        targets = []
-        for given in inputs:
-            wanted = given.label if isinstance(given.label, tuple) else ()
-            for label in wanted:
-                if label not in self.labels:
-                    raise unknown_label(label, given.place, self.labels)
-            targets.append([float(label in wanted) for label in self.labels])
-        return text_items(inputs, targets, tokenizer, self.max_length, self.stride)
+    def target_of(self, given: TextExample) -> list[float]:
+        """See `TextTask`: 1 for each label that the input has, 0 for the others."""
+        wanted = given.label if isinstance(given.label, tuple) else ()
+        for label in wanted:
+            if label not in self.labels:
+                raise unknown_label(label, given.place, self.labels)
+        return [float(label in wanted) for label in self.labels]
 
-    def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`."""
-        return weighted_targets("labels", parts, place, np.float32)
-
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Binary cross entropy, the mean over the classes."""
-        logits = model(batch.packed).float()
-        losses = F.binary_cross_entropy_with_logits(
-            logits, batch.tensors["labels"], reduction="none"
-        )
-        return {"loss": LossSum((losses.mean(-1) * batch.tensors["weights"]).sum(), "examples")}
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
 
-    def decode(
-        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[LabelSetPrediction]:
-        """See `Task`."""
-        if not inputs:
-            return []
+    def predictions(self, logits: np.ndarray) -> list[LabelSetPrediction]:
+        """See `TextTask`."""
         found = []
-        for row in 1 / (1 + np.exp(-mean_logits(outputs).astype(np.float64))):
+        for row in 1 / (1 + np.exp(-logits.astype(np.float64))):
             chances = dict(zip(self.labels, row.tolist(), strict=True))
             above = [label for label in self.labels if chances[label] > 0.5]
             found.append(
@@ -297,3 +323,31 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
     return BertkitError(
         f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
     )
+
+
+def label_counts(inputs: Iterable[Any]) -> Counter[str]:
+    """How often each label or tag occurs."""
+    seen: Counter[str] = Counter()
+    for given in inputs:
+        gold = given.gold
+        seen.update((gold or ()) if gold is None or isinstance(gold, tuple) else (str(gold),))
+    return seen
+
+
+def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
+    """The labels of the training data, sorted; those that are seen once are counted.
+
+    Raises:
+        BertkitError: there are fewer than `at_least`.
+    """
+    seen = label_counts(data.train)
+    for label, count in seen.items():
+        if count == 1:
+            data.counts.note(SEEN_ONCE, f"label {label!r}")
+    if len(seen) < at_least:
+        raise BertkitError(
+            f"the training data has {len(seen)} different labels in column "
+            f"'{data.columns.label}'; "
+            "there is nothing to tell apart"
+        )
+    return tuple(sorted(seen))

@@ -1,36 +1,42 @@
-"""A task with its data, and the files that results are written to."""
+"""A task with its data (paper section 4): official sets by name, and the user's own files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertkit.config import as_json
+from bertkit.datasets.benchmarks import (
+    OFFICIAL,
+    DataFiles,
+    benchmark_folder,
+    check_sources,
+    official_paths,
+    read_official,
+)
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.glue import GLUE, find_file, read_glue
+from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.tasks.task import Items, Task, Unknown
-from bertkit.tasks.windows import WordTarget as Words
+from bertkit.pretraining_data.rng import SPLIT, keyed_rng
+from bertkit.tasks.classification import label_counts
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.spec import TaskSpec, spec_for
+from bertkit.tasks.task import Items, PredictedSplit, Task, TrainingData, Unknown
+from bertkit.tasks.token_classification import are_all_unique
+from bertkit.tasks.windows import WindowLengths, WordTarget
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 Split = tuple[str, Sequence[Any]]
-"""A name, such as dev-mismatched, and the inputs."""
-
-Writer = Callable[[Path, str, Sequence[Any], Sequence[Any], Task[Any, Any]], list[Path]]
-"""(folder, split, inputs, predictions, task) -> the official files written."""
-
-
-def no_official_files(
-    folder: Path, split: str, inputs: Sequence[Any], predictions: Sequence[Any], task: Any
-) -> list[Path]:
-    """For data that no evaluation server waits for."""
-    return []
+"""A name, such as dev-mismatched, and the examples."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class TaskData:
     """What a named task, or the user's columns, stand for."""
 
     name: str
-    task: Task[Any, Any]
+    task: Task
     train: Sequence[Any]
     dev: Sequence[Split]
     """The first one decides between runs."""
@@ -50,27 +56,182 @@ class TaskData:
     """Split -> path, for the record."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """What own data calls its columns; predicting for another file begins with the same names."""
-    write: Writer = no_official_files
 
 
-def write_results(
-    data: TaskData,
-    task: Task[Any, Any],
-    folder: Path,
-    split: str,
-    inputs: Sequence[Any],
-    predictions: Sequence[Any],
-) -> list[Path]:
+def load_dataset(
+    name: str,
+    files: DataFiles,
+    columns: Columns | None = None,
+    windows: WindowLengths | None = None,
+    positions: int = 512,
+) -> TaskData:
+    """Read a data set.
+
+    Args:
+        name: an official set (`OFFICIAL`), or a task type (`SPECS`) for own data.
+        files: where it is.
+        columns: of own data; the usual names where absent.
+        windows: how long sequences are; as in the paper where absent.
+        positions: the longest sequence of the model, in tokens.
+
+    Raises:
+        BertkitError: a file is absent (official ones: where to get them), damaged, or lacks a
+            column; or the options are of another task type.
+    """
+    key, spec = name.lower(), spec_for(name)
+    check_sources(key, files, columns)
+    columns, windows = columns or spec.columns(), windows or spec.windows()
+    spec.check_options(columns)
+    spec.check_options(windows)
+    if key in GLUE:
+        return glue_dataset(key, files, windows, positions)
+    if key in OFFICIAL:
+        return official_dataset(key, spec, files, windows, positions)
+    if not files.train:
+        raise BertkitError(f"{key} takes your own data: give --train FILE (and --dev, --test)")
+    return user_dataset(spec, files, columns, windows, positions)
+
+
+def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions: int) -> TaskData:
+    """One of GLUE's tasks from its official folder."""
+    official = GLUE[name]
+    folder, counts = benchmark_folder(files, name), TextCounts()
+    made: dict[str, Any] = {"max_length": windows.length(positions), "stride": windows.stride}
+    if official.labels:
+        made |= {"labels": official.labels, "metrics": official.metrics}
+    task: Task = spec_for(name).task(**made)
+    if "train" not in official.files:
+        raise BertkitError(
+            f"{name} has no training data: tune on mnli, then "
+            f"bertkit evaluate {name} --model RUN --data {folder} --split test (or dev)"
+        )
+    labelled = [split for split in official.files if not split.startswith("test")]
+    splits = {split: read_glue(name, folder, split, counts) for split in labelled}
+    tests = []
+    for split in official.submissions:
+        try:
+            find_file(name, official, folder, split)
+        except BertkitError:
+            counts.note(f"{split} file is absent: nothing to submit", str(folder))
+        else:
+            tests.append((split, read_glue(name, folder, split, counts)))
+    train = splits.pop("train")
+    return TaskData(name, task, train, list(splits.items()), tests, counts, {"data": str(folder)})
+
+
+def official_dataset(
+    name: str, spec: TaskSpec, files: DataFiles, windows: WindowLengths, positions: int
+) -> TaskData:
+    """SQuAD, SWAG or CoNLL-2003 from official files."""
+    counts = TextCounts()
+    paths = official_paths(name, files)
+    train = read_official(name, paths["train"], counts, scoring=False)
+    scored = {
+        split: read_official(name, paths[split], counts, scoring=True)
+        for split in ("dev", "test")
+        if split in paths
+    }
+    tests = [("test", scored["test"])] if "test" in scored else []
+    task: Task = spec.task.from_data(
+        TrainingData(train, spec.columns(), windows, windows.length(positions), counts)
+    )
+    if name == "squad-2.0" and isinstance(task, QuestionAnswering) and not task.null:
+        raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
+    dev = ("dev", scored["dev"])
+    note_unique([dev, *tests], task, counts)
+    return TaskData(name, task, train, [dev], tests, counts, dict(paths))
+
+
+def user_dataset(
+    spec: TaskSpec, files: DataFiles, columns: Columns, windows: WindowLengths, positions: int
+) -> TaskData:
+    """The user's own files."""
+    counts = TextCounts()
+    columns = columns.fitted(files.train, counts)
+    train = every = columns.read_labelled(files.train, counts)
+    recorded = {"train": files.train}
+    if files.dev:
+        dev: Split = ("dev", columns.read_labelled(files.dev, counts, scoring=True))
+        recorded["dev"] = files.dev
+    else:
+        train, apart = set_apart(spec, train, files.dev_share, counts)
+        dev = ("dev", apart)
+        recorded["dev"] = f"{files.dev_share:g} of train"
+    tests = []
+    if files.test:
+        tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
+        recorded["test"] = files.test
+    task: Task = spec.task.from_data(
+        TrainingData(every, columns, windows, windows.length(positions), counts)
+    )
+    note_unique([dev, *tests], task, counts)
+    return TaskData(spec.name, task, train, [dev], tests, counts, recorded, as_json(columns))
+
+
+def set_apart(
+    spec: TaskSpec, inputs: Sequence[Any], share: float, counts: TextCounts
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Training inputs and a random share for dev; documents and contexts stay on one side.
+
+    What has a label of which training would have none is not set apart, which is counted.
+
+    Raises:
+        BertkitError: the share is not between 0 and 1, or a side would be empty.
+    """
+    if not 0 < share < 1:
+        raise BertkitError(f"--dev-share must be between 0 and 1, got {share}; or give --dev")
+    groups: dict[Any, list[Any]] = {}
+    for number, given in enumerate(inputs):
+        key = getattr(given, spec.together) if spec.together else number
+        groups.setdefault(key, []).append(given)
+    order = keyed_rng(0, SPLIT).permutation(len(groups)).tolist()
+    apart = set(order[: max(1, round(share * len(groups)))])
+    labels = [set(label_counts(group if spec.has_labels else ())) for group in groups.values()]
+    known = set().union(*(own for number, own in enumerate(labels) if number not in apart))
+    for number in sorted(apart):
+        if lost := sorted(labels[number] - known):
+            counts.note("label of too few inputs to set one apart, kept", f"label {lost[0]!r}")
+            known |= labels[number]
+            apart.remove(number)
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    for number, group in enumerate(groups.values()):
+        sides[number in apart].extend(group)
+    if len(groups) > 1 and not apart:
+        raise BertkitError(
+            f"no input can be set apart for dev: each one that was drawn has a label that no other "
+            f"input has ({len(inputs)} inputs, {len(known)} labels); check the column of the "
+            "labels, or give --dev"
+        )
+    if not (sides[0] and sides[1]):
+        what = f"{len(inputs)} inputs"
+        if spec.together:
+            what += f" in {len(groups)} {spec.together}{'s' * (len(groups) > 1)}, which stay whole,"
+        raise BertkitError(f"{what} are too few to set some apart; give --dev")
+    return sides
+
+
+def note_unique(splits: Sequence[Split], task: Task, counts: TextCounts) -> None:
+    """Count what is read without the context that is asked for, that of a document."""
+    for _, inputs in splits:
+        if getattr(task, "context", "") == "document" and are_all_unique(inputs):
+            for given in inputs:
+                counts.note("sentence alone in its document, kept", given.place)
+
+
+# Results -----------------------------------------------------------------------------------------
+
+
+def write_results(task: Task, folder: Path, done: PredictedSplit) -> list[Path]:
     """Write predictions: a JSON object a line for each input, and the official file of the set.
 
     Raises:
         BertkitError: the folder cannot be written.
     """
-    path = folder / f"{split}.jsonl"
-    pairs = zip(inputs, predictions, strict=True)
+    path = folder / f"{done.split}.jsonl"
+    pairs = zip(done.inputs, done.predictions, strict=True)
     rows = ({**task.row(*pair), **given_text(pair[0])} for pair in pairs)
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return [path, *data.write(folder, split, inputs, predictions, task)]
+    return [path, *task.official_files(folder, done)]
 
 
 def given_text(given: Any) -> dict[str, Any]:
@@ -82,12 +243,7 @@ def given_text(given: Any) -> dict[str, Any]:
 
 def is_labelled(inputs: Sequence[Any]) -> bool:
     """Whether every input has a label, tags, or answers (which may be none)."""
-    return bool(inputs) and all(
-        getattr(given, name) is not None
-        for given in inputs
-        for name in ("label", "tags", "answers")
-        if hasattr(given, name)
-    )
+    return bool(inputs) and all(given.gold is not None for given in inputs)
 
 
 def labelled_part(
@@ -120,7 +276,7 @@ def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
     return digest.hexdigest()
 
 
-def encode(task: Task[Any, Any], inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
+def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
     """The inputs of a split as sequences.
 
     Raises:
@@ -144,7 +300,7 @@ def with_unknown(items: Items, unknown: int) -> Items:
                 size = len(one.ids) - 2 - (one.first < len(one.ids))
                 lost = int(np.count_nonzero(one.ids == unknown))
                 pieces, total = pieces + lost, total + size
-                if isinstance(part.target, Words):  # a window may hold several inputs
+                if isinstance(part.target, WordTarget):  # a window may hold several inputs
                     first = one.ids[part.target.rows]
                     known.update(part.target.inputs[first != unknown].tolist())
                 elif lost < size:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,11 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import ChoiceExample
+from bertkit.datasets.swag import write_swag_predictions
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import leading, softmax
-from bertkit.tasks.task import NOTHING_READ, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.task import (
+    NOTHING_READ,
+    Item,
+    ItemPart,
+    Items,
+    PredictedSplit,
+    Task,
+    TaskBatch,
+    TrainingData,
+)
 from bertkit.tasks.windows import at, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -37,14 +48,19 @@ class ChoicePrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MultipleChoice(TaskDefaults):
+class MultipleChoice(Task):
     """One of the choices of each input."""
 
     max_length: int = 512
     stride: int = 0
-    task_type = "choose"
+    task_type = "multiple-choice"
     metric = "accuracy"
     labels = ()
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        return cls(data.max_length, data.windows.stride)
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
@@ -132,3 +148,12 @@ class MultipleChoice(TaskDefaults):
         """Nearly equal probabilities for every choice of every input."""
         spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
         return "gives every choice nearly the same probability" if spread < 0.01 else ""
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: of SWAG, one index a line."""
+        if done.name != "swag":
+            return []
+        path = folder / f"{done.split}.csv"
+        choices = [prediction.choice for prediction in done.predictions]
+        write_swag_predictions(path, [given.id for given in done.inputs], choices)
+        return [path]

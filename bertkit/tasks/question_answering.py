@@ -9,8 +9,9 @@ them and the way back are in `spans.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -19,13 +20,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
+from bertkit.files import write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import ordered_predictions
 from bertkit.tasks.metrics import best_threshold, squad_scores
 from bertkit.tasks.spans import Span, SpanWindow, align, decode, make_windows
-from bertkit.tasks.task import Encoded, Item, ItemPart, Items, TaskBatch, TaskDefaults
+from bertkit.tasks.task import (
+    Encoded,
+    Item,
+    ItemPart,
+    Items,
+    PredictedSplit,
+    Task,
+    TaskBatch,
+    TrainingData,
+)
+from bertkit.tasks.windows import QuestionWindows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)
@@ -59,7 +71,7 @@ class SpanTarget(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuestionAnswering(TaskDefaults):
+class QuestionAnswering(Task):
     """A span of each context, or none."""
 
     null: bool = False
@@ -73,9 +85,28 @@ class QuestionAnswering(TaskDefaults):
     nbest: int = 20
     max_answer_length: int = 30
     """Tokens; longer spans are trained on, as in the published code, but never given."""
-    task_type = "answer"
+    task_type = "question-answering"
     labels = ("start", "end")
     metric = "f1"
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        windows = data.windows
+        return cls(
+            null=any(given.answers == () for given in data.train),
+            max_length=data.max_length,
+            stride=windows.stride,
+            max_question_length=windows.max_question_length
+            or usual_question_length(data.max_length),
+            max_answer_length=windows.max_answer_length,
+        )
+
+    @classmethod
+    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+        """See `Task`: windows as in the paper."""
+        window = QuestionWindows().length(max_length)
+        return {"max_length": window, "max_question_length": usual_question_length(window)}
 
     def build(self, config: ModelConfig) -> SpanModel:
         """See `Task`."""
@@ -175,6 +206,16 @@ class QuestionAnswering(TaskDefaults):
         none = self.null and prediction.null_odds > self.threshold
         return "" if none else prediction.text
 
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: predictions.json and nbest_predictions.json; of 2.0 null_odds.json, too."""
+        pairs = list(zip(done.inputs, done.predictions, strict=True))
+        return write_predictions(
+            folder / done.split,
+            {given.id: self.text_of(found) for given, found in pairs},
+            {given.id: found.null_odds for given, found in pairs} if self.null else None,
+            {given.id: found.nbest for given, found in pairs},
+        )
+
     def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
         """What is answered after the threshold, where it stands, and its own probability."""
         text = self.text_of(prediction)
@@ -269,3 +310,29 @@ def first_aligned(
         if any(spans):
             return spans
     return [None] * len(windows)
+
+
+def write_predictions(
+    folder: Path,
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float] | None,
+    nbest: Mapping[str, Sequence[Span]],
+) -> list[Path]:
+    """Write predictions.json, nbest_predictions.json and, unless None, null_odds.json.
+
+    predictions.json and null_odds.json are what the official programs read. The best spans are
+    objects with the fields of `Span`.
+
+    Returns:
+        The files.
+
+    Raises:
+        BertkitError: the folder cannot be written.
+    """
+    spans = {question_id: [span._asdict() for span in own] for question_id, own in nbest.items()}
+    contents: dict[str, Any] = {"nbest_predictions": spans, "predictions": dict(predictions)}
+    if null_odds is not None:
+        contents["null_odds"] = dict(null_odds)
+    for name, content in contents.items():
+        write_json(folder / f"{name}.json", content)
+    return [folder / f"{name}.json" for name in sorted(contents)]

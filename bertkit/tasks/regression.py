@@ -7,19 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertkit.datasets.examples import TextExample
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import ClassificationModel
-from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import mean_logits, text_items, weighted_targets
+from bertkit.errors import BertkitError
+from bertkit.tasks.classification import TextTask
 from bertkit.tasks.metrics import correlations
-from bertkit.tasks.task import ItemPart, Items, TaskBatch, TaskDefaults
-from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.tasks.task import TrainingData
 
 
 class ValuePrediction(NamedTuple):
@@ -29,42 +26,37 @@ class ValuePrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Regression(TaskDefaults):
+class Regression(TextTask):
     """One number for each input: the output itself, no sigmoid; mean squared error."""
 
     max_length: int = 512
     stride: int = 0
-    task_type = "regress"
+    task_type = "regression"
     metric = "spearman"
+    official_field = "value"
     labels = ()
 
-    def build(self, config: ModelConfig) -> ClassificationModel:
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
         """See `Task`."""
-        return ClassificationModel(config, 1)
+        if len({given.label for given in data.train}) == 1:
+            raise BertkitError(
+                f"the training data has only the number {data.train[0].label} in column "
+                f"'{data.columns.label}'; there is nothing to tell apart"
+            )
+        return cls(data.max_length, data.windows.stride)
 
-    def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`."""
-        return text_items(
-            inputs, [i.label for i in inputs], tokenizer, self.max_length, self.stride
-        )
+    def target_of(self, given: TextExample) -> Any:
+        """See `TextTask`: the number."""
+        return given.label
 
-    def targets(
-        self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`."""
-        return weighted_targets("values", parts, place, np.float32)
-
-    def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Squared error."""
-        found = model(batch.packed).float().squeeze(-1)
-        errors = (found - batch.tensors["values"]) ** 2
-        return {"loss": LossSum((errors * batch.tensors["weights"]).sum(), "examples")}
+        return (logits.squeeze(-1) - targets) ** 2
 
-    def decode(
-        self, inputs: Sequence[TextExample], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[ValuePrediction]:
-        """See `Task`."""
-        return [ValuePrediction(float(row[0])) for row in mean_logits(outputs)] if inputs else []
+    def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
+        """See `TextTask`."""
+        return [ValuePrediction(float(row[0])) for row in logits]
 
     def score(
         self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]

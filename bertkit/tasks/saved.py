@@ -19,34 +19,20 @@ from bertkit.checkpoints.huggingface import load_config, load_model, require_all
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.config import matches_type
-from bertkit.datasets.conll import are_entity_tags, entity_tags
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_object
 from bertkit.model.encoder import check_vocabulary
 from bertkit.model.features import load_feature_model
 from bertkit.model.task_heads import ClassificationModel, TaskModel, load_bilstm_model
-from bertkit.tasks.classification import Classification, MultiLabelClassification
-from bertkit.tasks.multiple_choice import MultipleChoice
-from bertkit.tasks.question_answering import QuestionAnswering, usual_question_length
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
-from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-TASKS: dict[str, Any] = {
-    "classify": Classification,
-    "multi-label": MultiLabelClassification,
-    "regress": Regression,
-    "choose": MultipleChoice,
-    "tag": TokenClassification,
-    "answer": QuestionAnswering,
-}
-"""Kind -> class."""
 
 MOST_TOKENS = 1 << 30
 """Of any length in a task's settings."""
-LABELLED = {"classify", "multi-label", "tag"}
-"""Kinds whose class takes label names."""
 
 
 class LoadedTask(NamedTuple):
@@ -54,7 +40,7 @@ class LoadedTask(NamedTuple):
 
     model: TaskModel
     """On the device, in evaluation mode."""
-    task: Task[Any, Any]
+    task: Task
     tokenizer: Tokenizer
     details: dict[str, Any]
     """The content of `bertkit.json`; of a foreign model, what was read off its config."""
@@ -98,7 +84,7 @@ def load_task_model(
     return LoadedTask(model.to(device).eval(), task, tokenizer, details)
 
 
-def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Path) -> None:
+def check_no_answer(task: Task, details: Mapping[str, Any], folder: Path) -> None:
     """Refuse odds of no answer from the first token of a network that reads left to right.
 
     Raises:
@@ -114,9 +100,7 @@ def check_no_answer(task: Task[Any, Any], details: Mapping[str, Any], folder: Pa
         )
 
 
-def with_null_threshold(
-    task: Task[Any, Any], details: Mapping[str, Any], threshold: float
-) -> Task[Any, Any]:
+def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float) -> Task:
     """The task of answering where the null odds are not above the threshold (SQuAD 2.0).
 
     Raises:
@@ -140,7 +124,7 @@ def task_details(folder: Path) -> dict[str, Any]:
         BertkitError: it is for no task.
     """
     details = read_details(folder)
-    if str(details.get("task")) in TASKS:
+    if str(details.get("task")) in SPECS:
         return details
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
@@ -152,10 +136,10 @@ def task_details(folder: Path) -> dict[str, Any]:
     problem = str(config.get("problem_type") or "").removeprefix("single_label_classification")
     labels = [name for _, name in sorted(numbered_labels(config, folder).items())]
     found = [
-        kind for kind, (head, problems) in SAVED_HEADS.items()
+        name for name, (head, problems) in SAVED_HEADS.items()
         if head in weight_head_names(names[0]) and problems in ("", problem)
     ]  # fmt: skip
-    if config.get("is_decoder") and set(found) & {"classify", "multi-label", "regress", "choose"}:
+    if config.get("is_decoder") and any(SAVED_HEADS[n][0] in ("sequence", "choice") for n in found):
         raise BertkitError(
             f"{folder} is left to right and was tuned on its first token, which sees no other; "
             "tune it again with bertkit finetune, which reads the last one"
@@ -166,17 +150,14 @@ def task_details(folder: Path) -> dict[str, Any]:
             f"{folder} was tuned for no task ({what}); run bertkit finetune, or use "
             "bertkit predict fill-mask"
         )
-    kind = found[-1] if problem else found[0]
-    if kind == "classify" and len(labels) == 1:
-        kind = "regress"
-    max_length = config.get("max_position_embeddings", 512)
-    if kind == "answer":
-        window = min(384, max_length)
-        settings = {"max_length": window, "max_question_length": usual_question_length(window)}
-        return {"task": kind, "labels": list(QuestionAnswering.labels), "settings": settings}
-    entities = {"entities": are_entity_tags(entity_tags(labels))} if kind == "tag" else {}
-    names = labels if kind in LABELLED else []  # of others transformers writes LABEL_0, LABEL_1
-    return {"task": kind, "labels": names, "settings": {"max_length": max_length, **entities}}
+    name = found[-1] if problem else found[0]
+    if SPECS[name].task is Classification and len(labels) == 1:
+        name = Regression.task_type
+    spec = SPECS[name]
+    settings = spec.task.foreign_settings(config.get("max_position_embeddings", 512), labels)
+    # of tasks without label names, transformers writes LABEL_0, LABEL_1
+    names = labels if spec.has_labels else list(spec.task.labels)
+    return {"task": name, "labels": names, "settings": settings}
 
 
 def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
@@ -195,44 +176,46 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
         ) from None
 
 
-def saved_task(details: Mapping[str, Any], source: Path) -> Task[Any, Any]:
+def saved_task(details: Mapping[str, Any], source: Path) -> Task:
     """The task that `bertkit.json` describes.
 
     Raises:
-        BertkitError: its settings are not those of the kind.
+        BertkitError: its settings are not those of the task type.
     """
-    kind, names = details["task"], details.get("labels")
+    task_type, names = str(details["task"]), details.get("labels")
+    if task_type not in SPECS:
+        hint = nearest(task_type, SPECS)
+        raise BertkitError(f"{source / 'bertkit.json'}: unknown task '{task_type}'{hint}")
+    spec = SPECS[task_type]
     given = details.get("settings") or {}
     named = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-    if not isinstance(given, dict) or (kind in LABELLED and not named):
+    if not isinstance(given, dict) or (spec.has_labels and not named):
         raise BertkitError(
             f"{source / 'bertkit.json'}: labels must be a list of names, and settings an object; "
             "restore or remake the model"
         )
-    if kind in LABELLED and len(set(names or ())) < len(names or ()):
+    if spec.has_labels and len(set(names or ())) < len(names or ()):
         [(twice, _)] = Counter(map(str, names or ())).most_common(1)
         raise BertkitError(
             f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
             "config.json, or labels in bertkit.json)"
         )
-    types = get_type_hints(TASKS[kind]) if kind in TASKS else {}
+    types = get_type_hints(spec.task)
     for name, value in given.items():
-        kind_of = types.get(name)
-        lowest = -MOST_TOKENS if kind_of is float else 0
+        wanted = types.get(name)
+        lowest = -MOST_TOKENS if wanted is float else 0
         absurd = type(value) is int and not lowest <= value <= MOST_TOKENS
-        if kind_of is not None and (absurd or not matches_type(value, kind_of)):
+        if wanted is not None and (absurd or not matches_type(value, wanted)):
             raise BertkitError(
                 f"{source / 'bertkit.json'}: the setting '{name}' cannot be {value!r:.40}; "
                 "restore or remake the model"
             )
-    labels = {"labels": tuple(names or ())} if kind in LABELLED else {}
+    labels = {"labels": tuple(names or ())} if spec.has_labels else {}
     settings = {
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     try:
-        return TASKS[kind](**labels, **settings)
-    except (TypeError, KeyError) as error:
-        hint = nearest(str(kind), TASKS)
-        raise BertkitError(
-            f"{source / 'bertkit.json'}: unknown task or settings ({error}){hint}"
-        ) from None
+        made: Task = spec.task(**labels, **settings)
+    except TypeError as error:
+        raise BertkitError(f"{source / 'bertkit.json'}: unknown settings ({error})") from None
+    return made

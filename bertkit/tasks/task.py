@@ -2,17 +2,20 @@
 
 The tasks are those of paper section 4.
 
-One shape for all five kinds. An input becomes an `Item`, whose parts are what must stay together in
+One shape for all task types. An input becomes an `Item`, whose parts are what must stay together in
 a batch: a window of a text, or one window of each of n choices. `make_batch` packs any parts;
-`run_model` brings the outputs back in their order. What differs between the kinds is in the classes
-`Classify`, `Regress`, `Choose`, `Tag` and `Answer`.
+`run_model` brings the outputs back in their order. What differs between the task types is in
+`Classification`, `MultiLabelClassification`, `Regression`, `MultipleChoice`, `TokenClassification`
+and `QuestionAnswering`; `spec.py` lists them.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
 from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 
@@ -49,7 +53,7 @@ class ItemPart(NamedTuple):
 
     sequences: tuple[Encoded, ...]
     target: Any = None
-    """What the kind's objective compares with; None where the input has no label."""
+    """What the task's objective compares with; None where the input has no label."""
     weight: float = 1.0
     """The part's share of its input in the loss."""
     leads: bool = True
@@ -136,7 +140,7 @@ def check_segments(items: Items, config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Packed sequences with whatever the kind's objective needs."""
+    """Packed sequences with whatever the task's objective needs."""
 
     packed: Packed
     tensors: Mapping[str, Tensor]
@@ -153,35 +157,70 @@ class TaskBatch:
         )
 
 
-AnyInput_contra = TypeVar("AnyInput_contra", contravariant=True)
-AnyPrediction = TypeVar("AnyPrediction")
+class TrainingData(NamedTuple):
+    """What a task is made from."""
+
+    train: Sequence[Any]
+    """Labelled examples."""
+    columns: Any
+    """The options they were read with; see `bertkit.datasets.columns`."""
+    windows: Any
+    """The options for the length of sequences; see `bertkit.tasks.windows.WindowLengths`."""
+    max_length: int
+    """Tokens of a window."""
+    counts: TextCounts
+    """Is told of labels that are seen once."""
 
 
-class Task(Protocol[AnyInput_contra, AnyPrediction]):
-    """One of the five kinds, ready for its data: it knows the names of the labels."""
+class PredictedSplit(NamedTuple):
+    """A whole split of a data set with its predictions."""
+
+    name: str
+    """Of the data set; the task type where the data is the user's own."""
+    split: str
+    inputs: Sequence[Any]
+    predictions: Sequence[Any]
+    """One for each input."""
+
+
+class Task(ABC):
+    """What one task type computes, ready for its data: it knows the names of the labels.
+
+    Each task is a frozen dataclass; its fields are its settings.
+    """
+
+    task_type: ClassVar[str]
+    """The name of the task type in `bertkit.json`: classification, regression, ..."""
+    labels: tuple[str, ...]
+    """The names of the classes, in the order of the outputs; () where there are none."""
 
     @property
-    def task_type(self) -> str:
-        """The task's name in `bertkit.json`: classify, multi-label, regress, choose, ..."""
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of the outputs; () where there are none."""
-
-    @property
+    @abstractmethod
     def metric(self) -> str:
         """The score by which runs are compared; higher is better."""
 
+    @classmethod
+    @abstractmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """The task with what the training data says of it, such as its labels.
+
+        Raises:
+            BertkitError: the data has nothing to tell apart.
+        """
+
+    @abstractmethod
     def build(self, config: ModelConfig) -> TaskModel:
         """The network with this task's head, drawn from torch's generator."""
 
-    def items(self, inputs: Sequence[AnyInput_contra], tokenizer: Tokenizer) -> Items:
+    @abstractmethod
+    def items(self, inputs: Sequence[Any], tokenizer: Tokenizer) -> Items:
         """Inputs as sequences.
 
         Raises:
             BertkitError: a label is unknown; the message names the place.
         """
 
+    @abstractmethod
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -193,12 +232,14 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
             starts: (sequences,) its first token in the batch.
         """
 
+    @abstractmethod
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """Losses of a batch."""
 
+    @abstractmethod
     def decode(
-        self, inputs: Sequence[AnyInput_contra], items: Items, outputs: Sequence[list[np.ndarray]]
-    ) -> list[AnyPrediction]:
+        self, inputs: Sequence[Any], items: Items, outputs: Sequence[list[np.ndarray]]
+    ) -> list[Any]:
         """One prediction for each input.
 
         Args:
@@ -207,57 +248,47 @@ class Task(Protocol[AnyInput_contra, AnyPrediction]):
             outputs: of `run_model`.
         """
 
-    def score(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> dict[str, float]:
+    @abstractmethod
+    def score(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """The metrics, as fractions of 1, of predictions for labelled inputs."""
 
-    def baseline(self, inputs: Sequence[AnyInput_contra]) -> dict[str, float]:
+    @abstractmethod
+    def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
         """What the best answer that does not look at the input would score."""
 
-    def calibrated(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> Self:
-        """The task with thresholds chosen on these labelled inputs; most kinds have none."""
+    def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
+        """The task with thresholds chosen on these labelled inputs; most tasks have none."""
+        return self
 
-    def degenerate(
-        self, inputs: Sequence[AnyInput_contra], predictions: Sequence[AnyPrediction]
-    ) -> str:
+    @abstractmethod
+    def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
         """Why a run learnt nothing, judged by its predictions on labelled inputs; "" if it did."""
 
-    def remarks(self, inputs: Sequence[AnyInput_contra], *, choosing: bool = False) -> list[str]:
+    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
         """What its user should know of inputs and this task, in sentences.
 
         Args:
             inputs: with or without labels.
             choosing: whether thresholds are chosen on them.
         """
-
-    def row(self, given: AnyInput_contra, prediction: AnyPrediction) -> dict[str, Any]:
-        """A prediction as plain JSON values, for a line of a result file."""
-
-    def settings(self) -> dict[str, Any]:
-        """What `bertkit.json` keeps besides kind and labels, so that `task_of` can make it anew."""
-
-
-class TaskDefaults:
-    """What most kinds have in common; each kind is a frozen dataclass that begins with this."""
-
-    def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
-        """See `Task`: there is no threshold."""
-        return self
-
-    def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
-        """See `Task`: none."""
         return []
 
     def row(self, given: Any, prediction: Any) -> dict[str, Any]:
-        """See `Task`: the fields of the prediction."""
+        """A prediction as plain JSON values, for a line of a result file: by default its fields."""
         return {"id": given.id, **prediction._asdict()}
 
     def settings(self) -> dict[str, Any]:
-        """See `Task`: every field but the labels."""
+        """What `bertkit.json` keeps to make the task anew: every field but the labels."""
         return {name: value for name, value in as_json(self).items() if name != "labels"}
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """Write what the server or script of the data set reads, if any; returns the files."""
+        return []
+
+    @classmethod
+    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+        """The settings of a model that transformers tuned, with its positions and labels."""
+        return {"max_length": max_length}
 
 
 def make_batch(

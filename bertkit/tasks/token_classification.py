@@ -1,6 +1,6 @@
 """One tag for each word (paper section 5.3; CoNLL-2003).
 
-How words become windows is in `words.py`: each is trained and predicted in one of them, at its
+How words become windows is in `windows.py`: each is trained and predicted in one of them, at its
 first piece. With context "document" the sentences of a document run on in one stream, so that a
 window holds all the neighbours that fit: the paper's "maximal document context".
 """
@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,30 +25,20 @@ from bertkit.datasets.conll import (
     are_entity_tags,
     conll_scheme,
     entity_scores,
+    entity_tags,
     find_entities,
     to_iob2,
+    write_conll,
 )
 from bertkit.datasets.examples import WordsExample, joined
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import softmax, unknown_label
-from bertkit.tasks.task import Item, ItemPart, Items, TaskBatch, TaskDefaults
-from bertkit.tasks.windows import NO_TAG, WordTarget, word_tokens, word_windows
+from bertkit.tasks.classification import SEEN_ONCE, softmax, unknown_label
+from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TrainingData
+from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-CONTEXTS = ("sentence", "document")
-
-
-def check_context(context: str) -> None:
-    """Refuse what is no context.
-
-    Raises:
-        BertkitError: names those that there are.
-    """
-    if context not in CONTEXTS:
-        raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
 
 
 class TagsPrediction(NamedTuple):
@@ -61,7 +52,7 @@ class TagsPrediction(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenClassification(TaskDefaults):
+class TokenClassification(Task):
     """One of the labels for each word of each input."""
 
     labels: tuple[str, ...]
@@ -72,7 +63,27 @@ class TokenClassification(TaskDefaults):
     """Whether a window holds one sentence, or goes on through its "document"."""
     entities: bool = True
     """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
-    task_type = "tag"
+    task_type = "token-classification"
+
+    @classmethod
+    def from_data(cls, data: TrainingData) -> Self:
+        """See `Task`."""
+        labels, entities = tag_labels(data.train)
+        for name in seen_once(data.train, entities):
+            data.counts.note(SEEN_ONCE, name)
+        if data.windows.context == "document" and are_all_unique(data.train):
+            raise BertkitError(
+                "--context document, and in the training data every sentence is a document of its "
+                "own; begin documents by -DOCSTART- lines, name the column that says which one a "
+                "row is of (--document), or leave --context out"
+            )
+        windows = data.windows
+        return cls(labels, data.max_length, windows.stride, windows.context, entities)
+
+    @classmethod
+    def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
+        """See `Task`: with whether the labels are those of entities."""
+        return {"max_length": max_length, "entities": are_entity_tags(entity_tags(labels))}
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -273,6 +284,17 @@ class TokenClassification(TaskDefaults):
             "probabilities": list(prediction.probabilities),
             "entities": [shown(*entity) for entity in prediction.entities],
         }
+
+    def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
+        """See `Task`: what the conlleval script reads."""
+        path = folder / f"{done.split}.txt"
+        write_conll(path, done.inputs, [prediction.tags for prediction in done.predictions])
+        return [path]
+
+
+def are_all_unique(inputs: Sequence[WordsExample]) -> bool:
+    """Whether every sentence is a document of its own: none is marked, then, or all are short."""
+    return len({given.document for given in inputs}) == len(inputs)
 
 
 def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:

@@ -19,18 +19,105 @@ most context on its shorter side, so every word is answered exactly once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from bertkit.datasets.examples import WordsExample
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, nearest
 from bertkit.tasks.task import Encoded, ItemPart
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 OVERLAP = 4
 """Where no stride is given, neighbouring windows share 1 / OVERLAP of their room."""
+
+
+CONTEXTS = ("sentence", "document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowLengths:
+    """How long sequences are; longer inputs become several windows."""
+
+    max_length: int = 0
+    """Tokens of a window; 0 for all that the model can take (384 in question answering)."""
+    stride: int = 0
+    """Tokens from one window to the next; 0 for 3/4 of the room (128 at most in question
+    answering)."""
+    longest: ClassVar[int | None] = None
+    """The default length where the paper's windows are shorter than the model allows."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            BertkitError: names the flag.
+        """
+        check_window_lengths(self.max_length, self.stride)
+
+    def length(self, positions: int) -> int:
+        """Tokens of a window for a model with so many positions.
+
+        Raises:
+            BertkitError: the model has fewer positions than were asked for, or the stride is too
+                long.
+        """
+        if self.max_length > positions:
+            raise BertkitError(
+                f"windows of {self.max_length} tokens do not fit the model's {positions} "
+                "positions; lower --max-length"
+            )
+        max_length = self.max_length or min(self.longest or positions, positions)
+        check_stride(self.stride, max_length)
+        return max_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionWindows(WindowLengths):
+    """How long the windows of questions with their contexts are."""
+
+    max_question_length: int = 0
+    """Longer questions are cut here, and counted; 0 for 64 tokens, as in the published code, or
+    half of a window where that is less."""
+    max_answer_length: int = 30
+    """The most tokens that an answer has, as in the published code; longer ones in the data are
+    counted."""
+    longest = 384
+
+    def __post_init__(self) -> None:
+        """See `WindowLengths`."""
+        super().__post_init__()
+        if self.max_question_length < 0:
+            raise BertkitError(
+                f"--max-question-length must be 0 or more, got {self.max_question_length}"
+            )
+        if self.max_answer_length < 1:
+            raise BertkitError(f"--max-answer-length must be above 0, got {self.max_answer_length}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordWindows(WindowLengths):
+    """How long the windows of tagged words are, and what stands in them."""
+
+    context: str = "sentence"
+    """sentence, or document, where every word sees the sentences around its own, too."""
+
+    def __post_init__(self) -> None:
+        """See `WindowLengths`."""
+        super().__post_init__()
+        check_context(self.context)
+
+
+def check_context(context: str) -> None:
+    """Refuse what is no context.
+
+    Raises:
+        BertkitError: names those that there are.
+    """
+    if context not in CONTEXTS:
+        raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
 
 
 def check_window_lengths(max_length: int, stride: int) -> None:

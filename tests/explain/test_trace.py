@@ -259,13 +259,21 @@ def test_pairs_of_an_albert_of_unknown_recipe_are_ordered(
 def test_a_fine_tuned_model_says_its_answer(
     tokenizer: Tokenizer, sizes: ModelConfig, tmp_path: Path
 ) -> None:
-    details = {"task": "classify", "labels": ["calm", "stormy"], "settings": {"max_length": 64}}
+    details = {
+        "task": "classification",
+        "labels": ["calm", "stormy"],
+        "settings": {"max_length": 64},
+    }
     save_model(tmp_path / "one", ClassificationModel(sizes, 2), tokenizer, details)
     trace = trace_example(tmp_path / "one", TEXT)
     assert "calm" in trace.task
     assert "stormy" in trace.task
     assert set(trace.left_out) == {"mlm", "nsp"}
-    details = {"task": "tag", "labels": ["O", "B-X"], "settings": {"max_length": 64}}
+    details = {
+        "task": "token-classification",
+        "labels": ["O", "B-X"],
+        "settings": {"max_length": 64},
+    }
     save_model(tmp_path / "two", TokenClassificationModel(sizes, 2), tokenizer, details)
     assert "left out" in trace_example(tmp_path / "two", TEXT).task
 

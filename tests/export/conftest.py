@@ -80,7 +80,11 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         extra=lambda inside: write_pooling(inside, TextPooling("mean", max_length=24), plain),
     )
     tags = TASKS["tag"]
-    details = {"task": "tag", "labels": list(tags.labels), "settings": tags.settings()}
+    details = {
+        "task": "token-classification",
+        "labels": list(tags.labels),
+        "settings": tags.settings(),
+    }
     deep = sizes(tokenizer, num_hidden_layers=4)
     for name, head in (("frozen", "linear"), ("bilstm", "bilstm")):
         layers = "weighted-sum-last-four" if name == "frozen" else "last"

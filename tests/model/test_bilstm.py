@@ -30,9 +30,9 @@ from bertkit.pretraining_data.batch import pack
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 KINDS: dict[str, Callable[[ModelConfig], TaskModel]] = {
-    "classify": lambda config: ClassificationModel(config, 3),
-    "tag": lambda config: TokenClassificationModel(config, 3),
-    "answer": SpanModel,
+    "classification": lambda config: ClassificationModel(config, 3),
+    "token-classification": lambda config: TokenClassificationModel(config, 3),
+    "question-answering": SpanModel,
 }
 
 
@@ -166,6 +166,6 @@ def test_to_disk_and_back(
             fast = load_bilstm_model(tmp_path / "m", KINDS[kind](sizes))
             prepare_encoder(fast.encoder, mode)
             torch.testing.assert_close(fast(packed), model(packed), atol=tolerance, rtol=tolerance)
-    other = "answer" if kind != "answer" else "tag"
+    other = "question-answering" if kind != "question-answering" else "token-classification"
     with pytest.raises(BertkitError, match=r"head.safetensors: .* than a BiLSTM has"):
         load_bilstm_model(tmp_path / "m", KINDS[other](sizes))

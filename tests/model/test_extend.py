@@ -63,7 +63,7 @@ def save(
         save_model(folder, model, tokenizer, {"task": "pretraining", "steps": 7})
     elif kind == "classify":
         model = ClassificationModel(config, 3)
-        save_model(folder, model, tokenizer, {"task": "classify", "labels": ["a", "b", "c"]})
+        save_model(folder, model, tokenizer, {"task": "classification", "labels": ["a", "b", "c"]})
     else:
         save_model(folder, Encoder(config), tokenizer, {})
     return read_pretrained(folder)

@@ -76,10 +76,10 @@ BUILD: dict[str, Callable[[ModelConfig], Any]] = {
     "pairs": PretrainingModel,
     "words": words_only,
     "replaced": replaced,
-    "classify": classifier,
-    "choose": chooser,
-    "tag": tagger,
-    "answer": SpanModel,
+    "classification": classifier,
+    "multiple-choice": chooser,
+    "token-classification": tagger,
+    "question-answering": SpanModel,
 }
 """Head -> what makes the network."""
 
@@ -89,10 +89,10 @@ AUTO = {
     "words": "AutoModelForMaskedLM",
     "causal": "AutoModelForCausalLM",
     "replaced": "AutoModelForPreTraining",
-    "classify": "AutoModelForSequenceClassification",
-    "choose": "AutoModelForMultipleChoice",
-    "tag": "AutoModelForTokenClassification",
-    "answer": "AutoModelForQuestionAnswering",
+    "classification": "AutoModelForSequenceClassification",
+    "multiple-choice": "AutoModelForMultipleChoice",
+    "token-classification": "AutoModelForTokenClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
 }
 """Head -> the class of transformers that chooses by `model_type` alone."""
 
@@ -100,45 +100,45 @@ KNOWN = [
     ("albert", "encoder", "AlbertModel"),
     ("albert", "pairs", "AlbertForPreTraining"),
     ("albert", "words", "AlbertForMaskedLM"),
-    ("albert", "classify", "AlbertForSequenceClassification"),
-    ("albert", "tag", "AlbertForTokenClassification"),
-    ("albert", "answer", "AlbertForQuestionAnswering"),
+    ("albert", "classification", "AlbertForSequenceClassification"),
+    ("albert", "token-classification", "AlbertForTokenClassification"),
+    ("albert", "question-answering", "AlbertForQuestionAnswering"),
     ("shared", "encoder", "AlbertModel"),
     ("shared", "pairs", "AlbertForPreTraining"),
-    ("shared", "classify", "AlbertForSequenceClassification"),
-    ("bert", "tag", "BertForTokenClassification"),
-    ("bert", "answer", "BertForQuestionAnswering"),
+    ("shared", "classification", "AlbertForSequenceClassification"),
+    ("bert", "token-classification", "BertForTokenClassification"),
+    ("bert", "question-answering", "BertForQuestionAnswering"),
     ("bert", "words", "BertForMaskedLM"),
     ("bert", "replaced", "ElectraForPreTraining"),
     ("factorised", "encoder", "ElectraModel"),
     ("factorised", "words", "ElectraForMaskedLM"),
     ("factorised", "replaced", "ElectraForPreTraining"),
-    ("factorised", "tag", "ElectraForTokenClassification"),
-    ("factorised", "answer", "ElectraForQuestionAnswering"),
-    ("electra", "classify", "ElectraForSequenceClassification"),
-    ("electra", "choose", "ElectraForMultipleChoice"),
-    ("electra", "tag", "ElectraForTokenClassification"),
-    ("electra-base", "classify", "ElectraForSequenceClassification"),
-    ("electra-base", "choose", "ElectraForMultipleChoice"),
+    ("factorised", "token-classification", "ElectraForTokenClassification"),
+    ("factorised", "question-answering", "ElectraForQuestionAnswering"),
+    ("electra", "classification", "ElectraForSequenceClassification"),
+    ("electra", "multiple-choice", "ElectraForMultipleChoice"),
+    ("electra", "token-classification", "ElectraForTokenClassification"),
+    ("electra-base", "classification", "ElectraForSequenceClassification"),
+    ("electra-base", "multiple-choice", "ElectraForMultipleChoice"),
     ("electra-base", "encoder", "ElectraModel"),
-    ("bert", "choose", "BertForMultipleChoice"),
-    ("albert", "choose", "AlbertForMultipleChoice"),
+    ("bert", "multiple-choice", "BertForMultipleChoice"),
+    ("albert", "multiple-choice", "AlbertForMultipleChoice"),
     ("left_to_right", "encoder", "BertModel"),
     ("left_to_right", "words", "BertLMHeadModel"),
-    ("left_to_right", "tag", "BertForTokenClassification"),
+    ("left_to_right", "token-classification", "BertForTokenClassification"),
 ]
 OWN = [
     ("right_to_left", "encoder"),
     ("right_to_left", "pairs"),
     ("right_to_left", "words"),
-    ("right_to_left", "tag"),
-    ("right_to_left", "classify"),
+    ("right_to_left", "token-classification"),
+    ("right_to_left", "classification"),
     ("left_to_right", "pairs"),
-    ("left_to_right", "classify"),
-    ("left_to_right", "answer"),
+    ("left_to_right", "classification"),
+    ("left_to_right", "question-answering"),
     ("factorised", "pairs"),
-    ("factorised", "classify"),
-    ("factorised", "choose"),
+    ("factorised", "classification"),
+    ("factorised", "multiple-choice"),
     ("electra", "pairs"),
     ("albert", "replaced"),
     ("shared", "replaced"),
@@ -147,7 +147,7 @@ OWN = [
 
 @pytest.fixture
 def make(config: ModelConfig, tokenizer: Tokenizer) -> Callable[..., Any]:
-    """A network with large random weights: `make("albert", "tag")`."""
+    """A network with large random weights: `make("albert", "token-classification")`."""
 
     def build(network: str, head: str, **fields: Any) -> Any:
         torch.manual_seed(len(network) + len(head))
@@ -169,7 +169,12 @@ def with_large_weights(model: Any) -> Any:
 @pytest.fixture
 def write(tokenizer: Tokenizer, tmp_path: Path) -> Callable[[Any, str], Path]:
     def save(model: Any, head: str) -> Path:
-        task = {"task": head} if head in ("classify", "choose", "tag", "answer") else {}
+        task = (
+            {"task": head}
+            if head
+            in ("classification", "multiple-choice", "token-classification", "question-answering")
+            else {}
+        )
         save_model(tmp_path / "model", model, tokenizer, task)
         return tmp_path / "model"
 
@@ -297,18 +302,26 @@ FOREIGN = [
     ("AlbertForPreTraining", "pairs", {"embedding_size": 24, "hidden_act": "gelu"}),
     ("AlbertForMaskedLM", "words", {"embedding_size": 8}),
     ("AlbertModel", "encoder", {"embedding_size": 8}),
-    ("AlbertForTokenClassification", "tag", {"embedding_size": 8, "num_labels": 3}),
+    (
+        "AlbertForTokenClassification",
+        "token-classification",
+        {"embedding_size": 8, "num_labels": 3},
+    ),
     ("ElectraForPreTraining", "replaced", {"embedding_size": 8}),
     ("ElectraForPreTraining", "replaced", {"embedding_size": 24}),
     ("ElectraForMaskedLM", "words", {"embedding_size": 8}),
     ("ElectraModel", "encoder", {"embedding_size": 8}),
     ("ElectraModel", "encoder", {"embedding_size": 24}),
     ("ElectraModel", "encoder", {"embedding_size": 8, "is_decoder": True}),
-    ("ElectraForQuestionAnswering", "answer", {"embedding_size": 8}),
-    ("ElectraForSequenceClassification", "classify", {"embedding_size": 8, "num_labels": 3}),
-    ("ElectraForSequenceClassification", "classify", {"embedding_size": 24, "num_labels": 3}),
-    ("ElectraForMultipleChoice", "choose", {"embedding_size": 8}),
-    ("ElectraForMultipleChoice", "choose", {"embedding_size": 24, "hidden_act": "gelu_new"}),
+    ("ElectraForQuestionAnswering", "question-answering", {"embedding_size": 8}),
+    ("ElectraForSequenceClassification", "classification", {"embedding_size": 8, "num_labels": 3}),
+    ("ElectraForSequenceClassification", "classification", {"embedding_size": 24, "num_labels": 3}),
+    ("ElectraForMultipleChoice", "multiple-choice", {"embedding_size": 8}),
+    (
+        "ElectraForMultipleChoice",
+        "multiple-choice",
+        {"embedding_size": 24, "hidden_act": "gelu_new"},
+    ),
     ("BertLMHeadModel", "words", {"is_decoder": True}),
     ("BertModel", "encoder", {"is_decoder": True}),
 ]

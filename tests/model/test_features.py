@@ -174,7 +174,11 @@ def saved(tokenizer: Tokenizer, tmp_path: Path, small_units: None) -> tuple[Path
     model = FeatureModel(config, 3, "weighted-sum-last-four", "bilstm")
     assert model.mix is not None
     torch.nn.init.normal_(model.mix)
-    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"max_length": 32}}
+    details = {
+        "task": "token-classification",
+        "labels": ["O", "B-X", "I-X"],
+        "settings": {"max_length": 32},
+    }
     save_feature_model(tmp_path / "model", model.eval(), tokenizer, details)
     return tmp_path / "model", model
 
@@ -277,7 +281,11 @@ def test_an_encoder_beside(head: str, tokenizer: Tokenizer, tmp_path: Path, batc
     assert all(p.grad is None for p in (*beside.parameters(), *model.encoder.parameters()))
     assert model.classifier.weight.grad is not None
 
-    details = {"task": "tag", "labels": ["O", "B-X", "I-X"], "settings": {"max_length": 32}}
+    details = {
+        "task": "token-classification",
+        "labels": ["O", "B-X", "I-X"],
+        "settings": {"max_length": 32},
+    }
     save_feature_model(tmp_path / "m", model.eval(), tokenizer, details)
     assert read_json(tmp_path / "m" / "config.json")["architectures"] == ["BertModel"]
     assert read_json(tmp_path / "m" / "beside" / "config.json")["direction"] == "right_to_left"

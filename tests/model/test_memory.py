@@ -154,7 +154,7 @@ def test_a_model_takes_its_size_in_memory_once(
     model = model.to_empty(device="cpu").requires_grad_(False)
     for parameter in model.parameters():
         parameter.fill_(0.01)
-    details = {"task": "classify", "labels": ["a", "b"], "settings": {"max_length": 32}}
+    details = {"task": "classification", "labels": ["a", "b"], "settings": {"max_length": 32}}
     save_model(tmp_path / "large", model, tokenizer, details)
     held = (tmp_path / "large" / "model.safetensors").stat().st_size
     arguments = [sys.executable, "-c", PEAK, tmp_path / "small", tmp_path / "large"]

@@ -188,7 +188,7 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     found = predictor.many(given)  # what the model says in fp32 is the truth here
     rows = [f"{asked.text},{answer.label}" for asked, answer in zip(given, found, strict=True)]  # type: ignore[attr-defined]
     dev.write_text("\n".join(["text,label", *rows]) + "\n")
-    command = ["evaluate", "classify", "--model", str(models / "classify"), "--dev", str(dev)]
+    command = ["evaluate", "classification", "--model", str(models / "classify"), "--dev", str(dev)]
     command += ["--precision", "int8", "--device", "cpu"]
     tokenized, real = [], Classification.items
 

@@ -16,15 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.cli import predict as verb
-from bertkit.cli.predict import attach_texts, predict_command, read_inputs
+from bertkit.cli.options import NO_COLUMNS, ColumnFlags
+from bertkit.cli.options import given as named
+from bertkit.cli.predict import predict_command
+from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
-from bertkit.datasets.user_files import Columns, end_position
 from bertkit.errors import BertkitError
+from bertkit.predict import files
 from bertkit.predict import predictors as tasks
-from bertkit.predict.files import FileProgress
+from bertkit.predict.files import FileProgress, attach_texts, end_position, model_inputs
 from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, stretches
 from bertkit.tasks.classification import LabelPrediction
+from bertkit.tasks.spec import SPECS
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Console
 from tests.conftest import WORDS
@@ -51,10 +54,14 @@ def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
         start = end
 
 
-def read_whole(model: Path, file: Path, columns: Columns = verb.DEFAULT_COLUMNS) -> str:
+def read_inputs(task_type: str, file: str, columns: ColumnFlags = NO_COLUMNS) -> Iterator[Any]:
+    return model_inputs(SPECS[task_type], {}, file, named(columns), TextCounts())[1]
+
+
+def read_whole(model: Path, file: Path, columns: ColumnFlags = NO_COLUMNS) -> str:
     """What comes out where all inputs are held at once."""
     predictor = TaskPredictor.load(model, device="cpu", precision="fp32")
-    inputs = list(read_inputs(predictor.task.task_type, str(file), columns, TextCounts()))
+    inputs = list(read_inputs(predictor.task.task_type, str(file), columns))
     lines = []
     for chunk in chunks(inputs):
         predictions, _ = predictor.run(chunk)
@@ -64,8 +71,20 @@ def read_whole(model: Path, file: Path, columns: Columns = verb.DEFAULT_COLUMNS)
     return "".join(lines)
 
 
-def run(model: Path, file: Path, out: Path | None, columns: Columns = verb.DEFAULT_COLUMNS) -> None:
+def run(model: Path, file: Path, out: Path | None, columns: ColumnFlags = NO_COLUMNS) -> None:
     predict_command(model, str(file), out=out, device="cpu", precision="fp32", columns=columns)
+
+
+def watch_inputs(
+    monkeypatch: pytest.MonkeyPatch, watch: Callable[[Iterator[Any]], Iterator[Any]]
+) -> None:
+    """Let the inputs of a file pass through a function of the test."""
+
+    def watched(*given: Any) -> Any:
+        columns, inputs = model_inputs(*given)
+        return columns, watch(inputs)
+
+    monkeypatch.setattr(files, "model_inputs", watched)
 
 
 def sentence(number: int) -> str:
@@ -88,19 +107,19 @@ def test_no_more_than_two_stretches_are_held(
     with file.open("w") as stream:
         stream.write("id,text\n")
         stream.writelines(f"n{i},{sentence(i) if i % 1000 else ''}\n" for i in range(rows))
-    columns = Columns(id="id")
+    columns = ColumnFlags(id="id")
     gc.collect()  # what other tests left, lest it go while this one counts
     before, held = alive(), []
 
-    def watched(*given: Any) -> Iterator[Any]:
-        for number, item in enumerate(read_inputs(*given), 1):
+    def watch(items: Iterator[Any]) -> Iterator[Any]:
+        for number, item in enumerate(items, 1):
             if (
                 number % CHUNK_INPUTS == 0
             ):  # where a stretch is complete, and the last one still there
                 held.append(alive() - before)
             yield item
 
-    monkeypatch.setattr(verb, "read_inputs", watched)
+    watch_inputs(monkeypatch, watch)
     run(models / "classify", file, out, columns)
     monkeypatch.undo()
     assert len(held) == 9
@@ -132,10 +151,10 @@ def test_readers_read_no_further_than_asked(form: str, tmp_path: Path) -> None:
     packed = gzip.compress((HEADS[form] + "\n".join(lines)).encode(), compresslevel=1)
     file = tmp_path / "many.txt.gz"
     file.write_bytes(packed[: 9 * len(packed) // 10])
-    kind, columns = "classify", Columns(format=form)
+    kind, columns = "classification", ColumnFlags(format=form)
     if form == "conll":
-        kind, columns = "tag", Columns()
-    inputs = read_inputs(kind, str(file), columns, TextCounts())
+        kind, columns = "token-classification", ColumnFlags()
+    inputs = read_inputs(kind, str(file), columns)
     first = next(inputs)
     assert (first.words if form == "conll" else (first.text,)) == (sentence(0),)
     with pytest.raises(BertkitError, match=r"many\.txt\.gz cannot be read after .*line \d{5}"):
@@ -183,27 +202,27 @@ def test_many_inputs_are_divided_between_documents(
 # What comes out ---------------------------------------------------------------------------------
 
 
-def file_for(name: str, folder: Path) -> tuple[Path, Columns]:
+def file_for(name: str, folder: Path) -> tuple[Path, ColumnFlags]:
     """23 inputs for a task."""
     texts = [f"{sentence(i)} {sentence(i + 7)}" for i in range(23)]
     if name in {"classify", "multi-label", "regress"}:
         file = folder / "a.txt"
         file.write_text("\n".join(texts))
-        return file, Columns()
+        return file, ColumnFlags()
     if name == "choose":
         file = folder / "a.csv"
         rows = [f"{text},{sentence(i)},{sentence(i + 1)}" for i, text in enumerate(texts)]
         file.write_text("text,a,b\n" + "\n".join(rows))
-        return file, Columns(choices=("a", "b"))
+        return file, ColumnFlags(choices=("a", "b"))
     if name == "answer":
         file = folder / "a.jsonl"
         rows = [json.dumps({"question": "river", "context": text * 4}) for text in texts]
         file.write_text("\n".join(rows))
-        return file, Columns()
+        return file, ColumnFlags()
     file = folder / "a.conll.txt"
     lines = ["-DOCSTART-\n\n" * (i % 7 == 0) + SHOWN["conll"](t) for i, t in enumerate(texts)]
     file.write_text("\n".join(lines))
-    return file, Columns()
+    return file, ColumnFlags()
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -252,12 +271,12 @@ def test_lines_are_printed_as_they_are_made(
     monkeypatch.setattr(sys, "stdout", printed)
     seen = []
 
-    def watched(*given: Any) -> Iterator[Any]:
-        for item in read_inputs(*given):
+    def watch(items: Iterator[Any]) -> Iterator[Any]:
+        for item in items:
             seen.append(printed.getvalue().count("\n"))
             yield item
 
-    monkeypatch.setattr(verb, "read_inputs", watched)
+    watch_inputs(monkeypatch, watch)
     run(models / "classify", file, None)
     assert seen == [max(0, 5 * ((i - 1) // 5)) for i in range(23)]
 
@@ -325,17 +344,17 @@ def test_how_far_places_go(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     for end in ("", "\n"):
         file.write_text(f'text\n"a\nb"\nc{end}')
-        assert end_position(str(file), Columns()) == 4
+        assert end_position(str(file), TextColumns()) == 4
     with gzip.open(tmp_path / "a.csv.gz", "wb") as stream:
         stream.write(b"text\na\n")
-    assert end_position(str(tmp_path / "a.csv.gz"), Columns()) is None
-    assert end_position(str(tmp_path), Columns()) is None
-    assert end_position("hf:name", Columns()) is None
+    assert end_position(str(tmp_path / "a.csv.gz"), TextColumns()) is None
+    assert end_position(str(tmp_path), TextColumns()) is None
+    assert end_position("hf:name", TextColumns()) is None
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"text": ["a"] * 7}), tmp_path / "a.parquet")
-    assert end_position(str(tmp_path / "a.parquet"), Columns()) == 7
+    assert end_position(str(tmp_path / "a.parquet"), TextColumns()) == 7
     (tmp_path / "b.parquet").write_bytes(b"PAR1")
-    assert end_position(str(tmp_path / "b.parquet"), Columns()) is None
+    assert end_position(str(tmp_path / "b.parquet"), TextColumns()) is None
 
 
 # What is left behind ----------------------------------------------------------------------------
@@ -389,7 +408,7 @@ def test_a_late_fault_leaves_the_old_file(
     out.parent.mkdir()
     out.write_text("old\n")
     with pytest.raises(BertkitError, match=message):
-        run(models / "classify", file, out, Columns(id="" if name == "parquet" else "id"))
+        run(models / "classify", file, out, ColumnFlags(id="" if name == "parquet" else "id"))
     assert made
     assert out.read_text() == "old\n"
     assert list(out.parent.iterdir()) == [out]
@@ -420,11 +439,11 @@ def test_an_interrupted_run_leaves_the_old_file(
 
 def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="does not exist; check the path"):
-        next(read_inputs("classify", str(tmp_path / "no.txt"), Columns(), TextCounts()))
+        next(read_inputs("classification", str(tmp_path / "no.txt")))
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("river\n")
     with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
-        next(read_inputs("classify", str(tmp_path), Columns(format="text"), TextCounts()))
+        next(read_inputs("classification", str(tmp_path), ColumnFlags(format="text")))
     (tmp_path / "a.txt").write_text("\n \n")
     with pytest.raises(BertkitError, match="holds no text; give one input a line"):
-        next(read_inputs("classify", str(tmp_path / "a.txt"), Columns(), TextCounts()))
+        next(read_inputs("classification", str(tmp_path / "a.txt")))

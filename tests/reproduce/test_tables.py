@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from bertkit.config import read_recipe
+from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError
 from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
 from bertkit.reproduce.paper import Scale, read_scale, shipped_scales
 from bertkit.reproduce.run import Reproduction, Sources
-from bertkit.tasks.benchmarks import OFFICIAL
 from bertkit.training.journal import Console
 from bertkit.training.recipe import PretrainRecipe
 

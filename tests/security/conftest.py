@@ -77,6 +77,6 @@ def model(original: Path, tmp_path: Path) -> Path:
 def tuned(config: ModelConfig, tokenizer: Tokenizer, tmp_path: Path) -> Path:
     """A classifier's directory."""
     torch.manual_seed(0)
-    details = {"task": "classify", "labels": ["a", "b", "c"], "settings": {"max_length": 40}}
+    details = {"task": "classification", "labels": ["a", "b", "c"], "settings": {"max_length": 40}}
     save_model(tmp_path / "tuned", ClassificationModel(config, 3), tokenizer, details)
     return tmp_path / "tuned"

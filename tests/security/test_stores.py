@@ -23,11 +23,11 @@ from bertkit.checkpoints.tensorflow import (
     save_google_checkpoint,
 )
 from bertkit.corpus.store import TokenStore
+from bertkit.datasets.glue import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.tasks.submissions import ZIPPED, write_glue_zip
 from bertkit.training.checkpoint import (
     PROGRESS,
     checkpoints,

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from bertkit.datasets.columns import QuestionColumns
 from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
-from bertkit.tasks.user_data import WindowLengths, task_for
+from bertkit.tasks.task import TrainingData
+from bertkit.tasks.windows import QuestionWindows
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -57,20 +58,22 @@ def test_the_first_answer_that_stands_in_a_window_is_learnt(tokenizer: Tokenizer
 
 
 def test_a_wanted_length_of_questions_is_kept() -> None:
-    def made(lengths: WindowLengths) -> QuestionAnswering:
+    def made(**given: int) -> QuestionAnswering:
         train = [question(0, Gold("x", 0))]
-        task = task_for("answer", train, Columns(), lengths, 512, TextCounts())
-        assert isinstance(task, QuestionAnswering)
-        return task
+        windows = QuestionWindows(**given)
+        length = windows.length(512)
+        return QuestionAnswering.from_data(
+            TrainingData(train, QuestionColumns(), windows, length, TextCounts())
+        )
 
-    assert made(WindowLengths(max_length=40)).max_question_length == 20  # the default gives way
-    assert made(WindowLengths(max_length=128, max_question_length=100)).max_question_length == 100
-    assert made(WindowLengths(max_length=100, max_question_length=64)).max_question_length == 64
-    assert made(WindowLengths(max_answer_length=50)).max_answer_length == 50
+    assert made(max_length=40).max_question_length == 20  # the default gives way
+    assert made(max_length=128, max_question_length=100).max_question_length == 100
+    assert made(max_length=100, max_question_length=64).max_question_length == 64
+    assert made(max_answer_length=50).max_answer_length == 50
     with pytest.raises(BertkitError, match="question-length"):
-        WindowLengths(max_question_length=-1)
+        QuestionWindows(max_question_length=-1)
     with pytest.raises(BertkitError, match="answer-length"):
-        WindowLengths(max_answer_length=0)
+        QuestionWindows(max_answer_length=0)
 
 
 def test_answers_that_can_never_be_given_are_counted(tokenizer: Tokenizer) -> None:
@@ -94,9 +97,9 @@ def test_one_question_is_no_degenerate_run() -> None:
 
 def test_answers_are_found_with_the_published_numbers() -> None:
     """Those of google-research/bert `run_squad.py`, also where nothing is asked for."""
-    own = task_for(
-        "answer", [question(0, Gold("x", 0))], Columns(), WindowLengths(), 512, TextCounts()
-    )
+    windows = QuestionWindows()
+    data = TrainingData([question(0, Gold("x", 0))], None, windows, 384, TextCounts())
+    own = QuestionAnswering.from_data(data)
     for task in (QuestionAnswering(), own):
         assert isinstance(task, QuestionAnswering)
         assert (task.max_length, task.stride, task.max_question_length) == (384, 0, 64)

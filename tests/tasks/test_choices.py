@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bertkit.datasets.columns import NO_ZERO, ChoiceColumns
 from bertkit.datasets.examples import ChoiceExample
-from bertkit.datasets.multiple_choice import NO_ZERO, lowest_label, read_choices
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def choices(path: Path, **options: object) -> tuple[list[ChoiceExample], TextCounts]:
+def choices(
+    path: Path, *, labelled: bool = True, keep_unlabelled: bool = False, **options: Any
+) -> tuple[list[ChoiceExample], TextCounts]:
     counts = TextCounts()
-    settings = {"text": "q", "choices": ["a", "b", "c"], **options}
-    return list(read_choices(path, counts, **settings)), counts  # type: ignore[arg-type]
+    columns = made(**{"text": "q", "choices": ["a", "b", "c"], **options})
+    kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled}
+    return list(columns.read(path, counts, **kept)), counts
+
+
+def made(choices: Sequence[str], **options: Any) -> ChoiceColumns:
+    return ChoiceColumns(choices=tuple(choices), **options)
+
+
+def lowest_key(path: Path, **options: Any) -> int:
+    return made(**options).lowest_key(path, TextCounts())
 
 
 @pytest.mark.parametrize(
@@ -46,19 +58,19 @@ def test_keys_of_choices(tmp_path: Path, write: Write, keys: str, expected: list
 
 @pytest.mark.parametrize("keys", ["1 2 3 4", "1 2 3", "0 1 2", "A B 1", "A B", "1 2 9", "", " 4"])
 def test_files_that_belong_together_count_alike(write: Write, keys: str) -> None:
-    """What `lowest_label` says of a file is how `read_choices` reads it and can read others."""
+    """What `lowest_key` says of a file is how it is read, and can read others."""
     names = ["a", "b", "c", "d"]
     rows = "".join(f"what,one,two,three,four,{key}\n" for key in keys.split(" "))
     path = write("train.csv", f"q,a,b,c,d,label\n{rows}")
-    first = lowest_label(path, choices=names)
+    first = lowest_key(path, choices=names)
     assert first == int(keys in ("1 2 3 4", "A B 1", "A B", " 4"))
     alone, _ = choices(path, choices=names, keep_unlabelled=True)
-    assert choices(path, choices=names, first_key=first, keep_unlabelled=True)[0] == alone
-    said = choices(path, choices=names, first_key=0, keep_unlabelled=True)[1].skipped
+    assert choices(path, choices=names, first_choice=first, keep_unlabelled=True)[0] == alone
+    said = choices(path, choices=names, first_choice=0, keep_unlabelled=True)[1].skipped
     assert NO_ZERO not in said, "who gives the first key knows it"
 
     dev = write("dev.csv", "q,a,b,c,d,label\n" + "".join(f"w,1,2,3,4,{key}\n" for key in "123B"))
-    inputs, counts = choices(dev, choices=names, first_key=first)
+    inputs, counts = choices(dev, choices=names, first_choice=first)
     assert [i.label for i in inputs] == [1 - first, 2 - first, 3 - first, 1]
     assert counts.skipped == ({"key counted from 1, kept": 3} if first else {})
 
@@ -68,7 +80,7 @@ def test_keys_from_one_where_rows_have_fewer_choices(write: Write) -> None:
     names = list("abcde")
     rows = [f"w,1,2,3,4,,{1 + number % 4}\n" for number in range(40)] + ["w,1,2,3,4,5,2\n"]
     path = write("a.csv", "q,a,b,c,d,e,label\n" + "".join(rows))
-    assert lowest_label(path, choices=names) == 1
+    assert lowest_key(path, choices=names) == 1
     inputs, counts = choices(path, choices=names)
     assert [i.label for i in inputs] == [*(number % 4 for number in range(40)), 1]
     assert counts.skipped == {"key counted from 1, kept": 41}
@@ -84,29 +96,29 @@ def test_keys_from_one_where_rows_have_fewer_choices(write: Write) -> None:
 )
 def test_keys_from_zero(write: Write, rows: list[str]) -> None:
     path = write("a.csv", "\n".join(["q,a,b,c,d,label", *rows]))
-    assert lowest_label(path, choices=list("abcd")) == 0
+    assert lowest_key(path, choices=list("abcd")) == 0
 
 
 def test_a_first_key_that_is_given_is_kept_to(write: Write) -> None:
     rows = "".join(f"w,1,2,3,{key}\n" for key in ("0", "1", "3", "", "a"))
     path = write("a.csv", f"q,a,b,c,label\n{rows}")
-    inputs, counts = choices(path, first_key=1)
+    inputs, counts = choices(path, first_choice=1)
     assert [(i.id, i.label) for i in inputs] == [("1", 0), ("2", 2), ("4", 0)]
     assert counts.skipped == {
         "label out of range": 1,
         "row without label": 1,
         "key counted from 1, kept": 2,
     }
-    inputs, counts = choices(path, first_key=0, keep_unlabelled=True)
+    inputs, counts = choices(path, first_choice=0, keep_unlabelled=True)
     assert [(i.id, i.label) for i in inputs] == [("0", 0), ("1", 1), ("3", None), ("4", 0)]
     assert counts.skipped == {"label out of range": 1, "row without label, kept": 1}
     with pytest.raises(BertkitError, match="count from 0 or 1, not from 2"):
-        choices(path, first_key=2)
+        choices(path, first_choice=2)
     with pytest.raises(BertkitError, match=r"a\.csv has no column 'key' .*"):
-        lowest_label(path, choices=["a", "b"], label="key")
+        lowest_key(path, choices=["a", "b"], label="key")
     header = write("b.csv", "w,1,2,2\nw,1,2,1\n")
-    assert lowest_label(header, choices=["1", "2"], label="3", header=False) == 1
-    assert lowest_label(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
+    assert lowest_key(header, choices=["1", "2"], label="3", header=False) == 1
+    assert lowest_key(write("c.txt", "a\tb\tk\nx\ty\t2\n"), choices="ab", label="k", format="tsv")
 
 
 def test_keys_that_are_column_names(write: Write) -> None:
@@ -172,7 +184,7 @@ def test_a_list_of_choices_in_one_column(write: Write, tmp_path: Path) -> None:
 
 def test_keys_of_lists_of_choices(write: Write) -> None:
     path = write("a.jsonl", lists((["a", "b"], 2), (["a", "b", "c"], 1)))
-    assert lowest_label(path, choices=["all"]) == 1
+    assert lowest_key(path, choices=["all"]) == 1
     assert [i.label for i in choices(path, choices=["all"])[0]] == [1, 0]
     path = write("b.jsonl", lists((["a", "b"], "all"), (["a", "b"], "B")))
     inputs, counts = choices(path, choices=["all"])
@@ -210,7 +222,7 @@ def test_choices_must_be_two_columns(write: Write, columns: list[str], given: st
     with pytest.raises(BertkitError, match=message):
         choices(path, choices=columns)
     with pytest.raises(BertkitError, match=message):
-        lowest_label(path, choices=columns)
+        lowest_key(path, choices=columns)
 
 
 def test_arc_easy(data: Path) -> None:
@@ -230,4 +242,4 @@ def test_arc_easy(data: Path) -> None:
         assert size + counts.skipped.total() == int(name.lstrip("traindev"))
         assert {i.label for i in inputs} == {0, 1, 2, 3}
         path = data / "arc-easy" / f"arc_easy_{name}.csv"
-        assert lowest_label(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1
+        assert lowest_key(path, choices=["1", "2", "3", "4"], label="5", header=False) == 1

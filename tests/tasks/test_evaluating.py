@@ -9,13 +9,14 @@ import torch
 
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
-from bertkit.cli.evaluate import evaluate_command, official_scores
+from bertkit.cli.evaluate import evaluate_command
+from bertkit.datasets.columns import NumberColumns
 from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample, TextExample
 from bertkit.datasets.glue import GLUE
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.predict.evaluate import official_scores
 from bertkit.predict.features import Extraction, extract
 from bertkit.tasks.classification import (
     Classification,
@@ -27,7 +28,8 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.data import labelled_part
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import Regression
-from bertkit.tasks.user_data import WindowLengths, task_for
+from bertkit.tasks.task import TrainingData
+from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -49,7 +51,7 @@ def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -
     predictions = [LabelPrediction(label, 1.0, {}) for label in said]
     scores = official_scores("mrpc", model, inputs, predictions)
     assert scores == pytest.approx({"f1": 4 / 5, "accuracy": 3 / 4}), "F1 is of equivalent"
-    assert set(official_scores("classify", model, inputs, predictions)) == set(model.metrics)
+    assert set(official_scores("classification", model, inputs, predictions)) == set(model.metrics)
 
 
 def test_a_misspelt_task_is_said_before_the_model_is_read() -> None:
@@ -148,7 +150,9 @@ def test_one_set_of_labels_is_one_in_any_order() -> None:
 def test_numbers_that_are_all_the_same_are_refused() -> None:
     inputs = [TextExample(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
     with pytest.raises(BertkitError, match=r"only the number 3\.0 in column 'label'"):
-        task_for("regress", inputs, Columns(), WindowLengths(), 40, TextCounts())
+        Regression.from_data(
+            TrainingData(inputs, NumberColumns(), WindowLengths(), 40, TextCounts())
+        )
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
@@ -172,7 +176,7 @@ def test_outputs_that_overflow_are_no_predictions(
     name, out = str(tmp_path / "model"), tmp_path / "out"
     arguments = {
         "predict": [name, str(data)],
-        "evaluate": ["regress", "--model", name, "--dev", str(data)],
+        "evaluate": ["regression", "--model", name, "--dev", str(data)],
     }
     with pytest.raises(SystemExit) as end:
         main([verb, *arguments[verb], "--out", str(out), "--device", "cpu"])

@@ -229,7 +229,9 @@ def test_weights_of_a_tuned_model(tokenizer: Tokenizer, write: Write, capsys: An
     torch.nn.init.normal_(model.mix)
     text = write("some.txt", "river stone")
     folder = text.with_name("model")
-    save_feature_model(folder, model, tokenizer, {"task": "tag", "labels": ["O", "B-X"]})
+    save_feature_model(
+        folder, model, tokenizer, {"task": "token-classification", "labels": ["O", "B-X"]}
+    )
     out = text.with_name("f.npy")
     with pytest.raises(SystemExit) as end:
         main(["features", str(folder), str(text), "--out", str(out), "--layers", "weighted-sum"])

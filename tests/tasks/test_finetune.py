@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import DataFiles, TrainingSettings, finetune, load
+from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.finetuning import folder as finetuning
+from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import Grid, best_run, read_results
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -67,13 +67,22 @@ def test_classify_from_csv_to_answers(
 ) -> None:
     out = tmp_path / "run"
     run(
-        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *(
+            "finetune",
+            "classification",
+            "--model",
+            pretrained,
+            "--train",
+            weather,
+            "--dev",
+            weather,
+        ),
         *("--out", out, "--epochs", "12", *FAST),
     )
     said = capsys.readouterr().err
     assert "train: 12 inputs" in said
     assert "0 in several windows, 0 cut" in said
-    assert "without looking at the input: accuracy 50.0%" in said
+    assert "input-independent baseline: accuracy 50.0%" in said
     results = json.loads((out / "results.json").read_text())
     assert results["scores"]["dev"]["accuracy"] == 1.0
     assert {row["label"] for row in rows(out / "results" / "dev.jsonl")} == {"wet", "dry"}
@@ -90,10 +99,10 @@ def test_classify_from_csv_to_answers(
     lost = "0 in several windows, 0 cut, 2 of 6 pieces [UNK] (33.3%)"
     assert f"2 inputs, {lost}" in capsys.readouterr().err
     bare = write("asked.csv", "text,label\nriver stone,wet\ncandle forest \U0001f600 \u05e9,dry\n")
-    run("evaluate", "classify", "--model", out, "--dev", bare)
+    run("evaluate", "classification", "--model", out, "--dev", bare)
     assert f"tokens each, {lost}" in capsys.readouterr().err
     some = write("some.csv", "text,label\nriver stone,wet\ncandle,\n")
-    run("evaluate", "classify", "--model", out, out, "--test", some, "--split", "test",
+    run("evaluate", "classification", "--model", out, out, "--test", some, "--split", "test",
         "--precision", "fp32", "--out", tmp_path / "scored")  # fmt: skip
     assert set(json.loads((tmp_path / "scored" / "test-scores.json").read_text())) == {
         "accuracy",
@@ -104,18 +113,20 @@ def test_classify_from_csv_to_answers(
     assert record["models"] == [str(out)] * 2
     assert record["environment"]["versions"]["torch"] == torch.__version__
     capsys.readouterr()
-    run("evaluate", "classify", "--model", out, out, "--test", weather, "--split", "test")
-    assert "classify test: accuracy 100.0%" in capsys.readouterr().out
+    run("evaluate", "classification", "--model", out, out, "--test", weather, "--split", "test")
+    assert "classification test: accuracy 100.0%" in capsys.readouterr().out
 
 
 def test_from_python(pretrained: Path, weather: Path, tmp_path: Path) -> None:
     best = finetune(
-        "classify",
+        "classification",
         pretrained,
         tmp_path / "run",
         files=DataFiles(train=str(weather), dev=str(weather)),
-        grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
-        tuning=TrainingSettings(precision="fp32"),
+        settings=FinetuneSettings(
+            grid=Grid(learning_rate=(5e-3,), batch_size=(8,), epochs=(12,)),
+            training=TrainingSettings(precision="fp32"),
+        ),
     )
     assert best.scores["dev"]["accuracy"] == 1.0
     assert load(tmp_path / "run")("river stone").label == "wet"
@@ -128,7 +139,16 @@ def test_transformers_reads_the_tuned_model(
 
     out = tmp_path / "run"
     run(
-        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *(
+            "finetune",
+            "classification",
+            "--model",
+            pretrained,
+            "--train",
+            weather,
+            "--dev",
+            weather,
+        ),
         *("--out", out, "--epochs", "1", *FAST),
     )
     oracle = transformers.AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
@@ -153,11 +173,19 @@ def test_multi_label_and_regress(pretrained: Path, tmp_path: Path, write: Write)
     ]
     data = write("topics.jsonl", "".join(json.dumps(line) + "\n" for line in lines * 3))
     common = ("--model", pretrained, "--train", data, "--dev", data, "--epochs", "20", *FAST)
-    run("finetune", "multi-label", *common, "--label", "topics", "--out", tmp_path / "many")
+    run(
+        "finetune",
+        "multi-label-classification",
+        *common,
+        "--label",
+        "topics",
+        "--out",
+        tmp_path / "many",
+    )
     found = load(tmp_path / "many")("river candle")
     assert set(found.labels) == {"wet", "dry"}
     assert load(tmp_path / "many")("garden").labels == ()
-    run("finetune", "regress", *common, "--label", "score", "--out", tmp_path / "number")
+    run("finetune", "regression", *common, "--label", "score", "--out", tmp_path / "number")
     number = load(tmp_path / "number")
     assert number("river stone").value < number("candle forest").value
     config = json.loads((tmp_path / "number" / "model" / "config.json").read_text())
@@ -172,7 +200,7 @@ def test_choose(pretrained: Path, tmp_path: Path, write: Write) -> None:
     )
     data = write("choices.csv", head + body)
     run(
-        *("finetune", "choose", "--model", pretrained, "--train", data, "--dev", data),
+        *("finetune", "multiple-choice", "--model", pretrained, "--train", data, "--dev", data),
         *("--text", "start", "--choices", "a", "b", "c", "--label", "right"),
         *("--out", tmp_path / "run", "--epochs", "20", *FAST),
     )
@@ -195,7 +223,16 @@ def test_tag(pretrained: Path, tmp_path: Path, write: Write, context: str) -> No
     data = write("tags.txt", TAGGED)
     out = tmp_path / "run"
     run(
-        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *(
+            "finetune",
+            "token-classification",
+            "--model",
+            pretrained,
+            "--train",
+            data,
+            "--dev",
+            data,
+        ),
         *("--context", context, "--out", out, "--epochs", "25", *FAST),
     )
     assert json.loads((out / "results.json").read_text())["scores"]["dev"]["f1"] == 1.0
@@ -230,7 +267,7 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
     data = write("questions.json", squad_file(impossible=impossible))
     out = tmp_path / "run"
     run(
-        *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data),
+        *("finetune", "question-answering", "--model", pretrained, "--train", data, "--dev", data),
         *("--max-length", "40", "--stride", "8", "--max-question-length", "12"),
         *("--out", out, "--epochs", "60", *FAST),
     )
@@ -262,7 +299,8 @@ def test_predictions_of_an_earlier_best_run_do_not_stay(
 ) -> None:
     """`results/` is of the model beside it, the official files of each split, too."""
     data, out = write("questions.json", squad_file(impossible=True)), tmp_path / "run"
-    command = ("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data,
+    command = ("finetune", "question-answering", "--model", pretrained, "--train", data,
+               "--dev", data,
                "--max-length", "40", "--batch-size", "8", "--precision", "fp32",
                "--out", out)  # fmt: skip
     run(*command, "--learning-rate", "1e-6", "--epochs", "1", "--test", data)
@@ -288,35 +326,41 @@ def test_what_the_review_found(
     )
     pairs.write_text(pairs.read_text().replace("more,x", "more"))
     paired = ("--model", pretrained, "--train", pairs, "--dev", pairs, "--pair", "more")
-    run("finetune", "classify", *paired, "--epochs", "1", *FAST, "--out", tmp_path / "pair")
+    run("finetune", "classification", *paired, "--epochs", "1", *FAST, "--out", tmp_path / "pair")
     run("predict", tmp_path / "pair", pairs, "--id", "text", "--out", tmp_path / "found.jsonl")
     assert rows(tmp_path / "found.jsonl")[0]["pair"] == "x"  # the column it was tuned with
 
     # "" is said by the caller, though it is the default
     assert "tuned on pairs" in fails(capsys, "predict", tmp_path / "pair", pairs, "--pair", "")
 
-    run("finetune", "classify", *common, "--out", tmp_path / "one")
+    run("finetune", "classification", *common, "--out", tmp_path / "one")
     weather.write_text(WEATHER.replace("bridge", "kettle"))
     assert "other settings" in fails(
-        capsys, "finetune", "classify", *common, "--out", tmp_path / "one", "--seeds", "2"
+        capsys, "finetune", "classification", *common, "--out", tmp_path / "one", "--seeds", "2"
     )
-    assert "tuned to classify, not to multi-label" in fails(
-        capsys, "evaluate", "multi-label", "--model", tmp_path / "one", "--dev", weather
+    assert "tuned for classification, not for multi-label-classification" in fails(
+        capsys,
+        "evaluate",
+        "multi-label-classification",
+        "--model",
+        tmp_path / "one",
+        "--dev",
+        weather,
     )
-    assert "choose classify" in fails(
+    assert "choose classification" in fails(
         capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"
     )
     assert "are the same" in fails(
-        *(capsys, "finetune", "classify", *common[:-6], "--out", tmp_path / "x"),
+        *(capsys, "finetune", "classification", *common[:-6], "--out", tmp_path / "x"),
         *("--learning-rate", "5e-5", "0.00005"),
     )
     assert "warmup" in fails(
-        capsys, "finetune", "classify", *common, "--out", tmp_path / "x", "--warmup", "-0.5"
+        capsys, "finetune", "classification", *common, "--out", tmp_path / "x", "--warmup", "-0.5"
     )
     assert not (tmp_path / "x").exists()
     unknown = write("unknown.json", squad_file(impossible=False).replace('"answers"', '"none"'))
     assert "needs one" in fails(
-        *(capsys, "finetune", "answer", "--model", pretrained, "--train", unknown),
+        *(capsys, "finetune", "question-answering", "--model", pretrained, "--train", unknown),
         *("--dev", unknown, "--out", tmp_path / "x"),
     )
     with pytest.raises(BertkitError, match="a list of TextExample"):
@@ -329,22 +373,24 @@ def test_more_models_of_a_finished_grid(
     pretrained: Path, weather: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
+               "--dev", weather,
                "--seeds", "3", "--epochs", "2", *FAST, "--out", out)  # fmt: skip
     run(*command)
     assert len(list(out.glob("runs/*/model"))) == 1
     run(*command, "--keep", "2")
     kept = sorted(out.glob("runs/*/model"))
     assert len(kept) == 2
-    run("evaluate", "classify", "--model", *kept, "--dev", weather)
-    assert "classify dev: accuracy" in capsys.readouterr().out
+    run("evaluate", "classification", "--model", *kept, "--dev", weather)
+    assert "classification dev: accuracy" in capsys.readouterr().out
 
 
 def test_other_data_to_predict_of_a_finished_grid(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
+               "--dev", weather,
                "--epochs", "1", *FAST, "--out", out)  # fmt: skip
     run(*command)
     asked = write("asked.csv", "text\nriver\n")
@@ -356,13 +402,13 @@ def test_other_data_to_predict_of_a_finished_grid(
     run(*command, "--test", asked)
     assert "nothing to do" in capsys.readouterr().err
     assert "no labels to score by" in fails(
-        capsys, "evaluate", "classify", "--model", out, "--test", asked, "--split", "test"
+        capsys, "evaluate", "classification", "--model", out, "--test", asked, "--split", "test"
     )
     assert "takes a number" in fails(capsys, *command, "--learning-rate", "nan")
     assert "--keep must be at least 1" in fails(capsys, *command, "--keep", "0")
     own = write("test.jsonl", '{"text": "river"}\n')
     assert "test.jsonl lies in the folder of --out" in fails(
-        capsys, "evaluate", "classify", "--model", out, "--test", own, "--split", "test",
+        capsys, "evaluate", "classification", "--model", out, "--test", own, "--split", "test",
         "--out", own.parent,
     )  # fmt: skip
     assert own.read_text() == '{"text": "river"}\n'
@@ -412,7 +458,16 @@ def test_a_grid_goes_on_where_it_was(
     """Killed in the third of six runs: the same command makes the missing ones, to the same end."""
     out, whole = tmp_path / "run", tmp_path / "whole"
     command = (
-        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather),
+        *(
+            "finetune",
+            "classification",
+            "--model",
+            pretrained,
+            "--train",
+            weather,
+            "--dev",
+            weather,
+        ),
         *("--learning-rate", "1e-3", "5e-3", "--seeds", "3", "--epochs", "2"),
         *("--batch-size", "8", "--precision", "fp32", "--out"),
     )
@@ -470,7 +525,8 @@ def test_a_smaller_grid_in_the_same_folder_keeps_the_best_of_all(
 ) -> None:
     """As where --seeds is forgotten: a worse model must not take the place of a better one."""
     out = tmp_path / "run"
-    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
+               "--dev", weather,
                "--batch-size", "8", "--precision", "fp32", "--out", out)  # fmt: skip
     run(*command, "--learning-rate", "5e-3", "--epochs", "8")
     best, weights = json.loads((out / "results.json").read_text())["best"], out / "model"
@@ -492,14 +548,14 @@ def test_a_head_of_the_same_labels_in_another_order_is_kept(
     """Own labels are sorted; those of a set, or of transformers, stand as they are."""
     out = tmp_path / "one"
     common = ("--train", weather, "--dev", weather, *FAST)
-    run("finetune", "classify", "--model", pretrained, *common, "--epochs", "6", "--out", out)
+    run("finetune", "classification", "--model", pretrained, *common, "--epochs", "6", "--out", out)
     model = out / "model"
     details = json.loads((model / "bertkit.json").read_text())
     assert details["labels"] == ["dry", "wet"]
     (model / "bertkit.json").write_text(json.dumps(details | {"labels": ["wet", "dry"]}))
-    run("finetune", "classify", "--model", model, *common, "--epochs", "1", "--learning-rate",
+    run("finetune", "classification", "--model", model, *common, "--epochs", "1", "--learning-rate",
         "1e-9", "--out", tmp_path / "two")  # fmt: skip
-    assert "the head is the start's" in capsys.readouterr().err
+    assert "reusing the checkpoint's task head" in capsys.readouterr().err
     assert load(tmp_path / "two").task.labels == ("wet", "dry")
     before, after = load(model)("river stone"), load(tmp_path / "two")("river stone")
     assert before.probabilities == pytest.approx(after.probabilities, abs=1e-5)
@@ -512,25 +568,25 @@ def test_a_label_of_dev_only_stays_in_training(
     rows = "".join(f"{word} stone,{word}\n" for word in ("river", "candle", "winter", "garden"))
     train = write("train.csv", "text,label\n" + rows + WEATHER.partition("\n")[2] * 2)
     out = tmp_path / "run"
-    run("finetune", "classify", "--model", pretrained, "--train", train, "--dev-share", "0.5",
+    run("finetune", "classification", "--model", pretrained, "--train", train, "--dev-share", "0.5",
         "--epochs", "1", *FAST, "--out", out)  # fmt: skip
     assert "label of too few inputs to set one apart, kept" in capsys.readouterr().err
     alone = write("alone.csv", "text,label\nriver,wet\ncandle,dry\n")
     numbered = write("n.csv", "text,label\n" + "".join(f"river {i},{i}\n" for i in range(300)))
     for file, said in ((alone, "2 inputs, 2 labels"), (numbered, "300 inputs, 300 labels")):
         assert f"a label that no other input has ({said}); check the column of the" in fails(
-            capsys, "finetune", "classify", "--model", pretrained, "--train", file, *FAST,
+            capsys, "finetune", "classification", "--model", pretrained, "--train", file, *FAST,
             "--out", tmp_path / "alone",
         )  # fmt: skip
     one = write("one.csv", "text,label\nriver,1\n")
     assert "1 inputs are too few to set some apart" in fails(
-        capsys, "finetune", "regress", "--model", pretrained, "--train", one, *FAST,
+        capsys, "finetune", "regression", "--model", pretrained, "--train", one, *FAST,
         "--out", tmp_path / "alone",
     )  # fmt: skip
     document = write("one.txt", "-DOCSTART- O\n\nriver B-A\nstone O\n\nlantern O\n")
     assert "2 inputs in 1 document, which stay whole, are too few" in fails(
-        capsys, "finetune", "tag", "--model", pretrained, "--train", document, *FAST,
-        "--out", tmp_path / "tag",
+        capsys, "finetune", "token-classification", "--model", pretrained, "--train", document,
+        *FAST, "--out", tmp_path / "tag",
     )  # fmt: skip
 
 
@@ -538,7 +594,7 @@ def test_pairs_and_single_texts_are_told_apart(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "1", *FAST, "--out", out)  # fmt: skip
     classify = load(out)
     with pytest.raises(BertkitError, match="tuned on single texts, and here are two"):
@@ -550,7 +606,7 @@ def test_pairs_and_single_texts_are_told_apart(
     rows = "".join(f"river,{word},{label}\n" for word, label in (("stone", "wet"), ("moss", "dry")))
     pairs = write("pairs.csv", "text,second,label\n" + rows * 4)
     out = tmp_path / "pairs"
-    run("finetune", "classify", "--model", pretrained, "--train", pairs, "--dev", pairs,
+    run("finetune", "classification", "--model", pretrained, "--train", pairs, "--dev", pairs,
         "--pair", "second", "--epochs", "1", *FAST, "--out", out)  # fmt: skip
     assert load(out)("river", "stone").label in {"wet", "dry"}
     with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
@@ -574,10 +630,10 @@ def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
     config = json.loads((start / "config.json").read_text())
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (start / "config.json").write_text(json.dumps(config | none))
-    command = ("finetune", "classify", "--model", start, "--train", weather, "--dev", weather,
+    command = ("finetune", "classification", "--model", start, "--train", weather, "--dev", weather,
                "--epochs", "1", *FAST, "--out")  # fmt: skip
     run(*command, tmp_path / "without")
-    assert "there is no dropout, as in the start" in capsys.readouterr().err
+    assert "there is no dropout, as in the checkpoint" in capsys.readouterr().err
     assert load_config(tmp_path / "without" / "model").hidden_dropout_prob == 0
     run(*command, tmp_path / "with", "--dropout", "0.2")
     assert "there is no dropout" not in capsys.readouterr().err
@@ -594,7 +650,7 @@ def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
 def test_predictions_are_not_read_as_inputs(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
-    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
     folder = tmp_path / "asked"
     folder.mkdir()
@@ -610,15 +666,17 @@ def test_a_test_file_with_some_labels_is_scored_by_them(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     some = write("some.csv", "text,label\nriver stone,wet\ncandle forest,\n")
-    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "8", "--test", some, *FAST, "--out", tmp_path / "run")  # fmt: skip
     said = "test: 1 of 2 inputs have no label and are not scored"
     assert said in capsys.readouterr().err
     assert "test" in json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
-    run("evaluate", "classify", "--model", tmp_path / "run", "--test", some, "--split", "test")
+    run(
+        "evaluate", "classification", "--model", tmp_path / "run", "--test", some, "--split", "test"
+    )
     found = capsys.readouterr()
     assert said in found.err
-    assert "classify test: accuracy 100.0%" in found.out
+    assert "classification test: accuracy 100.0%" in found.out
 
 
 def test_what_has_no_label_in_rows_is_predicted_too(
@@ -632,8 +690,8 @@ def test_what_has_no_label_in_rows_is_predicted_too(
     short = json.dumps({**row, "choices": ["candle", "river"]})
     test = write("test.jsonl", f"{short}\n{whole}\n{short}\n")
     for kind, own in (
-        ("answer", ("--max-question-length", "8")),
-        ("choose", ("--choices", "choices")),
+        ("question-answering", ("--max-question-length", "8")),
+        ("multiple-choice", ("--choices", "choices")),
     ):
         out = tmp_path / kind
         run("finetune", kind, "--model", pretrained, "--train", train, "--dev", train, *own,
@@ -678,24 +736,27 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
         "max_length": 40,
         "max_question_length": 8,
     }  # as the page says for serving
-    write_json(folder / "bertkit.json", {"task": "answer", "settings": settings})
+    write_json(folder / "bertkit.json", {"task": "question-answering", "settings": settings})
     assert load(folder)("river?", context).answer == ""
     assert load(folder, null_threshold=1e9)("river?", context).answer
-    write_json(folder / "bertkit.json", {"task": "answer", "settings": {"max_length": "40"}})
+    write_json(
+        folder / "bertkit.json", {"task": "question-answering", "settings": {"max_length": "40"}}
+    )
     with pytest.raises(
         BertkitError, match=r"bertkit\.json: the setting 'max_length' cannot be '40'"
     ):
         load(folder)
     write_json(
-        folder / "bertkit.json", {"task": "answer", "settings": QuestionAnswering().settings()}
+        folder / "bertkit.json",
+        {"task": "question-answering", "settings": QuestionAnswering().settings()},
     )
     with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
         load(folder, null_threshold=0)
     with pytest.raises(BertkitError, match="was tuned for no task"):
         load(pretrained, null_threshold=0)
-    run("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
-    assert "for models that answer, not for classify" in fails(
+    assert "for models that answer, not for classification" in fails(
         capsys, "predict", tmp_path / "run", weather, "--null-threshold", "0"
     )
 
@@ -704,23 +765,40 @@ def test_tuning_twice_keeps_a_head_of_the_same_labels(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     common = ("--train", weather, "--dev", weather, "--epochs", "6", *FAST)
-    run("finetune", "classify", "--model", pretrained, *common, "--out", tmp_path / "one")
-    assert "the head is new" in capsys.readouterr().err
-    run("finetune", "classify", "--model", tmp_path / "one", *common, "--out", tmp_path / "two")
-    assert "the head is new" not in capsys.readouterr().err
+    run("finetune", "classification", "--model", pretrained, *common, "--out", tmp_path / "one")
+    assert "the task head is new" in capsys.readouterr().err
+    run(
+        "finetune",
+        "classification",
+        "--model",
+        tmp_path / "one",
+        *common,
+        "--out",
+        tmp_path / "two",
+    )
+    assert "the task head is new" not in capsys.readouterr().err
     other = write("other.csv", WEATHER.replace("wet", "damp").replace(",dry\n", ",arid\n", 3))
     run(
-        *("finetune", "classify", "--model", tmp_path / "one", "--train", other, "--dev", other),
+        *(
+            "finetune",
+            "classification",
+            "--model",
+            tmp_path / "one",
+            "--train",
+            other,
+            "--dev",
+            other,
+        ),
         *("--epochs", "1", *FAST, "--out", tmp_path / "three"),
     )
-    assert "the head is new" in capsys.readouterr().err
+    assert "the task head is new" in capsys.readouterr().err
     assert load(tmp_path / "three")("river").label in {"damp", "dry", "arid"}
 
 
 def test_a_google_checkpoint_is_a_start(data: Path, tmp_path: Path, write: Write) -> None:
     texts = write("small.csv", "text,label\na b,x\nc d,y\ne f,x\ng h,y\n")
     run(
-        *("finetune", "classify", "--model", data / "tf-checkpoint", "--train", texts),
+        *("finetune", "classification", "--model", data / "tf-checkpoint", "--train", texts),
         *("--dev", texts, "--epochs", "1", "--out", tmp_path / "run", *FAST),
     )
     assert load_config(tmp_path / "run" / "model").hidden_size == 4
@@ -730,7 +808,16 @@ def test_dev_data_is_set_apart_where_there_is_none(
     pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(
-        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev-share", "0.25"),
+        *(
+            "finetune",
+            "classification",
+            "--model",
+            pretrained,
+            "--train",
+            weather,
+            "--dev-share",
+            "0.25",
+        ),
         *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
     )
     said = capsys.readouterr().err
@@ -744,7 +831,7 @@ def test_long_texts_are_windowed_and_counted(
     long = "river stone " * 60
     data = write("long.csv", f"text,label\n{long},wet\ncandle,dry\ncandle forest,dry\n{long},wet\n")
     run(
-        *("finetune", "classify", "--model", pretrained, "--train", data, "--dev", data),
+        *("finetune", "classification", "--model", pretrained, "--train", data, "--dev", data),
         *("--epochs", "8", *FAST, "--out", tmp_path / "run"),
     )
     assert "inputs in several windows: train 2, dev 2; cut: 0" in capsys.readouterr().err
@@ -756,7 +843,7 @@ def test_a_text_of_a_million_characters_is_read_whole(
 ) -> None:
     out = tmp_path / "run"
     common = ("--model", pretrained, "--train", weather, "--dev", weather)
-    run("finetune", "classify", *common, "--epochs", "1", *FAST, "--out", out)
+    run("finetune", "classification", *common, "--epochs", "1", *FAST, "--out", out)
     text = write("long.txt", "river stone " * 84_000 + "\n")
     run("predict", out, text, "--out", tmp_path / "found.jsonl")
     assert "1 inputs, 1 in several windows, 0 cut" in capsys.readouterr().err
@@ -767,7 +854,8 @@ def test_diverged_runs_are_flagged_and_do_not_end_the_grid(
     pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    command = ("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", weather,
+    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
+               "--dev", weather,
                "--epochs", "2", "--batch-size", "8", "--precision", "fp32")  # fmt: skip
     run(*command, "--learning-rate", "1e30", "1e-3", "--out", out)
     said = capsys.readouterr().err
@@ -808,7 +896,7 @@ def test_bad_dev_data_is_named(
     dev = write("dev.csv", text)
     found = fails(
         capsys,
-        *("finetune", "classify", "--model", pretrained, "--train", weather, "--dev", dev),
+        *("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", dev),
         *("--out", tmp_path / "run", *FAST),
     )
     assert message in found
@@ -820,7 +908,7 @@ def test_a_label_seen_once_is_counted(
 ) -> None:
     train = write("train.csv", WEATHER + "kettle,odd\n")
     run(
-        *("finetune", "classify", "--model", pretrained, "--train", train, "--dev", train),
+        *("finetune", "classification", "--model", pretrained, "--train", train, "--dev", train),
         *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
     )
     assert "label seen once in training, kept: 1 (first: label 'odd')" in capsys.readouterr().err
@@ -846,15 +934,19 @@ def test_wrong_requests(
     own = ("--model", pretrained, "--train", weather, *out)
     assert "did you mean 'mrpc'" in fails(capsys, "finetune", "mrcp", "--model", pretrained, *out)
     assert "--data FOLDER" in fails(capsys, "finetune", "mrpc", "--model", pretrained, *out)
-    assert "--train FILE" in fails(capsys, "finetune", "classify", "--model", pretrained, *out)
-    assert "positions" in fails(capsys, "finetune", "classify", *own, "--max-length", "999")
-    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--layers", "sum")
-    assert "--frozen" in fails(capsys, "finetune", "classify", *own, "--beside", pretrained)
-    assert "mean 'bilstm'" in fails(capsys, "finetune", "classify", *own, "--head", "bilst")
-    assert "tagging" in fails(capsys, "finetune", "classify", *own, "--frozen")
-    assert "seeds" in fails(capsys, "finetune", "classify", *own, "--seeds", "0")
+    assert "--train FILE" in fails(
+        capsys, "finetune", "classification", "--model", pretrained, *out
+    )
+    assert "positions" in fails(capsys, "finetune", "classification", *own, "--max-length", "999")
+    assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--layers", "sum")
+    assert "--frozen" in fails(capsys, "finetune", "classification", *own, "--beside", pretrained)
+    assert "mean 'bilstm'" in fails(capsys, "finetune", "classification", *own, "--head", "bilst")
+    assert "--frozen is for token-classification" in fails(
+        capsys, "finetune", "classification", *own, "--frozen"
+    )
+    assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
     assert "tuned for no task" in fails(
-        capsys, "evaluate", "classify", "--model", pretrained, "--dev", weather
+        capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather
     )
     with pytest.raises(BertkitError, match="no model"):
         load(tmp_path / "nothing")
@@ -871,7 +963,17 @@ def test_questions_and_words_by_columns(
     data = write("asked.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     names = ("--question", "asked", "--passage", "text")
     run(
-        *("finetune", "answer", "--model", pretrained, "--train", data, "--dev", data, *names),
+        *(
+            "finetune",
+            "question-answering",
+            "--model",
+            pretrained,
+            "--train",
+            data,
+            "--dev",
+            data,
+            *names,
+        ),
         *("--max-length", "40", "--epochs", "1", *FAST, "--out", tmp_path / "answers"),
     )
     assert load(tmp_path / "answers").task.null
@@ -884,13 +986,31 @@ def test_questions_and_words_by_columns(
     ]
     data = write("tagged.jsonl", "".join(json.dumps(line) + "\n" for line in tagged))
     run(
-        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *(
+            "finetune",
+            "token-classification",
+            "--model",
+            pretrained,
+            "--train",
+            data,
+            "--dev",
+            data,
+        ),
         *("--epochs", "20", *FAST, "--out", tmp_path / "tags"),
     )
     assert [e.text for e in load(tmp_path / "tags")("harvest river stone").entities]
     plain = write("plain.txt", "river\nstone\n\nbridge\n")
     run(
-        *("finetune", "tag", "--model", pretrained, "--train", data, "--dev", data),
+        *(
+            "finetune",
+            "token-classification",
+            "--model",
+            pretrained,
+            "--train",
+            data,
+            "--dev",
+            data,
+        ),
         *("--test", plain, "--epochs", "1", *FAST, "--out", tmp_path / "untagged"),
     )
     assert len(rows(tmp_path / "untagged" / "results" / "test.jsonl")) == 2
@@ -903,7 +1023,7 @@ def test_what_numbers_mean_is_decided_by_the_training_file(
     train = write("train.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3, 4)))
     dev = write("dev.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3)))
     run(
-        *("finetune", "choose", "--model", pretrained, "--train", train, "--dev", dev),
+        *("finetune", "multiple-choice", "--model", pretrained, "--train", train, "--dev", dev),
         *("--choices", "a", "b", "c", "d", "--epochs", "1", *FAST, "--out", tmp_path / "run"),
     )
     details = json.loads((tmp_path / "run" / "model" / "bertkit.json").read_text())

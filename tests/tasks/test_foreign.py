@@ -15,8 +15,8 @@ from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.export import export_command
+from bertkit.cli.options import ColumnFlags
 from bertkit.datasets.examples import WordsExample
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.heads import same_task
@@ -49,7 +49,7 @@ def theirs(folder: Path, task: Any, pretrained: Path, **config: Any) -> Path:
         (QuestionAnswering(), ["LABEL_0", "LABEL_1"]),
         (Regression(), ["LABEL_0"]),
     ],
-    ids=["choose", "answer", "regress"],
+    ids=["multiple-choice", "question-answering", "regression"],
 )
 def test_names_that_transformers_makes_up_are_nobodys_labels(
     task: Any, names: list[str], pretrained: Path, tmp_path: Path
@@ -58,7 +58,7 @@ def test_names_that_transformers_makes_up_are_nobodys_labels(
     folder = theirs(tmp_path / "theirs", task, pretrained)
     config = read_json(folder / "config.json")
     del config["id2label"], config["label2id"]
-    if task.task_type == "regress":
+    if task.task_type == "regression":
         config["id2label"] = {"0": "LABEL_0"}
     write_json(folder / "config.json", config)
     assert load_task_model(folder, CPU).task.task_type == task.task_type
@@ -119,7 +119,7 @@ def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
     config = replace(load_config(pretrained), direction="left_to_right")
     tokenizer = Tokenizer.load(pretrained)
     task = QuestionAnswering(null=True, max_length=30, max_question_length=8)
-    details = {"task": "answer", "settings": task.settings()}
+    details = {"task": "question-answering", "settings": task.settings()}
     save_model(tmp_path / "own", task.build(config), tokenizer, details)
     assert load(tmp_path / "own", device="cpu")("river", "stone").no_answer_probability > 0
     old = {"model_type": "bert", "is_decoder": True, "architectures": ["BertForQuestionAnswering"]}
@@ -173,14 +173,14 @@ def test_a_network_of_one_segment(pretrained: Path, tmp_path: Path) -> None:
     config = replace(load_config(pretrained), type_vocab_size=1)
     tokenizer = Tokenizer.load(pretrained)
     save_model(tmp_path / "one", Classification(("a", "b")).build(config), tokenizer,
-               {"task": "classify", "labels": ["a", "b"]})  # fmt: skip
+               {"task": "classification", "labels": ["a", "b"]})  # fmt: skip
     export_command(tmp_path / "one", to="huggingface", out=tmp_path / "out")
     assert read_json(tmp_path / "out" / "export.json")["check"]["sequences"] > 3
     (tmp_path / "pairs.csv").write_text("text,pair,label\nriver,stone,a\n")
     for file in ({"inputs": str(tmp_path / "pairs.csv")}, {"dev": str(tmp_path / "pairs.csv")}):
         with pytest.raises(BertkitError, match="one segment"):
             export_command(tmp_path / "one", to="huggingface", out=tmp_path / "out",
-                   columns=Columns(pair="pair"), **file)  # fmt: skip
+                   columns=ColumnFlags(pair="pair"), **file)  # fmt: skip
     save_model(tmp_path / "pairs", PretrainingModel(config), tokenizer, {"task": "pretraining"})
     with pytest.raises(BertkitError, match="one segment"):
         load(tmp_path / "pairs", device="cpu").next_sentence("river stone", "bridge")

@@ -11,13 +11,21 @@ import pytest
 
 from bertkit.cli.app import main
 from bertkit.cli.submit import submit_command
+from bertkit.datasets.benchmarks import DataFiles, glue_columns
+from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import GLUE, glue_task, read_glue
-from bertkit.datasets.user_files import Columns
+from bertkit.datasets.glue import (
+    GLUE,
+    HEADER,
+    ZIPPED,
+    glue_task,
+    read_glue,
+    write_glue_zip,
+    write_submission,
+)
 from bertkit.errors import BertkitError
-from bertkit.tasks.benchmarks import glue_columns, glue_dataset
-from bertkit.tasks.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
-from bertkit.tasks.user_data import DataFiles, WindowLengths
+from bertkit.tasks.data import glue_dataset
+from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 
 OFFICIAL = {
@@ -57,7 +65,7 @@ def test_the_table_is_whole() -> None:
     assert " ".join(GLUE) == "cola sst-2 mrpc sts-b qqp mnli qnli rte wnli ax"
     for name, task in GLUE.items():
         assert len(task.labels) == len(set(task.labels)) == len(task.file_labels)
-        assert task.kind == ("regress" if name == "sts-b" else "classify")
+        assert task.task_type == ("regression" if name == "sts-b" else "classification")
         assert set(task.submissions) <= set(task.files)
         assert set(task.metrics) <= {"accuracy", "f1", "matthews", "pearson", "spearman"}
         assert ("f1" in task.metrics) == (name in ("mrpc", "qqp"))
@@ -418,12 +426,12 @@ def test_columns_that_no_set_has_are_named(tmp_path: Path) -> None:
     cola = str(write(tmp_path, "dev.tsv", "gj04\t1\t\tThe river froze.\n"))
     message = r"neither a column 'text' nor 'sentence' as cola; .* bertkit evaluate cola --model"
     with pytest.raises(BertkitError, match=message):
-        glue_columns("cola", cola, Columns())
+        glue_columns("cola", cola, TextColumns())
     sst = str(write(tmp_path, "test.tsv", "index\tsentence\n0\tA river.\n"))
-    found = glue_columns("sst-2", sst, Columns())
+    found = glue_columns("sst-2", sst, TextColumns())
     assert (found.text, found.pair) == ("sentence", "")
     both = str(write(tmp_path, "both.csv", "sentence,text\na,b\n"))
-    assert glue_columns("sst-2", both, Columns()).text == "text"
+    assert glue_columns("sst-2", both, TextColumns()).text == "text"
 
 
 @pytest.mark.parametrize("name", ["qqp", "qnli", "wnli"])

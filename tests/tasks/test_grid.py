@@ -13,7 +13,7 @@ import pytest
 from bertkit.cli.app import main
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_json, write_json
-from bertkit.finetuning import folder as finetuning
+from bertkit.finetuning import finetune as finetuning
 from bertkit.finetuning.grid import Grid, RunResult, model_digest, model_problem, read_results
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-3,), epochs=(1,), seeds=2)
@@ -76,7 +76,7 @@ def colours(tmp_path: Path) -> Path:
 
 def tune_on(pretrained: Path, data: Path, out: Path, *more: object) -> None:
     """One or more runs of one epoch, in the folder OUT."""
-    words = ("finetune", "classify", "--model", pretrained, "--train", data, "--dev", data,
+    words = ("finetune", "classification", "--model", pretrained, "--train", data, "--dev", data,
              "--epochs", "1", "--batch-size", "8", "--precision", "fp32", "--out", out)  # fmt: skip
     with pytest.raises(SystemExit, match="0"):
         main([str(word) for word in (*words, *more)])
@@ -115,7 +115,14 @@ def test_a_pre_training_run_is_not_tuned_over(
     """`--model RUN --out RUN` would put a classifier where the pre-trained model was."""
     (tmp_path / "t.csv").write_text("text,label\n" + "river,yes\nstone,no\n" * 4)
     (tmp_path / "run" / name).mkdir(parents=True)
-    command = ["finetune", "classify", "--model", str(pretrained), "--out", str(tmp_path / "run")]
+    command = [
+        "finetune",
+        "classification",
+        "--model",
+        str(pretrained),
+        "--out",
+        str(tmp_path / "run"),
+    ]
     command += ["--train", str(tmp_path / "t.csv"), "--dev", str(tmp_path / "t.csv")]
     with pytest.raises(SystemExit, match="2"):
         main(command)

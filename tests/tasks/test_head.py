@@ -11,12 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit import DataFiles, TrainingSettings, finetune, load
+from bertkit import (
+    DataFiles,
+    FinetuneSettings,
+    QuestionColumns,
+    TrainingSettings,
+    WordColumns,
+    finetune,
+    load,
+)
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.datasets.examples import QuestionExample
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.grid import Grid
@@ -60,22 +67,26 @@ def lines(*rows: dict[str, Any]) -> str:
 
 PLACES = ("bridge", "garden", "letter", "meadow")
 FILES = {
-    "classify": lines(
+    "classification": lines(
         *(
             {"text": f"{word} {place}", "label": label}
             for word, label in (("river", "wet"), ("candle", "dry"))
             for place in PLACES
         )
     ),
-    "tag": lines(*({"words": [p, "river", "stone"], "tags": ["O", "B-P", "I-P"]} for p in PLACES)),
-    "answer": lines(
+    "token-classification": lines(
+        *({"words": [p, "river", "stone"], "tags": ["O", "B-P", "I-P"]} for p in PLACES)
+    ),
+    "question-answering": lines(
         *({"question": "Where is it?", "context": f"In the {p}.", "answers": p} for p in PLACES)
     ),
 }
 COLUMNS = {
-    "classify": Columns(),
-    "tag": Columns(words="words", tags="tags"),
-    "answer": Columns(question="question", passage="context", answers="answers"),
+    "classification": None,
+    "token-classification": WordColumns(words="words", tags="tags"),
+    "question-answering": QuestionColumns(
+        question="question", passage="context", answers="answers"
+    ),
 }
 
 
@@ -90,19 +101,21 @@ def tuned(
         out,
         files=DataFiles(train=file, dev=file),
         columns=COLUMNS[kind],
-        grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
-        tuning=TrainingSettings(precision="fp32"),
-        head=HeadSettings(**head),
-        device="cpu",
+        settings=FinetuneSettings(
+            grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
+            training=TrainingSettings(precision="fp32"),
+            head=HeadSettings(**head),
+            device="cpu",
+        ),
     )
     return out
 
 
 def answers(out: Path, kind: str) -> Any:
     predict = load(out, device="cpu", precision="fp32")
-    if kind == "classify":
+    if kind == "classification":
         return [predict(text).probabilities for text in ("river meadow", "candle garden letter")]
-    if kind == "tag":
+    if kind == "token-classification":
         return [[e.text for e in predict(text).entities] for text in ("letter river stone",)]
     return [predict("Where is it?", f"In the {place}.").answer for place in PLACES]
 
@@ -123,8 +136,8 @@ def test_left_to_right_tuned_saved_and_loaded(
         assert config["architectures"] == ["BertModel"]
     else:
         assert "head" not in details
-        own = {"classify": "bertkit", "tag": "BertForTokenClassification",
-               "answer": "bertkit"}  # fmt: skip
+        own = {"classification": "bertkit", "token-classification": "BertForTokenClassification",
+               "question-answering": "bertkit"}  # fmt: skip
         assert config["architectures"] == [own[kind]]
     # what was predicted in training is what the directory predicts
     loaded = load_task_model(out, CPU)
@@ -135,7 +148,7 @@ def test_left_to_right_tuned_saved_and_loaded(
     assert scores == details["scores"]["dev"]
     again = answers(out, kind)
     assert again == answers(out / "model", kind)
-    if kind == "classify":
+    if kind == "classification":
         found = [max(row, key=row.__getitem__) for row in again]
         assert found == ["wet", "dry"]
         assert scores["accuracy"] == 1.0
@@ -184,13 +197,13 @@ def test_other_networks_are_tuned(
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     start = begin("start", discriminator=discriminator, **fields)
-    out = tuned("classify", start, write, tmp_path / "run", epochs=12)
+    out = tuned("classification", start, write, tmp_path / "run", epochs=12)
     said = capfd.readouterr().err
-    assert "the start has no pooler: it is new" in said
+    assert "the checkpoint has no pooler: it is new" in said
     assert ("transformers has no class" in said) is (architecture == "bertkit")
     assert read_json(out / "model" / "config.json")["architectures"] == [architecture]
     assert read_json(out / "results.json")["scores"]["dev"]["accuracy"] > 0.7
-    assert all(sum(row.values()) == pytest.approx(1) for row in answers(out, "classify"))
+    assert all(sum(row.values()) == pytest.approx(1) for row in answers(out, "classification"))
     for name, value in fields.items():
         assert getattr(load_config(out / "model"), name) == value
 
@@ -199,14 +212,14 @@ def test_a_bilstm_on_a_start_of_the_same_task_is_new(
     pretrained: Path, write: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its linear layer is twice as wide, so the start's cannot be kept."""
-    first = tuned("classify", pretrained, write, tmp_path / "first", epochs=1)
+    first = tuned("classification", pretrained, write, tmp_path / "first", epochs=1)
     capfd.readouterr()
-    second = tuned("classify", first, write, tmp_path / "second", epochs=1)
-    assert "the head is the start's" in capfd.readouterr().err
-    third = tuned("classify", first, write, tmp_path / "third", epochs=1, head="bilstm")
-    assert "the head is new" in capfd.readouterr().err
-    fourth = tuned("classify", third, write, tmp_path / "fourth", epochs=1)
-    assert "the head is new" in capfd.readouterr().err
+    second = tuned("classification", first, write, tmp_path / "second", epochs=1)
+    assert "reusing the checkpoint's task head" in capfd.readouterr().err
+    third = tuned("classification", first, write, tmp_path / "third", epochs=1, head="bilstm")
+    assert "the task head is new" in capfd.readouterr().err
+    fourth = tuned("classification", third, write, tmp_path / "fourth", epochs=1)
+    assert "the task head is new" in capfd.readouterr().err
     assert isinstance(load_task_model(second, CPU).model, ClassificationModel)
     assert load_task_model(third, CPU).model.bilstm is not None
     assert load_task_model(fourth, CPU).model.bilstm is None
@@ -225,8 +238,8 @@ def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> No
         begin("rtl", direction="right_to_left", embedding_size=8),
     )
     out = tuned(
-        "tag", left, write, tmp_path / "run", epochs=30, frozen=True, head="bilstm",
-        beside=str(right),
+        "token-classification", left, write, tmp_path / "run", epochs=30, frozen=True,
+        head="bilstm", beside=str(right),
     )  # fmt: skip
     assert read_json(out / "finetune.json")["beside"] == str(right)
     model = load_task_model(out, CPU).model
@@ -241,15 +254,19 @@ def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> No
         tensors = read_pretrained(folder).tensors
         weight = encoder.word_embeddings.weight
         assert torch.equal(weight, tensors["bert.embeddings.word_embeddings.weight"]), "frozen"
-    assert answers(out, "tag") == answers(out / "model", "tag") == [["river stone"]]
+    assert (
+        answers(out, "token-classification")
+        == answers(out / "model", "token-classification")
+        == [["river stone"]]
+    )
     for precision in ("bf16", "fp32"):
         fast = load(out, device="cpu", precision=precision)
         assert [e.text for e in fast("letter river stone").entities] == ["river stone"]
     # the same command again has nothing to do, and makes the same
     before = (out / "model" / "head.safetensors").read_bytes()
     again = tuned(
-        "tag", left, write, tmp_path / "again", epochs=30, frozen=True, head="bilstm",
-        beside=str(right),
+        "token-classification", left, write, tmp_path / "again", epochs=30, frozen=True,
+        head="bilstm", beside=str(right),
     )  # fmt: skip
     assert (again / "model" / "head.safetensors").read_bytes() == before
 
@@ -275,7 +292,7 @@ def test_beside_must_fit(begin: Any, write: Any, tmp_path: Path) -> None:
     ]
     for head, message in wrong:
         with pytest.raises(BertkitError, match=message):
-            tuned("tag", left, write, tmp_path / "run", **head)
+            tuned("token-classification", left, write, tmp_path / "run", **head)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +303,7 @@ def test_beside_must_fit(begin: Any, write: Any, tmp_path: Path) -> None:
         (Classification(("dry", "damp")), "SequenceClassification", False),
         (QuestionAnswering(), "MaskedLM", False),
     ],
-    ids=["answer", "same labels", "other labels", "pre-trained"],
+    ids=["question-answering", "same labels", "other labels", "pre-trained"],
 )
 def test_the_head_of_a_model_tuned_by_others_is_kept(
     begin: Any, tokenizer: Tokenizer, tmp_path: Path, task: Any, head: str, kept: bool

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
-import inspect
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bertkit.datasets.columns import ChoiceColumns, QuestionColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer
-from bertkit.datasets.user_files import (
-    Columns,
-    end_position,
-    has_rows,
-    is_json,
-    read_unlabelled,
-    read_user_file,
-)
+from bertkit.datasets.readers import Columns
+from bertkit.datasets.squad import is_json
 from bertkit.errors import BertkitError
+from bertkit.predict.files import end_position
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
@@ -37,12 +30,12 @@ SQUAD = json.dumps({"data": [{"paragraphs": [{"context": CONTEXT, "qas": [QUESTI
 @pytest.mark.parametrize("name", ["sq.json", "sq.JSON.gz", "sq.json.zst", "http://h/sq.json.xz"])
 def test_json_is_squad_also_compressed(name: str) -> None:
     assert is_json(name)
-    assert has_rows("answer", name, Columns(format="jsonl"))
+    assert QuestionColumns(format="jsonl").in_rows(name)
 
 
 @pytest.mark.parametrize("name", ["sq.jsonl", "sq.csv.gz", "http://h/sq.parquet", "hf:squad"])
 def test_the_others_are_rows(name: str) -> None:
-    assert has_rows("answer", name, Columns())
+    assert QuestionColumns().in_rows(name)
 
 
 def test_questions_from_a_compressed_file_and_an_address(write: Write) -> None:
@@ -51,12 +44,12 @@ def test_questions_from_a_compressed_file_and_an_address(write: Write) -> None:
     packed.write_bytes(gzip.compress(SQUAD.encode()))
     for path in (str(plain), str(packed), plain.as_uri(), packed.as_uri()):
         for found in (
-            read_user_file("answer", path, Columns(), TextCounts()),
-            read_unlabelled("answer", path, Columns(), TextCounts()),
+            QuestionColumns().read_labelled(path, TextCounts()),
+            QuestionColumns().read(path, TextCounts(), labelled=False),
         ):
             assert [given.id for given in found] == ["a"]
     with pytest.raises(BertkitError, match=r"cannot reach nosuch://h/sq\.json|nosuch://h/sq\.json"):
-        read_user_file("answer", "nosuch://h/sq.json", Columns(), TextCounts())
+        QuestionColumns().read_labelled("nosuch://h/sq.json", TextCounts())
 
 
 def test_json_lines_with_another_name(write: Write) -> None:
@@ -65,10 +58,10 @@ def test_json_lines_with_another_name(write: Write) -> None:
     packed = plain.with_name("sq.json.gz")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     for path in (plain, packed):
-        assert len(read_user_file("answer", str(path), Columns(), TextCounts())) == 2
+        assert len(QuestionColumns().read_labelled(str(path), TextCounts())) == 2
     path = write("broken.json", f"{{\n{line}\n{line}\n")
     with pytest.raises(BertkitError, match=r"broken\.json is not valid JSON .*--format jsonl"):
-        read_user_file("answer", str(path), Columns(), TextCounts())
+        QuestionColumns().read_labelled(str(path), TextCounts())
 
 
 def test_a_tilde_is_the_home_folder_also_where_a_file_is_looked_at_first(
@@ -77,29 +70,22 @@ def test_a_tilde_is_the_home_folder_also_where_a_file_is_looked_at_first(
     line = json.dumps({"question": "When?", "context": CONTEXT, "answers": "1895"})
     home = write("q.json", f"{line}\n{line}\n").parent
     monkeypatch.setenv("HOME", str(home))
-    assert len(read_user_file("answer", "~/q.json", Columns(), TextCounts())) == 2
-    assert end_position("~/q.json", Columns()) == 2
-    assert end_position("~/none.json", Columns()) is None
-
-
-def test_columns_know_what_was_given() -> None:
-    columns = Columns(text="text", header=True)
-    assert columns == Columns()
-    assert (columns.given, Columns().given) == ({"text", "header"}, set())
-    assert (
-        copy.deepcopy(columns).given == pickle.loads(pickle.dumps(columns)).given == columns.given
-    )
-    assert list(inspect.signature(Columns).parameters)[:2] == ["text", "pair"]
-    with pytest.raises(TypeError, match="nothing"):
-        Columns(nothing=1)  # type: ignore[call-arg]
+    assert len(QuestionColumns().read_labelled("~/q.json", TextCounts())) == 2
+    assert end_position("~/q.json", QuestionColumns()) == 2
+    assert end_position("~/none.json", QuestionColumns()) is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("answer", "nosuch.json"), ("tag", "nosuch.txt"), ("classify", "nosuch.csv")]
+    ("columns", "name"),
+    [
+        (QuestionColumns(), "nosuch.json"),
+        (WordColumns(), "nosuch.txt"),
+        (TextColumns(), "nosuch.csv"),
+    ],
 )
-def test_an_absent_file_of_ones_own_is_of_no_official_set(kind: str, name: str) -> None:
+def test_an_absent_file_of_ones_own_is_of_no_official_set(columns: Columns, name: str) -> None:
     with pytest.raises(BertkitError, match=f"^{name} does not exist; check the path$"):
-        read_user_file(kind, name, Columns(), TextCounts())
+        columns.read_labelled(name, TextCounts())
 
 
 def test_rows_of_json_that_lack_their_label_are_kept_for_prediction(tmp_path: Path) -> None:
@@ -109,10 +95,10 @@ def test_rows_of_json_that_lack_their_label_are_kept_for_prediction(tmp_path: Pa
     rows += [{"text": "a", "label": "x"}, {"text": "b"}, {"text": "c", "label": None}]
     path.write_text("\n".join(map(json.dumps, rows)))
     counts = TextCounts()
-    found = read_user_file("classify", str(path), Columns(), counts, test=True)
+    found = TextColumns().read_labelled(str(path), counts, test=True)
     assert [given.label for given in found] == [*[None] * 150, "x", None, None]
     assert counts.skipped == {"row without label, kept": 152}
-    train = read_user_file("classify", str(path), Columns(), counts)
+    train = TextColumns().read_labelled(str(path), counts)
     assert [given.label for given in train] == ["x"]
     assert counts.skipped
 
@@ -124,24 +110,25 @@ def test_questions_that_lack_their_answers_are_kept_for_prediction(tmp_path: Pat
     rows = [about, {**about, "answers": "1895"}, {**about, "answers": None}, about]
     path.write_text("\n".join(map(json.dumps, rows)))
     counts = TextCounts()
-    found = read_user_file("answer", str(path), Columns(), counts, scoring=True, test=True)
+    found = QuestionColumns().read_labelled(str(path), counts, scoring=True, test=True)
     assert [given.answers for given in found] == [None, (GoldAnswer("1895", 19),), (), None]
     assert counts.examples["row without label, kept"] == f"{path}:1"
     counts = TextCounts()
-    assert len(read_user_file("answer", str(path), Columns(), counts)) == 2
+    assert len(QuestionColumns().read_labelled(str(path), counts)) == 2
     assert counts.skipped["row without column 'answers'"] == 2
 
 
-@pytest.mark.parametrize("kind", ["choose", "tag"])
+@pytest.mark.parametrize(
+    ("columns", "label"), [(ChoiceColumns(choices=("x", "y")), 0), (WordColumns(), ("O",))]
+)
 def test_other_rows_that_lack_their_label_are_kept_for_prediction(
-    tmp_path: Path, kind: str
+    tmp_path: Path, columns: Columns, label: object
 ) -> None:
     path = tmp_path / "test.jsonl"
     row = {"text": "a", "x": "b", "y": "c", "tokens": ["a"]}
     rows = [row, {**row, "label": "x", "ner_tags": ["O"]}, row]
     path.write_text("\n".join(map(json.dumps, rows)))
-    columns, counts = Columns(choices=("x", "y")), TextCounts()
-    found = read_user_file(kind, str(path), columns, counts, test=True)
-    labels = [given.tags if kind == "tag" else given.label for given in found]
-    assert labels == [None, ("O",) if kind == "tag" else 0, None]
+    counts = TextCounts()
+    found = columns.read_labelled(str(path), counts, test=True)
+    assert [given.gold for given in found] == [None, label, None]
     assert counts.skipped["row without label, kept"] == 2

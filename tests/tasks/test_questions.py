@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.columns import QuestionColumns, WordColumns
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
-from bertkit.datasets.questions import from_json, read_questions, read_word_rows
+from bertkit.datasets.fields import from_json
+from bertkit.datasets.readers import Columns
 from bertkit.datasets.squad import read_squad
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
@@ -27,14 +29,22 @@ NO_START = "answer without a start, first occurrence kept"
 Write = Callable[[str, str], Path]
 
 
-def questions(path: Path | str, **options: Any) -> tuple[list[QuestionExample], TextCounts]:
+def read(columns: Columns, path: Path | str, **kept: bool) -> tuple[list[Any], TextCounts]:
     counts = TextCounts()
-    return list(read_questions(path, counts, **options)), counts
+    return list(columns.read(path, counts, **kept)), counts
+
+
+READING = {"labelled", "keep_unlabelled", "scoring"}
+
+
+def questions(path: Path | str, **options: Any) -> tuple[list[QuestionExample], TextCounts]:
+    kept = {name: options.pop(name) for name in READING & options.keys()}
+    return read(QuestionColumns(**options), path, **kept)
 
 
 def words(path: Path | str, **options: Any) -> tuple[list[WordsExample], TextCounts]:
-    counts = TextCounts()
-    return list(read_word_rows(path, counts, **options)), counts
+    kept = {name: options.pop(name) for name in READING & options.keys()}
+    return read(WordColumns(**options), path, **kept)
 
 
 def lines(*rows: dict[str, Any]) -> str:
@@ -128,7 +138,7 @@ def test_malformed_answers_name_the_place(write: Write, value: Any, message: str
 def test_rows_left_out_and_answers_for_scoring(write: Write) -> None:
     rows = f"a,When?,{CONTEXT},1895\nb, ,{CONTEXT},1895\nc,When?,,x\nd,When?,{CONTEXT},1896\n"
     path = write("a.csv", f"key,q,c,gold\n{rows}e,When?\nf,Why?,{CONTEXT},\n")
-    options = {"question": "q", "context": "c", "answer": "gold", "id": "key"}
+    options = {"question": "q", "passage": "c", "answers": "gold", "id": "key"}
     inputs, counts = questions(path, **options)
     assert [(i.id, i.answers) for i in inputs] == [("a", (FIRST,)), ("f", ())]
     assert counts.skipped == {
@@ -211,7 +221,7 @@ def test_words_and_tags_as_lists_and_between_spaces(write: Write) -> None:
     inputs, _ = words(write("a.csv", table(["tokens", "ner_tags"], *as_json)))
     assert [(i.words, i.tags) for i in inputs] == expected
     path = write("b.tsv", "w\tt\n \u200b  \u00a0 [1] [ \tO B-X  I-X O\n[ 1 ]\tO O O\n[1]\t[\n")
-    inputs, _ = words(path, words="w", tags="t")
+    inputs, _ = words(path, words="w", tags="t", format="tsv")
     assert [i.words for i in inputs] == [
         ("\u200b", "\u00a0", "[1]", "["),
         ("[", "1", "]"),
@@ -219,7 +229,7 @@ def test_words_and_tags_as_lists_and_between_spaces(write: Write) -> None:
     ]
     assert [i.tags for i in inputs] == [("O", "B-X", "I-X", "O"), ("O", "O", "O"), ("[",)]
     assert not counts.skipped
-    assert {i.tags for i in words(path, words="w", labelled=False)[0]} == {None}
+    assert {i.tags for i in words(path, words="w", labelled=False, format="tsv")[0]} == {None}
 
 
 def test_documents_are_rows_that_follow_each_other(write: Write) -> None:
@@ -238,7 +248,7 @@ def test_documents_of_two_files_are_two(write: Write) -> None:
     row = {"tokens": ["x"], "ner_tags": ["O"], "doc": "1"}
     for name in ("a.jsonl", "b.jsonl"):
         path = write(name, lines(row, row))
-    inputs, _ = words(path.parent, document="doc")
+    inputs, _ = words(path.parent, document="doc", format="jsonl")
     assert [given.document for given in inputs] == [0, 0, 1, 1]
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from bertkit import load
 from bertkit.cli.app import main
+from bertkit.datasets.glue import HEADER
 from bertkit.datasets.squad import read_squad
 from bertkit.tasks.metrics import squad_scores
-from bertkit.tasks.submissions import HEADER
 from bertkit.text.lines import TextCounts
 
 pytestmark = pytest.mark.slow
@@ -159,9 +159,9 @@ def test_multiple_choice(data: Path, encoder: Path, tmp_path: Path) -> None:
     head(data / "arc-easy" / "arc_easy_train2251.csv", tmp_path / "train.csv", 40)
     head(data / "arc-easy" / "arc_easy_dev570.csv", tmp_path / "dev.csv", 20)
     out = tmp_path / "run"
-    run("finetune", "choose", "--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv",
-        "--no-header", "--text", "0", "--choices", "1", "2", "3", "4", "--label", "5",
-        "--model", encoder, "--out", out, *FAST)  # fmt: skip
+    run("finetune", "multiple-choice", "--train", tmp_path / "train.csv",
+        "--dev", tmp_path / "dev.csv", "--no-header", "--text", "0", "--choices", "1", "2", "3",
+        "4", "--label", "5", "--model", encoder, "--out", out, *FAST)  # fmt: skip
     assert 0 <= scores(out)["accuracy"] <= 1
     assert losses(out)[-1] < 2.0
 

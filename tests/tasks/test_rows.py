@@ -10,23 +10,32 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.datasets.classification import read_texts
+from bertkit.datasets.columns import LabelSetColumns, TextColumns
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.tabular import has_column, read_rows
+from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def texts(path: Path | str, **options: object) -> tuple[list[TextExample], TextCounts]:
+def texts(
+    path: Path | str,
+    columns: type[TextColumns] = TextColumns,
+    *,
+    labelled: bool = True,
+    keep_unlabelled: bool = False,
+    **options: Any,
+) -> tuple[list[TextExample], TextCounts]:
     counts = TextCounts()
-    return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
+    kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled}
+    return list(columns(**options).read(path, counts, **kept)), counts
 
 
 def test_csv_is_quoted_and_places_are_first_lines(write: Write) -> None:
@@ -209,7 +218,10 @@ def test_parquet(tmp_path: Path) -> None:
     inputs, counts = texts(path)
     assert [(i.text, i.label, i.place) for i in inputs] == [("one", "1", f"{path}:1")]
     assert counts.skipped == {"row without label": 1, "empty 'text'": 1}
-    assert [i.label for i in texts(path, label="n", kind="multi-label")[0]] == [("a",), ()]
+    assert [i.label for i in texts(path, label="n", columns=LabelSetColumns)[0]] == [
+        ("a",),
+        (),
+    ]
     with pytest.raises(BertkitError, match="no column 'body'"):
         texts(path, text="body")
     path.write_text("no parquet, but long enough for a footer")
@@ -323,18 +335,18 @@ def test_missing_libraries_are_named(
         texts(path)
 
 
-def test_has_column(write: Write) -> None:
+def test_has_columns(write: Write) -> None:
     path = write("a.csv", "text,label\none,x\n")
-    assert has_column(path, "label")
-    assert not has_column(path, "class")
-    assert has_column(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), "label")
+    assert has_columns(path, ["label"])
+    assert not has_columns(path, ["class"])
+    assert has_columns(write("a.jsonl", '{"text": "one"}\n{"label": 1}\n'), ["label"])
 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.tsv.gz", "a.jsonl.gz"])
 def test_has_column_of_a_damaged_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(b"text,label\none,x\n")[:-9])
     with pytest.raises(BertkitError, match=rf"{name} cannot be read after row or line 0 \("):
-        has_column(tmp_path / name, "label")
+        has_columns(tmp_path / name, ["label"])
 
 
 def test_csv_is_divided_by_semicolons_whatever_its_columns_are_called(write: Write) -> None:

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.datasets.benchmarks import read_official
 from bertkit.datasets.examples import GoldAnswer, QuestionExample
 from bertkit.datasets.squad import SQUAD_FILES, locate, make_question, read_squad
 from bertkit.errors import BertkitError
-from bertkit.tasks.benchmarks import read_official
 from bertkit.tasks.metrics import (
     answer_f1,
     best_threshold,
@@ -25,8 +25,8 @@ from bertkit.tasks.metrics import (
     squad_scores,
 )
 from bertkit.tasks.question_answering import QuestionAnswering as AnswerTask
+from bertkit.tasks.question_answering import write_predictions
 from bertkit.tasks.spans import Span
-from bertkit.tasks.submissions import write_predictions
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 

@@ -9,10 +9,10 @@ import pytest
 
 from bertkit.cli.app import main
 from bertkit.cli.evaluate import Scored, evaluate_command
+from bertkit.cli.options import ColumnFlags
 from bertkit.cli.predict import predict_command
 from bertkit.datasets.examples import ChoiceExample
 from bertkit.datasets.swag import read_swag, write_swag_predictions
-from bertkit.datasets.user_files import Columns
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
@@ -108,13 +108,13 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
         assert end.value.code == 0
     assert out.read_text() == (tmp_path / "s/dev.jsonl").read_text()
     assert json.loads(out.read_text().splitlines()[0])["text"].startswith("The stone ")
-    columns = Columns(text="sent1", choices=("ending0", "ending1"))
+    columns = ColumnFlags(text="sent1", choices=("ending0", "ending1"))
     with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
         predict_command(model, str(val), out=out, columns=columns)
     files = Scored(dev=str(val))
     with pytest.raises(BertkitError, match="score it as bertkit evaluate swag --dev"):
-        evaluate_command("choose", model=[model], files=files, columns=columns)
+        evaluate_command("multiple-choice", model=[model], files=files, columns=columns)
     own = tmp_path / "own.csv"
     own.write_text("a,b,c\nriver,stone,bridge\n")
-    predict_command(model, str(own), out=out, columns=Columns(text="a", choices=("b", "c")))
+    predict_command(model, str(own), out=out, columns=ColumnFlags(text="a", choices=("b", "c")))
     assert json.loads(out.read_text())["text"] in {"stone", "bridge"}

@@ -6,21 +6,30 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bertkit.datasets.classification import read_texts, row_number
+from bertkit.datasets.columns import LabelSetColumns, NumberColumns, TextColumns
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.user_files import Columns
+from bertkit.datasets.fields import row_number
 from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
 Write = Callable[[str, str], Path]
 
 
-def texts(path: Path | str, **options: object) -> tuple[list[TextExample], TextCounts]:
+def texts(
+    path: Path | str,
+    columns: type[TextColumns] = TextColumns,
+    *,
+    labelled: bool = True,
+    keep_unlabelled: bool = False,
+    **options: Any,
+) -> tuple[list[TextExample], TextCounts]:
     counts = TextCounts()
-    return list(read_texts(path, counts, **options)), counts  # type: ignore[arg-type]
+    kept = {"labelled": labelled, "keep_unlabelled": keep_unlabelled}
+    return list(columns(**options).read(path, counts, **kept)), counts
 
 
 def test_pairs_ids_and_skips(write: Write) -> None:
@@ -40,8 +49,12 @@ def test_rows_without_label_may_be_kept(write: Write) -> None:
     assert counts.skipped == {"row without label, kept": 2, "empty 'text'": 1}
     assert counts.examples["row without label, kept"] == f"{path}:3"
     path = write("b.jsonl", '{"text": "a", "label": null}\n{"text": "b", "label": 2}\n')
-    for kind, label in (("classify", "2"), ("regress", 2.0), ("multi-label", ("2",))):
-        inputs, _ = texts(path, keep_unlabelled=True, kind=kind)
+    for columns, label in (
+        (TextColumns, "2"),
+        (NumberColumns, 2.0),
+        (LabelSetColumns, ("2",)),
+    ):
+        inputs, _ = texts(path, keep_unlabelled=True, columns=columns)
         assert [i.label for i in inputs] == [None, label]
 
 
@@ -66,51 +79,56 @@ def test_ids_must_differ(write: Write) -> None:
 
 def test_numbers(write: Write) -> None:
     inputs, counts = texts(
-        write("a.csv", "text,label\none,4.5\ntwo,\nthree,-1e3\n"), kind="regress"
+        write("a.csv", "text,label\none,4.5\ntwo,\nthree,-1e3\n"), columns=NumberColumns
     )
     assert [i.label for i in inputs] == [4.5, -1000.0]
     assert counts.skipped == {"row without label": 1}
-    assert texts(write("a.jsonl", '{"text": "one", "label": 3}\n'), kind="regress")[0][0].label == 3
+    assert (
+        texts(write("a.jsonl", '{"text": "one", "label": 3}\n'), columns=NumberColumns)[0][0].label
+        == 3
+    )
 
 
 @pytest.mark.parametrize("value", ["good", "nan", "inf", "1e999", "3,5", "1_000", True, [1]])
 def test_no_number(write: Write, value: object) -> None:
     line = json.dumps({"text": "one", "label": value})
     with pytest.raises(BertkitError, match=r"a\.jsonl:1: 'label' is .*, not a finite number"):
-        texts(write("a.jsonl", line), kind="regress")
+        texts(write("a.jsonl", line), columns=NumberColumns)
 
 
 @pytest.mark.parametrize("value", ["1e39", -1e16, 10**20])
 def test_numbers_that_would_overflow_are_refused(write: Write, value: object) -> None:
     path = write("a.jsonl", json.dumps({"text": "one", "label": value}))
     with pytest.raises(BertkitError, match=r"a\.jsonl:1: 'label' is .*; its square overflows"):
-        texts(path, kind="regress")
-    [kept], _ = texts(write("b.jsonl", '{"text": "one", "label": -1e15}'), kind="regress")
+        texts(path, columns=NumberColumns)
+    [kept], _ = texts(write("b.jsonl", '{"text": "one", "label": -1e15}'), columns=NumberColumns)
     assert kept.label == -1e15
 
 
-@pytest.mark.parametrize("kind", ["classify", "multi-label"])
-def test_labels_that_no_file_can_spell_are_refused(write: Write, kind: str) -> None:
+@pytest.mark.parametrize("columns", [TextColumns, LabelSetColumns])
+def test_labels_that_no_file_can_spell_are_refused(
+    write: Write, columns: type[TextColumns]
+) -> None:
     """Else x\\ud800 and x\\ud801 were one class."""
     rows = ["x\ufffd", "x\U0001f642", "x\ud800", "x\ud801"]
     lines = [json.dumps({"text": "one", "label": label}) + "\n" for label in rows]
-    good, _ = texts(write("a.jsonl", "".join(lines[:2])), kind=kind)
+    good, _ = texts(write("a.jsonl", "".join(lines[:2])), columns=columns)
     assert len({given.label for given in good}) == 2
     with pytest.raises(BertkitError, match=r"b\.jsonl:3: the label 'x\\ud800' holds half of") as e:
-        texts(write("b.jsonl", "".join(lines)), kind=kind)
+        texts(write("b.jsonl", "".join(lines)), columns=columns)
     str(e.value).encode()  # can be printed
 
 
 def test_multi_label(write: Write) -> None:
     rows = 'text,label\na,x|y\nb,\nc,"[""y"", ""x"", ""y""]"\nd,[x\ne, x | |x\n'
-    inputs, counts = texts(write("a.csv", rows), kind="multi-label")
+    inputs, counts = texts(write("a.csv", rows), columns=LabelSetColumns)
     assert [i.label for i in inputs] == [("x", "y"), (), ("y", "x"), ("[x",), ("x",)]
     assert not counts.skipped
     lines = '{"text": "a", "label": ["x", 1]}\n{"text": "b", "label": null}\n'
-    inputs, counts = texts(write("a.jsonl", lines), kind="multi-label")
+    inputs, counts = texts(write("a.jsonl", lines), columns=LabelSetColumns)
     assert [i.label for i in inputs] == [("x", "1")]
     assert counts.skipped == {"row without label": 1}
-    inputs, _ = texts(write("b.csv", "text,label\na,x;y\n"), kind="multi-label", separator=";")
+    inputs, _ = texts(write("b.csv", "text,label\na,x;y\n"), columns=LabelSetColumns, separator=";")
     assert inputs[0].label == ("x", "y")
 
 
@@ -120,14 +138,17 @@ def test_multi_label(write: Write) -> None:
 def test_labels_that_are_no_names_are_refused(write: Write, label: object) -> None:
     path = write("a.jsonl", json.dumps({"text": "one", "label": label}))
     with pytest.raises(BertkitError, match=r"a\.jsonl:1: the labels are .*; write (a list|the) "):
-        texts(path, kind="multi-label")
+        texts(path, columns=LabelSetColumns)
 
 
 def test_numbers_may_be_names_of_labels(write: Write) -> None:
     path = write("a.jsonl", '{"text": "a", "label": [1, 0]}\n{"text": "b", "label": [7, 7]}\n')
-    assert [i.label for i in texts(path, kind="multi-label")[0]] == [("1", "0"), ("7",)]
+    assert [i.label for i in texts(path, columns=LabelSetColumns)[0]] == [
+        ("1", "0"),
+        ("7",),
+    ]
     with pytest.raises(BertkitError, match="--separator is empty"):
-        Columns(separator="")
+        LabelSetColumns(separator="")
 
 
 def test_decimals_are_numbers() -> None:
@@ -140,14 +161,14 @@ def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:
         path = write("a.csv", f'text,label\none,x|y\ntwo,"{quoted}"\n')
         message = r"a\.csv:3: .* is a list or object as Python shows it; write it as JSON"
         with pytest.raises(BertkitError, match=message):
-            texts(path, kind="multi-label")
-    [found], _ = texts(write("b.csv", "text,label\none,['a'] and [b\n"), kind="multi-label")
+            texts(path, columns=LabelSetColumns)
+    [found], _ = texts(write("b.csv", "text,label\none,['a'] and [b\n"), columns=LabelSetColumns)
     assert found.label == ("['a'] and [b",)
 
 
 def test_a_label_that_only_begins_as_a_list_is_a_name(write: Write) -> None:
     deep = "[" * 100_000
-    [found], _ = texts(write("a.csv", f'text,label\none,"{deep}"\n'), kind="multi-label")
+    [found], _ = texts(write("a.csv", f'text,label\none,"{deep}"\n'), columns=LabelSetColumns)
     assert found.label == (deep,)
 
 
@@ -158,5 +179,3 @@ def test_nothing_to_use(write: Write) -> None:
         texts(write("b.csv", "text,label\n"))
     with pytest.raises(BertkitError, match="does not exist"):
         texts("nosuch.csv")
-    with pytest.raises(BertkitError, match="unknown kind 'regres'; did you mean 'regress'"):
-        texts(write("c.csv", "text,label\na,x\n"), kind="regres")

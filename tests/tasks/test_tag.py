@@ -18,7 +18,7 @@ from bertkit.datasets.conll import conll_sentences
 from bertkit.datasets.examples import WordsExample
 from bertkit.errors import BertkitError
 from bertkit.objectives import total_loss
-from bertkit.tasks.saved import TASKS
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import ItemPart, Items, make_batch, run_model
 from bertkit.tasks.token_classification import TagsPrediction, TokenClassification, tag_labels
 from bertkit.tasks.windows import NO_TAG
@@ -284,7 +284,10 @@ def test_rows_are_json_and_settings_make_the_task_anew() -> None:
         ["O", "B-PER", "I-PER"],
     )
     assert len(row["probabilities"]) == 3
-    assert TASKS["tag"](labels=LABELS, **json.loads(json.dumps(task.settings()))) == task
+    assert (
+        SPECS["token-classification"].task(labels=LABELS, **json.loads(json.dumps(task.settings())))
+        == task
+    )
 
 
 def test_no_input(tokenizer: Tokenizer) -> None:

@@ -97,7 +97,7 @@ def flat(items: Items) -> list[ItemPart]:
             [[1.0, 0, 0], [0.0, 0, 0], [0.0, 1, 1], [1.0, 0, 1]],
         ),
     ],
-    ids=["classify", "regress", "multi-label"],
+    ids=["classification", "regression", "multi-label-classification"],
 )
 def test_texts_equal_transformers(
     task: Any, labels: list[Any], theirs: list[Any], start: PretrainedWeights, tmp_path: Path
@@ -167,7 +167,7 @@ NOTHING = "\u200b\x01"
             2,
         ),
     ],
-    ids=["regress", "choose", "answer"],
+    ids=["regression", "multiple-choice", "question-answering"],
 )
 def test_texts_of_which_nothing_is_read_are_counted(
     task: Any, inputs: list[Any], empty: int, start: PretrainedWeights

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.predict.features import Extraction
-from bertkit.tasks.user_data import WindowLengths
-from bertkit.tasks.windows import cut_into_windows, text_windows
+from bertkit.tasks.windows import WindowLengths, cut_into_windows, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -27,10 +26,10 @@ def test_windows_hold_every_id_in_order(length: int, room: int, stride: int) -> 
 
 
 def test_a_stride_without_overlap_is_refused() -> None:
-    assert WindowLengths(max_length=64, stride=63).window("classify", 512) == 64
+    assert WindowLengths(max_length=64, stride=63).length(512) == 64
     for lengths in (WindowLengths(max_length=64, stride=64), WindowLengths(stride=999)):
         with pytest.raises(BertkitError) as refused:
-            lengths.window("classify", 512)
+            lengths.length(512)
         assert refused.value.code == "stride"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.datasets.classification import read_texts
-from bertkit.datasets.tabular import has_column, read_rows
+from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.tabular import has_columns, read_rows
 from bertkit.errors import BertkitError
 from bertkit.text.documents import read_documents
 from bertkit.text.lines import TextCounts, field_divider
@@ -22,14 +22,14 @@ def test_csv_without_commas(write: Write, divider: str, name: str) -> None:
     rows = ["text;label", "one, two;x", '"a;b\n""c""";y', "three;x"]
     path = write("a.csv", "\n".join(rows).replace(";", divider))
     counts = TextCounts()
-    found = [(i.text, i.label, i.place) for i in read_texts(path, counts)]
+    found = [(i.text, i.label, i.place) for i in TextColumns().read(path, counts)]
     assert found == [
         ("one, two", "x", f"{path}:2"),
         (f'a{divider}b\n"c"', "y", f"{path}:3"),
         ("three", "x", f"{path}:5"),
     ]
     assert counts.skipped == {f"CSV divided by {name}, kept": 1}
-    assert has_column(path, "label")
+    assert has_columns(path, ["label"])
 
 
 def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
@@ -40,7 +40,7 @@ def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
     assert [row for _, row in rows] == [{"text;note": "one;two"}]
     assert not counts.skipped
     with pytest.raises(BertkitError, match=r"no column 'label' \(columns: text, note\)"):
-        list(read_texts(path, TextCounts()))
+        list(TextColumns().read(path, TextCounts()))
     path = write("c.csv", "one; or\ntwo\n")  # the first line names nothing
     rows = read_rows(path, TextCounts(), header=False, columns=["0"])
     assert [row["0"] for _, row in rows] == ["one; or", "two"]
@@ -48,14 +48,16 @@ def test_a_comma_or_a_name_that_is_asked_for_decides(write: Write) -> None:
 
 def test_what_excel_says_and_blank_lines(write: Write) -> None:
     path = write("a.csv", "sep=;\ntext;label\none, two;x\n")
-    assert [(i.text, i.place) for i in read_texts(path, TextCounts())] == [
+    assert [(i.text, i.place) for i in TextColumns().read(path, TextCounts())] == [
         ("one, two", f"{path}:3")
     ]
     path = write("b.csv", "\n \ntext;label\none;x\n")
-    assert [(i.text, i.place) for i in read_texts(path, TextCounts())] == [("one", f"{path}:4")]
+    assert [(i.text, i.place) for i in TextColumns().read(path, TextCounts())] == [
+        ("one", f"{path}:4")
+    ]
     path = write("c.csv", 'text; note\n"a, b"\nc\n')
-    assert not has_column(path, "label")
-    found = read_texts(path, TextCounts(), text="text; note", labelled=False)
+    assert not has_columns(path, ["label"])
+    found = TextColumns(text="text; note").read(path, TextCounts(), labelled=False)
     assert [i.text for i in found] == ["a, b", "c"]
 
 

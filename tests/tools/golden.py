@@ -50,14 +50,40 @@ PRETRAINED = {
 """The flags of each pre-trained network."""
 
 TUNED: dict[str, list[str]] = {
-    "classify": ["--train", "labels.csv", "--dev", "labels.csv", "--test", "labels.csv"],
-    "multi-label": ["--train", "many.csv", "--dev", "many.csv", "--label", "labels"],
-    "regress": ["--train", "pairs.csv", "--dev", "pairs.csv", "--pair", "pair"],
-    "choose": ["--train", "choices.csv", "--dev", "choices.csv", "--choices", "a", "b", "c"],
-    "tag": ["--train", "tags.txt", "--dev", "tags.txt"],
-    "answer": ["--train", "questions.json", "--dev", "questions.json"],
+    "classify": [
+        "classification",
+        "--train",
+        "labels.csv",
+        "--dev",
+        "labels.csv",
+        "--test",
+        "labels.csv",
+    ],
+    "multi-label": [
+        "multi-label-classification",
+        "--train",
+        "many.csv",
+        "--dev",
+        "many.csv",
+        "--label",
+        "labels",
+    ],
+    "regress": ["regression", "--train", "pairs.csv", "--dev", "pairs.csv", "--pair", "pair"],
+    "choose": [
+        "multiple-choice",
+        "--train",
+        "choices.csv",
+        "--dev",
+        "choices.csv",
+        "--choices",
+        "a",
+        "b",
+        "c",
+    ],
+    "tag": ["token-classification", "--train", "tags.txt", "--dev", "tags.txt"],
+    "answer": ["question-answering", "--train", "questions.json", "--dev", "questions.json"],
 }
-"""The flags of a short run of every task type."""
+"""Name -> the task type and the flags of a short run."""
 
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "classify": ("classify", {"inputs": [{"text": "river stone bridge"}, {"text": "winter"}]}),
@@ -210,7 +236,7 @@ def text_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
 def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
     """Weights, predictions and official files of each task type, and what is exported."""
     for name, flags in TUNED.items():
-        words = ["finetune", name, "--model", "bert", "--out", f"tuned-{name}", *flags]
+        words = ["finetune", *flags, "--model", "bert", "--out", f"tuned-{name}"]
         bertkit(folder, *words, "--epochs", "1", "--batch-size", "8", "--precision", "fp32")
         yield f"{name}: weights", weights(folder / f"tuned-{name}/model")
         results = sorted((folder / f"tuned-{name}/results").rglob("*.*"))
@@ -222,7 +248,7 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name}: predictions", bertkit(folder, *command).splitlines()[:5]
         bertkit(folder, "export", f"tuned-{name}", "--to", "onnx", "--out", f"onnx-{name}")
         yield f"{name}: ONNX", logits(folder / f"onnx-{name}")
-    frozen = ["finetune", "tag", "--model", "bert", "--out", "frozen", *TUNED["tag"], "--frozen"]
+    frozen = ["finetune", *TUNED["tag"], "--model", "bert", "--out", "frozen", "--frozen"]
     bertkit(folder, *frozen, "--head", "bilstm", "--units", "8", "--epochs", "1")
     yield "frozen: weights", weights(folder / "frozen/model")
     for kind in ("features", "embed"):

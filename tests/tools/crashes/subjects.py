@@ -96,7 +96,7 @@ def subjects(home: Path) -> list[Subject]:
     short, start, tuned = str(home / "short.txt"), str(home / "start"), str(home / "tuned")
     vocabulary, rows = str(home / "vocab.txt"), str(home / "dev.csv")
     pretrain = ("pretrain", str(home / "tiny.toml"), "--store", str(home / "store"))
-    finetune = ("finetune", "classify", "--model", start, "--train", str(home / "train.csv"),
+    finetune = ("finetune", "classification", "--model", start, "--train", str(home / "train.csv"),
                 "--dev", rows, "--learning-rate", "1e-3", "2e-3", "--seeds", "2", "--epochs", "2",
                 "--keep", "2", "--batch-size", "16")  # fmt: skip
     prepare = ("prepare", str(home / "text"), "--tokenizer", vocabulary, "--shard-megabytes", "1")
@@ -135,7 +135,7 @@ def make_inputs(home: Path) -> None:
     make_model(home, len(pieces))
     store = ("prepare", str(home / "short.txt"), "--tokenizer", str(home / "vocab.txt"),
              "--held-out", "0.2", "--processes", "1", "--out", str(home / "store"))  # fmt: skip
-    tuned = ("finetune", "classify", "--model", str(home / "start"), "--train",
+    tuned = ("finetune", "classification", "--model", str(home / "start"), "--train",
              str(home / "train.csv"), "--epochs", "1", "--out", str(home / "tuning"))  # fmt: skip
     for command in (store, tuned):
         ended = run(command, home, home / "log")

@@ -1,0 +1,253 @@
+"""Data sets by name: the nine tasks of GLUE and AX, SQuAD 1.1 and 2.0, SWAG, CoNLL-2003.
+
+They are those of paper sections 4 and 5.3. Here is where their files are and how they are read; the
+user's own files are read beside them, by the names of their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from bertkit.datasets.columns import TextColumns
+from bertkit.datasets.conll import CONLL_SITE, REUTERS, conll_sentences
+from bertkit.datasets.glue import GLUE, find_file, read_glue
+from bertkit.datasets.readers import Columns
+from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
+from bertkit.datasets.swag import SWAG_SITE, read_swag
+from bertkit.datasets.tabular import has_columns
+from bertkit.errors import BertkitError, nearest
+from bertkit.outputs import DATA, TEXT
+from bertkit.text.lines import TextCounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFiles:
+    """Where the data is."""
+
+    data: Annotated[Path | None, DATA] = None
+    """The folder of an official data set."""
+    train: Annotated[str, TEXT] = ""
+    """Own training data; also overrules an official file of SQuAD, SWAG or CoNLL."""
+    dev: Annotated[str, TEXT] = ""
+    """Labelled data to choose the best run by; without it a share of the training data is set
+    apart."""
+    test: Annotated[str, TEXT] = ""
+    """Data to predict at the end, with or without labels."""
+    dev_share: float = 0.1
+    """Share of the training data that is set apart where there is no --dev."""
+
+    def __post_init__(self) -> None:
+        """From Python the files may be paths, too."""
+        for name in ("train", "dev", "test"):
+            object.__setattr__(self, name, str(getattr(self, name) or ""))
+
+
+class Benchmark(NamedTuple):
+    """What is particular to an official set with a file for each split."""
+
+    task_type: str
+    files: Mapping[str, str]
+    """Split -> name of the file."""
+    read: Callable[..., Sequence[Any]]
+    """(path, counts, scoring=whether it is only scored) -> examples."""
+    where: str
+    """Where to get the files."""
+
+
+BENCHMARKS = {
+    **{
+        f"squad-{version}": Benchmark(
+            "question-answering",
+            SQUAD_FILES[version],
+            partial(read_squad, version=version),
+            f"the official files are at {SQUAD_SITE}",
+        )
+        for version in ("1.1", "2.0")
+    },
+    "swag": Benchmark(
+        "multiple-choice",
+        {"train": "train.csv", "dev": "val.csv", "test": "test.csv"},
+        lambda path, counts, *, scoring: read_swag(path, counts, labelled=not scoring or None),
+        f"get train.csv, val.csv and test.csv of SWAG from {SWAG_SITE}",
+    ),
+    "conll-2003": Benchmark(
+        "token-classification",
+        {"train": "train.txt", "dev": "valid.txt", "test": "test.txt"},
+        lambda path, counts, *, scoring: list(conll_sentences(path, counts, untagged_ok=scoring)),
+        f"get the tags from {CONLL_SITE} and their text, the Reuters corpus, from NIST ({REUTERS})",
+    ),
+}
+OFFICIAL = (*GLUE, *BENCHMARKS)
+
+OTHER_NAMES = {
+    "train.txt": ("eng.train",),
+    "valid.txt": ("eng.testa", "dev.txt"),
+    "test.txt": ("eng.testb",),
+}
+"""What CoNLL-2003's files are called where its own script has made them."""
+
+
+def benchmark_task_type(name: str) -> str:
+    """The task type of an official set; any other name as it is."""
+    key = name.lower()
+    if key in GLUE:
+        return GLUE[key].task_type
+    return BENCHMARKS[key].task_type if key in BENCHMARKS else key
+
+
+def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, Any] | None) -> None:
+    """Refuse flags that would have no effect.
+
+    Official sets have columns of their own, GLUE's files names of their own; a task type reads no
+    official folder.
+
+    Raises:
+        BertkitError: names the flag.
+    """
+    if name in OFFICIAL and columns:
+        raise BertkitError(
+            f"{name} knows its columns; for other files choose {benchmark_task_type(name)}"
+        )
+    if name in GLUE and (files.train or files.dev or files.test):
+        raise BertkitError(
+            f"{name} is read from --data FOLDER; for other files choose {GLUE[name].task_type}"
+        )
+    if name not in OFFICIAL and files.data is not None:
+        raise BertkitError(
+            f"{name} takes your own data, by --train, --dev and --test; --data is the folder of an "
+            f"official set: {', '.join(OFFICIAL)}"
+        )
+    if files.dev_share != DataFiles.dev_share and (files.dev or name in OFFICIAL):
+        raise BertkitError(
+            "--dev-share sets training data apart where there is no other for dev, and here there "
+            "is; leave it out" + " or --dev" * (name not in OFFICIAL)
+        )
+
+
+def benchmark_folder(files: DataFiles, name: str) -> Path:
+    """The folder of an official set."""
+    if files.data is None:
+        raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
+    return files.data
+
+
+def glue_columns(name: str, path: str, columns: TextColumns) -> TextColumns:
+    """What a file's texts are called, for a model of GLUE: as usual, or as in the files of its set.
+
+    Raises:
+        BertkitError: the file has neither.
+    """
+    task = GLUE[name]
+    own = [column for column in (task.text, task.pair) if column]
+
+    def has(*names: str) -> bool:
+        return has_columns(path, names, columns.format, header=columns.header)
+
+    if has(columns.text):
+        return columns
+    if has(*own):
+        return replace(columns, text=task.text, pair=task.pair)
+    flags = "--text A --pair B" if task.pair else "--text A"
+    shown = " and ".join(map(repr, own))
+    raise BertkitError(
+        f"{path} has neither a column '{columns.text}' nor {shown} as {name}; "
+        f"name its own: {flags}; official files are predicted with: bertkit evaluate {name} "
+        "--model MODEL --data FOLDER --split SPLIT --out OUT"
+    )
+
+
+def official_paths(name: str, files: DataFiles) -> dict[str, str]:
+    """The files of an official set, in its folder or as overruled; test only where it is there."""
+    paths = {split: official_path(name, split, files) for split in ("train", "dev")}
+    if files.test or (files.data is not None and "test" in BENCHMARKS[name].files):
+        test = official_path(name, "test", files)
+        if files.test or Path(test).is_file():  # a missing one leaves nothing to predict
+            paths["test"] = test
+    return paths
+
+
+def official_path(name: str, split: str, files: DataFiles) -> str:
+    """The file of one split of an official set, in its folder or as overruled.
+
+    Raises:
+        BertkitError: there is no such split, or nothing says where it is.
+    """
+    if given := split_path(files, split):
+        return given
+    if split not in BENCHMARKS[name].files:
+        raise BertkitError(f"{name} has no official {split} file; give one of yours: --test FILE")
+    if files.data is None:
+        raise BertkitError(
+            f"{name} is read from its official files: give --data FOLDER, or --{split} FILE"
+        )
+    file = BENCHMARKS[name].files[split]
+    paths = [files.data / one for one in (*OTHER_NAMES.get(file, ()), file)]
+    return str(next((path for path in paths if path.is_file()), paths[-1]))
+
+
+def split_path(files: DataFiles, split: str) -> str:
+    """The file that was given for a split, "" for none.
+
+    Raises:
+        BertkitError: there is no such split.
+    """
+    given = {"train": files.train, "dev": files.dev, "test": files.test}
+    if split not in given:
+        raise BertkitError(f"there is no split '{split}'{nearest(split, given)}")
+    return given[split]
+
+
+def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) -> Sequence[Any]:
+    """The examples of a file of SQuAD, SWAG or CoNLL-2003.
+
+    Raises:
+        BertkitError: it is absent (the message says where to get it) or damaged.
+    """
+    if "://" not in path and not Path(path).expanduser().exists():
+        raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
+    return BENCHMARKS[name].read(path, counts, scoring=scoring)
+
+
+def split_file(name: str, split: str, files: DataFiles) -> str:
+    """The file that `read_split` reads.
+
+    Raises:
+        BertkitError: there is no such split or file.
+    """
+    key = name.lower()
+    if key in GLUE:
+        return str(find_file(key, GLUE[key], benchmark_folder(files, key), split))
+    return official_path(key, split, files) if key in BENCHMARKS else split_path(files, split)
+
+
+def read_split(
+    name: str, split: str, files: DataFiles, columns: Columns | None, counts: TextCounts
+) -> Sequence[Any]:
+    """The examples of one split of a data set, for scoring or predicting.
+
+    Args:
+        name: one of `OFFICIAL` or a task type; of a task type, the file is that of the split.
+        split: train, dev, test, or another of an official set.
+        files: where it is.
+        columns: of own data; None for an official set.
+        counts: is told of what is skipped.
+
+    Raises:
+        BertkitError: there is no such split or file; or files or columns of one's own are named for
+            an official set.
+    """
+    key = name.lower()
+    check_sources(key, files, columns)
+    if key in GLUE:
+        return read_glue(key, benchmark_folder(files, key), split, counts)
+    if key in BENCHMARKS:
+        return read_official(key, official_path(key, split, files), counts, scoring=True)
+    path = split_path(files, split)
+    if not path:
+        raise BertkitError(f"give the file as --{split} FILE, and --split {split}")
+    assert columns is not None, "own data has columns"
+    return columns.read_labelled(path, counts, scoring=True, test=split == "test")

@@ -1,0 +1,252 @@
+"""What one field of a row says: a label, a number, choices, answers, words or tags.
+
+Data sets keep lists and objects inside of fields: as they are (JSON lines, Parquet, Hugging Face
+data sets) or written as JSON (CSV, TSV).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+from bertkit.datasets.conll import SPACES, TAG
+from bertkit.datasets.squad import with_text
+from bertkit.datasets.tabular import Fields, label_name, refuse_python_list, valid_text
+from bertkit.errors import BertkitError, nearest
+from bertkit.text.lines import TextCounts
+
+LARGEST_NUMBER = 1e15
+"""Larger ones overflow the 32-bit sums of training, where they are squared."""
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+Gold = list[tuple[str, int | None]]
+"""Text and first character of every answer; None where that is not known."""
+
+
+# Labels ------------------------------------------------------------------------------------------
+
+
+def single_label(value: object, column: str, place: str) -> str | None:
+    """The name of the one label that a field holds; None where it is empty.
+
+    Raises:
+        BertkitError: it holds a list or an object.
+    """
+    if isinstance(value, list | dict):
+        raise BertkitError(
+            f"{place}: '{column}' holds a {type(value).__name__}, not one name; for several labels "
+            f"a text use the task type multi-label-classification"
+        )
+    return label_name(value, place) or None
+
+
+def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | None:
+    """The names in a field of several labels, each once, in order; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        try:
+            listed = json.loads(value) if value.lstrip().startswith("[") else None
+        except (ValueError, RecursionError):
+            refuse_python_list(value, place)
+            listed = None
+        value = listed if isinstance(listed, list) else value.split(separator)
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, list | tuple | dict) for item in items):
+        raise BertkitError(
+            f"{place}: the labels are {str(value)[:40]!r}; write a list of names, or names between "
+            "separators"
+        )
+    numbers = [item for item in items if isinstance(item, bool | int | float) and item in (0, 1)]
+    if len(numbers) == len(items) > len(set(numbers)):
+        raise BertkitError(
+            f"{place}: the labels are {str(value)[:40]!r}, which looks like a 0 or 1 for each "
+            "label; write the names of those that hold"
+        )
+    names = (label_name(item, place) for item in items)
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def row_number(value: object, column: str, place: str) -> float:
+    """A finite number that a network can be trained on."""
+    try:
+        number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
+    except (ValueError, OverflowError):
+        number = math.nan
+    # Python alone reads 1_000 as a number
+    if isinstance(value, bool) or "_" in str(value) or not math.isfinite(number):
+        raise BertkitError(
+            f"{place}: '{column}' is {str(value)[:40]!r}, not a finite number; correct it, or use "
+            f"the task type classification if labels are names"
+        )
+    if abs(number) > LARGEST_NUMBER:
+        raise BertkitError(
+            f"{place}: '{column}' is {str(value)[:40]!r}; its square overflows in training, so "
+            f"numbers go up to {LARGEST_NUMBER:g}; divide the column by a power of ten"
+        )
+    return number
+
+
+# Choices -----------------------------------------------------------------------------------------
+
+
+def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fields, Sequence[str]]:
+    """A row with a field for every choice, and their names; of a list those are made here.
+
+    Raises:
+        BertkitError: one column is named, and this field of it is no list.
+    """
+    if len(choices) > 1:
+        return row, fill_choices(row, choices)
+    [column] = choices
+    found = [] if is_empty_choice(row[column]) else from_json(row[column], str, place)
+    if not isinstance(found, list):
+        raise BertkitError(
+            f"{place}: '{column}' is {found!r:.40}, not a list of choices; name a column for each: "
+            f"--choices A B ..."
+        )
+    listed = {f"{column} {number}": choice for number, choice in enumerate(found, 1)}
+    return {**row, **listed}, fill_choices(listed, tuple(listed))
+
+
+def fill_choices(row: Fields, choices: Sequence[str]) -> Sequence[str]:
+    """The columns of the choices up to the last that is not empty; at least two."""
+    count = len(choices)
+    while count > 2 and is_empty_choice(row[choices[count - 1]]):
+        count -= 1
+    return choices[:count]
+
+
+def is_empty_choice(value: object) -> bool:
+    """Whether a field holds nothing but white space."""
+    return not str(value or "").strip()
+
+
+def letter_index(key: str) -> int:
+    """0 for A or a, 1 for B or b, ...; -1 for anything else."""
+    return LETTERS.find(key.lower()) if len(key) == 1 else -1
+
+
+# Answers -----------------------------------------------------------------------------------------
+
+
+def row_answers(value: Any, column: str, place: str) -> Gold:
+    """The answers of a field; empty texts are none."""
+    return [gold for item in flat(value) for gold in answers_in(item, column, place)]
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """The items of lists within lists, however deep, in order; what is no list by itself."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            pending += reversed(item)
+        else:
+            yield item
+
+
+def answers_in(value: Any, column: str, place: str) -> Gold:
+    """The answers of a text or an object."""
+    if value is None or isinstance(value, str):
+        return with_text([(value or "", None)])
+    if not isinstance(value, dict):
+        raise BertkitError(
+            f"{place}: '{column}' is {value!r:.40}, neither text nor a list nor an object with "
+            f"'text' and 'answer_start'; correct it"
+        )
+    if "text" not in value:
+        hint = nearest("text", value)
+        raise BertkitError(f"{place}: the object in '{column}' has no field 'text'{hint}")
+    texts = as_list(value["text"])
+    starts = as_list(value.get("answer_start")) or [None] * len(texts)
+    if len(starts) != len(texts):
+        raise BertkitError(
+            f"{place}: '{column}' has {len(texts)} texts and {len(starts)} starts; give one for "
+            f"each"
+        )
+    pairs = zip(texts, starts, strict=True)
+    return [gold for pair in pairs for gold in answer_at(*pair, column, place)]
+
+
+def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
+    """The answer of a text and a start, as they stand in a file; none where the text is empty."""
+    if isinstance(start, float) and start.is_integer():
+        start = int(start)  # a column of integers with a gap comes as floats
+    if not isinstance(text, str | None) or not (start is None or type(start) is int):
+        raise BertkitError(
+            f"{place}: '{column}' holds the text {text!r:.40} with the start {start!r:.40}; they "
+            f"must be text and a whole number"
+        )
+    return with_text([(text or "", start)])
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is, anything else as a list of one, None as an empty one."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
+def from_json(value: Any, items: Any, place: str) -> Any:
+    """What a field holds that is written as a JSON list of such items, or as an object with `text`.
+
+    Any other field stays as it is: a text may begin with a bracket.
+
+    Raises:
+        BertkitError: it is written as Python shows lists and objects.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        refuse_python_list(value, place)
+        return value
+    listed = isinstance(found, list) and all(isinstance(item, items) for item in found)
+    return found if listed or (isinstance(found, dict) and "text" in found) else value
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def row_words(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...]:
+    """The words of a field; () where it is empty."""
+    for number, word in enumerate(items := list_items(value, str, column, place), 1):
+        if not isinstance(word, str):
+            raise BertkitError(f"{place}: word {number} in '{column}' is {word!r:.40}, not text")
+    return tuple(valid_text(word, place, counts) for word in items)
+
+
+def row_tags(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...] | None:
+    """The tags of a field; None where it is empty or null."""
+    if value is None or value == "":
+        return None
+    tags = []
+    for number, item in enumerate(list_items(value, str | int, column, place), 1):
+        tag = label_name(item, place)
+        if not TAG.fullmatch(tag) or (tag[0] == "[" and len(tag) > 1):
+            raise BertkitError(
+                f"{place}: tag {number} in '{column}' is {item!r:.40}, not a tag such as O, B-PER "
+                f"or NOUN; correct it or name the column of the tags"
+            )
+        if not isinstance(item, str):
+            counts.note("tag that is a number, kept", place)
+        tags.append(tag)
+    return tuple(tags)
+
+
+def list_items(value: Any, items: Any, column: str, place: str) -> Sequence[Any]:
+    """A list, one of such items written as JSON, or what stands between the spaces of a text."""
+    value = from_json(value, items, place)
+    if value is None or isinstance(value, str):
+        # spaces alone separate, as in CoNLL's files: other white space may be a word
+        return [item for item in SPACES.split(value or "") if item]
+    if not isinstance(value, list):
+        raise BertkitError(
+            f"{place}: '{column}' is {value!r:.40}, neither a list nor text; name another column"
+        )
+    return value

@@ -1,0 +1,140 @@
+"""The task types, one record each; everything that depends on the task type begins here.
+
+What a later package adds (predictors, routes) is keyed by the examples or by the tasks of these
+records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from bertkit.datasets.benchmarks import OFFICIAL, benchmark_task_type
+from bertkit.datasets.columns import (
+    ChoiceColumns,
+    LabelSetColumns,
+    NumberColumns,
+    QuestionColumns,
+    TextColumns,
+    WordColumns,
+)
+from bertkit.datasets.examples import (
+    ChoiceExample,
+    Example,
+    QuestionExample,
+    TextExample,
+    WordsExample,
+)
+from bertkit.datasets.readers import Columns
+from bertkit.errors import BertkitError, nearest
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
+
+Options = TypeVar("Options", Columns, WindowLengths)
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What belongs to one task type."""
+
+    task: Any
+    """The class of its tasks: head, objective, decoding, scores and official files."""
+    example: type[Example]
+    """What it is asked about."""
+    columns: type[Columns]
+    """How its files of rows are read, and the options for that."""
+    windows: type[WindowLengths] = WindowLengths
+    """The options for the length of its sequences."""
+    together: str = ""
+    """The field of examples that stay on one side where data is set apart for dev."""
+
+    @property
+    def name(self) -> str:
+        """As on the command line and in `bertkit.json`."""
+        return str(self.task.task_type)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether its tasks are made with the names of labels."""
+        return any(field.name == "labels" for field in fields(self.task))
+
+    def make_columns(self, given: Mapping[str, Any]) -> Columns:
+        """The options for reading its files, of the names of fields and their values.
+
+        Raises:
+            BertkitError: a name is an option of other task types only.
+        """
+        return self._options(self.columns, given)
+
+    def make_windows(self, given: Mapping[str, Any]) -> WindowLengths:
+        """The options for its windows; see `make_columns`."""
+        return self._options(self.windows, given)
+
+    def check_options(self, options: Columns | WindowLengths) -> None:
+        """Raise unless options are of this task type."""
+        own = self.columns if isinstance(options, Columns) else self.windows
+        if type(options) is not own:
+            raise BertkitError(
+                f"{self.name} takes {own.__name__}, not {type(options).__name__}; give it those"
+            )
+
+    def _options(self, made: type[Options], given: Mapping[str, Any]) -> Options:
+        known = [field.name for field in fields(made)]
+        strange = [name for name in given if name not in known]
+        if strange:
+            owners = ", ".join(
+                f"{flag(name)} (an option of {' and '.join(task_types_with(name)) or 'nothing'})"
+                for name in strange
+            )
+            raise BertkitError(
+                f"{self.name} does not take {owners}; it takes {', '.join(map(flag, known))}"
+            )
+        return made(**given)
+
+
+SPECS: dict[str, TaskSpec] = {
+    spec.name: spec
+    for spec in (
+        TaskSpec(Classification, TextExample, TextColumns),
+        TaskSpec(MultiLabelClassification, TextExample, LabelSetColumns),
+        TaskSpec(Regression, TextExample, NumberColumns),
+        TaskSpec(MultipleChoice, ChoiceExample, ChoiceColumns),
+        TaskSpec(TokenClassification, WordsExample, WordColumns, WordWindows, "document"),
+        TaskSpec(QuestionAnswering, QuestionExample, QuestionColumns, QuestionWindows, "context"),
+    )
+}
+"""Task type -> what belongs to it."""
+
+
+def spec_for(name: str) -> TaskSpec:
+    """The task type of an official set, or the task type of this name.
+
+    Raises:
+        BertkitError: there is none.
+    """
+    task_type = benchmark_task_type(name)
+    if task_type not in SPECS:
+        hint = nearest(name.lower(), (*OFFICIAL, *SPECS))
+        raise BertkitError(f"no task is called '{name}'{hint}")
+    return SPECS[task_type]
+
+
+def task_types_with(option: str) -> list[str]:
+    """The task types that have an option, by the name of its field."""
+    return [
+        spec.name
+        for spec in SPECS.values()
+        if any(
+            field.name == option for made in (spec.columns, spec.windows) for field in fields(made)
+        )
+    ]
+
+
+def flag(name: str) -> str:
+    """A field as the command line calls it."""
+    return f"--{name.replace('_', '-')}"
