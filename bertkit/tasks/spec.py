@@ -1,4 +1,4 @@
-"""The task types, one record each; everything that depends on the task type begins here.
+"""The task types (paper section 4), one record each; what depends on the task type begins here.
 
 What a later package adds (predictors, routes) is keyed by the examples or by the tasks of these
 records.
