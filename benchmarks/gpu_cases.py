@@ -22,7 +22,8 @@ from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.pretraining_data.buckets import round_packed, shape_above
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
-from bertkit.training.step import LoopSettings, compile_layers, train_steps
+from bertkit.training.parallel import compile_layers
+from bertkit.training.step import LoopSettings, train_steps
 
 Update = Callable[[Both], None]
 

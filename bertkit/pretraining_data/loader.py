@@ -54,7 +54,7 @@ class PretrainingBatch:
         packed = self.packed
         arrays = (packed.ids, packed.segment_ids, packed.cu_seqlens.diff())
         targets = (self.target_positions, self.target_ids, self.next_labels)
-        return make_batch, tuple(tensor.numpy() for tensor in (*arrays, *targets))
+        return batch_from_arrays, tuple(tensor.numpy() for tensor in (*arrays, *targets))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
         """The same batch on another device."""
@@ -66,7 +66,7 @@ class PretrainingBatch:
         )
 
 
-def make_batch(
+def batch_from_arrays(
     ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray, *others: np.ndarray
 ) -> PretrainingBatch:
     """A batch from NumPy arrays; the others are target positions, target ids and labels."""
@@ -130,7 +130,7 @@ class BatchBuilder:
             targets.append(originals)
         at, truth = np.concatenate(positions), np.concatenate(targets)
         labels = rows["is_random"].astype(np.int64)
-        return make_batch(ids, segment_ids, lengths, at, truth, labels)
+        return batch_from_arrays(ids, segment_ids, lengths, at, truth, labels)
 
     def _fill(self, example: np.ndarray, row: np.void) -> int:
         """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; returns where B begins."""
