@@ -124,7 +124,7 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
             assert value[1:] in page.ids
     svg = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"(fill|stroke): *#[0-9a-f]{6}", svg)
-    used = {plots.TEXT, plots.TRAINING, plots.HELD_OUT}
+    used = {plots.INK, plots.TRAINING, plots.HELD_OUT}
     assert all(plots.VARIABLES[colour] in svg for colour in used)
 
 

@@ -105,7 +105,7 @@ def check_archive(file: IO[bytes], path: Path) -> None:
         raise BertkitError(f"{path}: its entries claim more bytes than it has; copy it again")
 
 
-def check_finite(tensor: Tensor, name: str, source: object) -> None:
+def check_finite_weights(tensor: Tensor, name: str, source: object) -> None:
     """Check that a tensor has only finite numbers, as predictions would be NaN otherwise.
 
     This reads the tensor once and allocates no memory.

@@ -23,7 +23,7 @@ import torch
 
 from bertkit.checkpoints.families import OWN_FIELDS
 from bertkit.checkpoints.huggingface import load_into, read_model_config, require_all_weights
-from bertkit.checkpoints.limits import TIED, check_finite, check_parameters, readable_count
+from bertkit.checkpoints.limits import TIED, check_finite_weights, check_parameters, readable_count
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.checkpoints.sstable import masked_crc32c, read_table, read_varint, varint, write_table
 from bertkit.errors import BertkitError
@@ -107,7 +107,7 @@ def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
         array = arrays.pop(variable)  # so that memory holds the weights once
         plain = array.T if variable.endswith("/kernel") else array
         tensor = torch.from_numpy(plain.astype(np.float32, order="C"))
-        check_finite(tensor, variable, prefix)
+        check_finite_weights(tensor, variable, prefix)
         tensors[from_google_name(variable)] = tensor
     return config, tensors
 

@@ -74,7 +74,7 @@ def load_state(directory: Path) -> dict[str, Tensor]:
         BertkitError: there are no weights, a file is damaged, a tensor is not a weight or has NaN
             or infinite numbers, two tensors belong to one parameter, or the decoder is not tied.
     """
-    from bertkit.checkpoints.limits import check_finite
+    from bertkit.checkpoints.limits import check_finite_weights
 
     state: dict[str, Tensor] = {}
     for path, names in weight_files(directory).items():
@@ -93,7 +93,7 @@ def load_state(directory: Path) -> dict[str, Tensor]:
             if known in state:
                 raise BertkitError(f"{path}: {name} is a second {known}; remake the file")
             state[known] = tensor.float()
-            check_finite(state[known], name, path)
+            check_finite_weights(state[known], name, path)
     return untied(state, directory)
 
 

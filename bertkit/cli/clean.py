@@ -16,7 +16,7 @@ from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.training.journal import Console
 
-DEFAULTS = CleanOptions()
+CLEAN_DEFAULTS = CleanOptions()
 
 
 def clean_command(
@@ -24,7 +24,7 @@ def clean_command(
     out: Annotated[Path, REPLACED],
     processes: int = 0,
     json: Annotated[Path | None, FILE] = None,
-    options: Annotated[CleanOptions, FLATTEN] = DEFAULTS,
+    options: Annotated[CleanOptions, FLATTEN] = CLEAN_DEFAULTS,
 ) -> None:
     """Drop duplicates and, optionally, low-quality documents from text, and count what is dropped.
 

@@ -54,14 +54,14 @@ class LearnOptions:
     """The column that holds the text, in formats that have columns."""
 
 
-DEFAULTS = LearnOptions()
+LEARN_DEFAULTS = LearnOptions()
 
 
 def learn_command(
     *paths: Annotated[str, TEXT],
     out: Annotated[Path, FOLDER],
     size: int = 30522,
-    options: Annotated[LearnOptions, FLATTEN] = DEFAULTS,
+    options: Annotated[LearnOptions, FLATTEN] = LEARN_DEFAULTS,
 ) -> None:
     """Learn a WordPiece vocabulary from text.
 

@@ -33,7 +33,7 @@ from bertkit.training.recipe import PretrainRecipe
 if TYPE_CHECKING:
     from bertkit.planning.estimate import Plan
 
-DEFAULTS = PretrainRecipe()
+PLANNED_DEFAULTS = PretrainRecipe()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def plan_command(
     price: float | None = None,
     json: Annotated[Path | None, FILE] = None,
     corpus: Annotated[CorpusSize, FLATTEN] = UNKNOWN,
-    settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
+    settings: Annotated[PretrainRecipe, FLATTEN] = PLANNED_DEFAULTS,
 ) -> None:
     """Say what a pre-training run takes: memory, speed, time and cost.
 

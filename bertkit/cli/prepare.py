@@ -18,7 +18,7 @@ from bertkit.text.lines import describe_skipped
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import Console
 
-DEFAULTS = PrepareOptions()
+PREPARE_DEFAULTS = PrepareOptions()
 LOCAL = ClusterOptions()
 EXECUTORS = {
     "tasks": ("datatrove", "slurm", "ray"),
@@ -37,7 +37,7 @@ def prepare_command(
     tokenizer: Path,
     out: Annotated[Path, FOLDER],
     processes: int = 0,
-    options: Annotated[PrepareOptions, FLATTEN] = DEFAULTS,
+    options: Annotated[PrepareOptions, FLATTEN] = PREPARE_DEFAULTS,
     cluster: Annotated[ClusterOptions, FLATTEN] = LOCAL,
 ) -> None:
     """Tokenize text into a token store.

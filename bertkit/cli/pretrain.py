@@ -21,7 +21,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL, Console, read_journal
 from bertkit.training.recipe import PretrainRecipe
 
-DEFAULTS = PretrainRecipe()
+RECIPE_DEFAULTS = PretrainRecipe()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ def pretrain_command(
     compile: bool = False,  # noqa: A002 - the flag's natural name
     strategy: str = "ddp",
     timeout: float = 600.0,
-    settings: Annotated[PretrainRecipe, FLATTEN] = DEFAULTS,
+    settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
 

@@ -23,7 +23,7 @@ from bertkit.checkpoints.extend import (
     extend_vocabulary,
 )
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.cli.learn import DEFAULTS, LearnOptions, count_sources, documents
+from bertkit.cli.learn import LEARN_DEFAULTS, LearnOptions, count_sources, documents
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.outputs import FILE, REPLACED, TEXT
@@ -94,7 +94,7 @@ def extend_command(
             assert count is not None
             cased = not start.tokenizer.lowercase
             options = replace(
-                DEFAULTS, cased=cased, processes=processes, format=format, column=column
+                LEARN_DEFAULTS, cased=cased, processes=processes, format=format, column=column
             )
             wanted = words_from_text(text, count, start.tokenizer, options, console)
         extension = extend_vocabulary(start.tokenizer, wanted, counts, place=place)

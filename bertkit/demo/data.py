@@ -26,7 +26,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
 from bertkit.model.heads import PretrainingModel
-from bertkit.pretraining_data.rng import SPLIT, keyed_rng
+from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -153,7 +153,7 @@ def labelled_task(
     families = sorted(family for family, size in sizes.most_common(MODULE_FAMILIES) if size >= 10)
     if len(families) < 2:
         raise BertkitError("this Python has too few docstrings for the demo's labelled task")
-    rng = keyed_rng(0, SPLIT)
+    rng = keyed_rng(0, DATA_SPLIT)
     drawn: dict[bool, list[TextExample]] = {False: [], True: []}
     for family in families:
         for apart, wanted in ((False, LABELLED_ROWS), (True, TESTED)):

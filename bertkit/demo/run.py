@@ -27,7 +27,7 @@ from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 VOCABULARY = 6000
-HELD_OUT = 0.05
+HELD_OUT_SHARE = 0.05
 SEEDS = (1, 2, 3)
 MASKED_SENTENCES = (
     "Return a copy of the [MASK] with all leading whitespace removed.",
@@ -136,7 +136,7 @@ def demo_store(out: Path, documents: Sequence[str], console: Console) -> TokenSt
     tokenizer.save(out / "tokenizer")
     console.say(f"vocabulary: {tokenizer.size:,} tokens")
     text = str(out / "text" / "docstrings.txt")
-    return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT))
+    return prepare([text], tokenizer, out / "store", PrepareOptions(held_out=HELD_OUT_SHARE))
 
 
 def demo_summary(out: Path, parts: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from bertkit.shapes import Hidden
 BILSTM_LAYERS = 2
 MOST_PLACES, NARROW = 2, 512
 """Limits for padding a batch on a CPU: padded positions per token, and input width or units."""
-STEP = 8
+BLOCK_STEP = 8
 """Lengths are rounded up to a multiple of this, because oneDNN compiles code for each new one."""
 
 
@@ -46,7 +46,7 @@ def both_ways(lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         a sequence is padded with its last token. And (2, tokens): the padded position per token.
     """
     sizes = np.asarray(lengths)
-    max_length = -(-int(sizes.max()) // STEP) * STEP
+    max_length = -(-int(sizes.max()) // BLOCK_STEP) * BLOCK_STEP
     starts = np.cumsum(sizes) - sizes
     steps = np.minimum(np.arange(max_length)[:, None], sizes - 1)
     tokens = np.stack([starts + steps, starts + sizes - 1 - steps])

@@ -67,9 +67,9 @@ def keep_scale(probability: float) -> float:
 SIMILAR = 0.75
 """Sequences of at least this fraction of a length are padded to it, to share one call."""
 
-STEP, LEAST_LENGTH, SHORT, LONG_STEP = 16, 32, 128, 32
-"""Rounding of lengths by `bucket_lengths`: up to SHORT to multiples of STEP and at least
-LEAST_LENGTH, beyond it to multiples of LONG_STEP."""
+SHORT_STEP, LEAST_LENGTH, SHORT_LENGTH, LONG_STEP = 16, 32, 128, 32
+"""How `bucket_lengths` rounds: lengths up to SHORT_LENGTH to multiples of SHORT_STEP, and to at
+least LEAST_LENGTH; longer ones to multiples of LONG_STEP."""
 
 
 class Group(NamedTuple):
@@ -124,7 +124,7 @@ def sequence_group(runs: Sequence[EqualLengths], dtype: torch.dtype, *, few: boo
 
 def bucket_lengths(length: int) -> int:
     """Return the rounded length to which a sequence of this length is padded."""
-    step = STEP if length <= SHORT else LONG_STEP
+    step = SHORT_STEP if length <= SHORT_LENGTH else LONG_STEP
     return max(LEAST_LENGTH, -(-length // step) * step)
 
 
@@ -144,7 +144,7 @@ def merge_similar(packed: Packed, *, few: bool = False) -> list[list[EqualLength
             else (max_length, run.length)
         )
         alike = SIMILAR * whole <= own and run.length <= whole
-        if groups and alike and not (few and max_length > SHORT):
+        if groups and alike and not (few and max_length > SHORT_LENGTH):
             groups[-1].append(run)
         else:
             groups.append([run])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.huggingface import load_model
-from bertkit.checkpoints.limits import check_finite
+from bertkit.checkpoints.limits import check_finite_weights
 from bertkit.checkpoints.pretrained import read_details
 from bertkit.checkpoints.save import SavedTokenizer, save_model
 from bertkit.checkpoints.weights import read_tensors, shown_names, write_tensors
@@ -286,5 +286,5 @@ def take_head(model: nn.Module, tensors: dict[str, Tensor], what: str, directory
             f"shape or type than in {what}; restore or remake the model"
         )
     for name, tensor in tensors.items():
-        check_finite(tensor, name, directory / HEAD_FILE)
+        check_finite_weights(tensor, name, directory / HEAD_FILE)
     model.load_state_dict(tensors, strict=False, assign=True)

@@ -34,7 +34,7 @@ BLOCK = 512
 """The number of tokens that the position-wise part processes at a time, so that its working set
 stays in the cache and memory is reused instead of allocated again."""
 
-FEW_ROWS, STEP_OF_FEW, STEP = 64, 8, 32
+FEW_ROWS, STEP_OF_FEW, ROW_STEP = 64, 8, 32
 """Row counts of products are rounded up to a multiple of 8 up to 64, and of 32 beyond. oneDNN
 compiles and keeps code for every row count, half a megabyte for each weight shape: batches of real
 texts would produce all counts, and memory would grow for as long as a server runs."""
@@ -159,7 +159,7 @@ class InferenceLayer(nn.Module):
 
 def round_up_rows(rows: Tensor) -> Tensor:
     """Append rows of zeros to (rows, width), so that few different row counts occur."""
-    step = STEP_OF_FEW if len(rows) <= FEW_ROWS else STEP
+    step = STEP_OF_FEW if len(rows) <= FEW_ROWS else ROW_STEP
     missing = -len(rows) % step
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 

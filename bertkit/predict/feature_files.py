@@ -30,7 +30,7 @@ from bertkit.text.documents import optional_library
 
 LONGEST_HEADER = 100_000_000 - 512
 """The maximum header size of safetensors in bytes, less the entries after the last text."""
-TOKENS = ("pieces", "offsets")
+TOKEN_FIELDS = ("pieces", "offsets")
 """The fields of `TextFeatures` that are written in addition to the vectors."""
 NAMES = {"float32": "F32", "float16": "F16"}
 """NumPy's dtype names -> those of safetensors."""
@@ -137,7 +137,7 @@ def write_safetensors(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
     """Write safetensors, with the vectors in a temporary file until all shapes are known."""
-    names = TOKENS if first.pieces else ()
+    names = TOKEN_FIELDS if first.pieces else ()
     header = TensorsHeader(details)
 
     def write(temporary: Path) -> None:
@@ -180,7 +180,7 @@ def write_npy(
     the new one is written last, so `read_npy` notices if the process was killed in between.
     """
     index = path.with_name(f"{path.name}.json")
-    names = TOKENS if first.pieces else ()
+    names = TOKEN_FIELDS if first.pieces else ()
     width, kind = first.vectors.shape[1], first.vectors.dtype
     with json_lists(path, ("boundaries", *names)) as lists:
 

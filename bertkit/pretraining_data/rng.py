@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, SPLIT = range(5)
+SHARD_ORDER, PAIRS, MASKS, FINE_TUNING, DATA_SPLIT = range(5)
 """Purposes; two purposes never share random numbers."""
 
 

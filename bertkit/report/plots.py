@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-TEXT, GRID, TRAINING, HELD_OUT, BASELINE = "#1c1e21", "#d8dce2", "#2563a8", "#c8501e", "#6f7680"
+INK, GRID, TRAINING, HELD_OUT, BASELINE = "#1c1e21", "#d8dce2", "#2563a8", "#c8501e", "#6f7680"
 
 VARIABLES = {
-    TEXT: "var(--text)",
+    INK: "var(--text)",
     GRID: "var(--grid)",
     TRAINING: "var(--training)",
     HELD_OUT: "var(--held-out)",
@@ -24,14 +24,14 @@ VARIABLES = {
 """The colours in matplotlib's drawings, and the page's CSS variables that replace them."""
 
 COLOURS: dict[Any, str] = {
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
+    "text.color": INK,
+    "axes.labelcolor": INK,
     "axes.edgecolor": GRID,
     "grid.color": GRID,
     "xtick.color": GRID,
     "ytick.color": GRID,
-    "xtick.labelcolor": TEXT,
-    "ytick.labelcolor": TEXT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
 }
 
 MAX_POINTS = 1200
@@ -148,7 +148,7 @@ def draw_plot(
         if len(held_out.values):
             axes.plot(*held_out, "o", color=HELD_OUT, markersize=4, label="held out")
         for step, label in changes:
-            axes.axvline(step, color=TEXT, linewidth=0.8)
+            axes.axvline(step, color=INK, linewidth=0.8)
             text = axes.text(step, 0.98, label, rotation=90, fontsize=9, ha="right", va="top")
             text.set_transform(axes.get_xaxis_transform())
         power = "{:.1e}" if plot.kind == "power" else "{:,g}"
@@ -258,7 +258,7 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, pr
                     axes.annotate(text, point, xytext=(6, 0), **how)
             if lowest <= row.median <= highest:
                 ends = [place - 0.36, place + 0.36]
-                axes.plot([row.median] * 2, ends, color=TEXT, linewidth=1.8, label="median")
+                axes.plot([row.median] * 2, ends, color=INK, linewidth=1.8, label="median")
         if baseline is not None and lowest <= baseline <= highest:
             axes.axvline(baseline, color=BASELINE, linewidth=1.2, linestyle="--", label="baseline")
         axes.set_yticks(range(len(rows)), [row.label for row in rows])

@@ -20,7 +20,7 @@ from bertkit.datasets.glue import GLUE, PLACE, find_file
 from bertkit.datasets.squad import SQUAD_SITE
 from bertkit.datasets.swag import SWAG_SITE
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.rng import SPLIT, keyed_rng
+from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.reproduce.paper import TaskScale
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.data import TaskData, load_dataset
@@ -104,7 +104,7 @@ def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
     """
     if not 0 < count < len(inputs):
         return inputs
-    chosen = keyed_rng(0, SPLIT, epoch=1, row=row).permutation(len(inputs))[:count]
+    chosen = keyed_rng(0, DATA_SPLIT, epoch=1, row=row).permutation(len(inputs))[:count]
     return [inputs[i] for i in sorted(chosen.tolist())]
 
 
@@ -115,7 +115,7 @@ def some_documents(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]
     sizes = Counter(given.document for given in inputs)
     chosen: set[Any] = set()
     total = 0
-    for document in keyed_rng(0, SPLIT, epoch=1, row=row).permutation(list(sizes)).tolist():
+    for document in keyed_rng(0, DATA_SPLIT, epoch=1, row=row).permutation(list(sizes)).tolist():
         if total >= count:
             break
         chosen.add(document)
@@ -150,7 +150,7 @@ def sentence_pairs(
     Raises:
         BertkitError: no question can be paired.
     """
-    coins, places = keyed_rng(0, SPLIT, epoch=2, row=row).random((2, len(questions)))
+    coins, places = keyed_rng(0, DATA_SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}
     pairs = []
     for given, coin, place in zip(questions, coins, places, strict=True):

@@ -24,7 +24,7 @@ from bertkit.serve.schemas import Usage
 Result = TypeVar("Result")
 
 
-SHORT = 4096
+SHORT_TEXT = 4096
 """The most characters that are tokenized in the event loop's thread. A longer request goes to
 another thread; handing it over takes about as long as tokenizing this many characters."""
 SHORT_ANSWER = 256
@@ -128,7 +128,7 @@ class Service:
         Raises:
             RefusedError: too many characters are being tokenized already (status 429).
         """
-        if characters <= SHORT:
+        if characters <= SHORT_TEXT:
             return function(*arguments)
         self.being_cut = [(one, size) for one, size in self.being_cut if not one.done()]
         most = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens

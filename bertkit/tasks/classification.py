@@ -33,7 +33,7 @@ from bertkit.tasks.task import (
     PredictedSplit,
     Task,
     TaskBatch,
-    TrainingData,
+    TaskInputs,
 )
 from bertkit.tasks.windows import text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -181,7 +181,7 @@ class Classification(TextTask):
     official_field = "label"
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         labels = training_labels(data, at_least=2)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
@@ -254,7 +254,7 @@ class MultiLabelClassification(TextTask):
     metric = "micro_f1"
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         labels = training_labels(data, at_least=1)
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
@@ -334,7 +334,7 @@ def label_counts(inputs: Iterable[Any]) -> Counter[str]:
     return seen
 
 
-def training_labels(data: TrainingData, *, at_least: int) -> tuple[str, ...]:
+def training_labels(data: TaskInputs, *, at_least: int) -> tuple[str, ...]:
     """The labels of the training data, sorted; those that are seen once are counted.
 
     Raises:

@@ -25,11 +25,11 @@ from bertkit.datasets.glue import GLUE, find_file, read_glue
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
-from bertkit.pretraining_data.rng import SPLIT, keyed_rng
+from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import label_counts
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.spec import TaskSpec, spec_for
-from bertkit.tasks.task import Items, PredictedSplit, Task, TrainingData, Unknown
+from bertkit.tasks.task import Items, PredictedSplit, Task, TaskInputs, Unknown
 from bertkit.tasks.token_classification import are_all_unique
 from bertkit.tasks.windows import WindowLengths, WordTarget
 from bertkit.text.lines import TextCounts
@@ -133,7 +133,7 @@ def official_dataset(
     }
     tests = [("test", scored["test"])] if "test" in scored else []
     task: Task = spec.task.from_data(
-        TrainingData(train, spec.columns(), windows, windows.length(positions), counts)
+        TaskInputs(train, spec.columns(), windows, windows.length(positions), counts)
     )
     if name == "squad-2.0" and isinstance(task, QuestionAnswering) and not task.null:
         raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
@@ -162,7 +162,7 @@ def user_dataset(
         tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
         recorded["test"] = files.test
     task: Task = spec.task.from_data(
-        TrainingData(every, columns, windows, windows.length(positions), counts)
+        TaskInputs(every, columns, windows, windows.length(positions), counts)
     )
     note_unique([dev, *tests], task, counts)
     return TaskData(spec.name, task, train, [dev], tests, counts, recorded, as_json(columns))
@@ -184,7 +184,7 @@ def set_apart(
     for number, given in enumerate(inputs):
         key = getattr(given, spec.together) if spec.together else number
         groups.setdefault(key, []).append(given)
-    order = keyed_rng(0, SPLIT).permutation(len(groups)).tolist()
+    order = keyed_rng(0, DATA_SPLIT).permutation(len(groups)).tolist()
     apart = set(order[: max(1, round(share * len(groups)))])
     labels = [set(label_counts(group if spec.has_labels else ())) for group in groups.values()]
     known = set().union(*(own for number, own in enumerate(labels) if number not in apart))

@@ -32,7 +32,7 @@ from bertkit.tasks.task import (
     PredictedSplit,
     Task,
     TaskBatch,
-    TrainingData,
+    TaskInputs,
 )
 from bertkit.tasks.windows import at, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -58,7 +58,7 @@ class MultipleChoice(Task):
     labels = ()
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         return cls(data.max_length, data.windows.stride)
 

@@ -35,7 +35,7 @@ from bertkit.tasks.task import (
     PredictedSplit,
     Task,
     TaskBatch,
-    TrainingData,
+    TaskInputs,
 )
 from bertkit.tasks.windows import QuestionWindows
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -90,7 +90,7 @@ class QuestionAnswering(Task):
     metric = "f1"
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         windows = data.windows
         return cls(

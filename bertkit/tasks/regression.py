@@ -16,7 +16,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.tasks.classification import TextTask
 from bertkit.tasks.metrics import correlations
-from bertkit.tasks.task import TrainingData
+from bertkit.tasks.task import TaskInputs
 
 
 class ValuePrediction(NamedTuple):
@@ -37,7 +37,7 @@ class Regression(TextTask):
     labels = ()
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         if len({given.label for given in data.train}) == 1:
             raise BertkitError(

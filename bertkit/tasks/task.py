@@ -157,7 +157,7 @@ class TaskBatch:
         )
 
 
-class TrainingData(NamedTuple):
+class TaskInputs(NamedTuple):
     """What a task is made from."""
 
     train: Sequence[Any]
@@ -201,7 +201,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """The task with what the training data says of it, such as its labels.
 
         Raises:

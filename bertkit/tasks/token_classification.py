@@ -36,7 +36,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, softmax, unknown_label
-from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TrainingData
+from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -66,7 +66,7 @@ class TokenClassification(Task):
     task_type = "token-classification"
 
     @classmethod
-    def from_data(cls, data: TrainingData) -> Self:
+    def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`."""
         labels, entities = tag_labels(data.train)
         for name in seen_once(data.train, entities):

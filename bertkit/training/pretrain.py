@@ -376,7 +376,7 @@ def train_phases(
                 if phase_ends or evaluating or saving or exporting or due(every.log_every):
                     log_window(window, checkpoints, log)
                 if evaluating:
-                    evaluate(run, state, held_out, phase, settings, log)
+                    evaluate_held_out(run, state, held_out, phase, settings, log)
                 if exporting:
                     write_model(run, state, run.folder / "models" / f"step-{state.step:08d}")
                 if saving:
@@ -407,7 +407,7 @@ def log_checkpoint(checkpoints: CheckpointWriter, log: RunLog, *, wait: bool) ->
         log.write(record)
 
 
-def evaluate(
+def evaluate_held_out(
     run: Run, state: TrainState, held_out: HeldOut, phase: int, settings: LoopSettings, log: RunLog
 ) -> None:
     """Measure the model on the held-out examples of a phase, if there are any."""

@@ -147,7 +147,7 @@ def train_steps(
             step=step + 1,
             after=after,
             sums=kept,
-            tokens=counts.pop(TOKENS),
+            tokens=counts.pop(ALL_TOKENS),
             sum_squared_lengths=counts.pop(SQUARES),
             stop=counts.pop(STOP) > 0,
             counts=counts,
@@ -156,7 +156,7 @@ def train_steps(
         )
 
 
-TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
+ALL_TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
 """What ranks tell each other besides the counts of the losses."""
 
 
@@ -168,7 +168,7 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
         counts.update(batch.counts)
         lengths += batch.packed.lengths
     squares = sum(length * length for length in lengths)
-    return {**counts, TOKENS: sum(lengths), SQUARES: squares, STOP: int(asked_to_stop)}
+    return {**counts, ALL_TOKENS: sum(lengths), SQUARES: squares, STOP: int(asked_to_stop)}
 
 
 def synchronized(

@@ -22,7 +22,7 @@ from benchmarks.browser import served
 from bertkit.serve import schemas as bodies
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits
 from bertkit.serve.server import Server
-from bertkit.serve.service import SHORT
+from bertkit.serve.service import SHORT_TEXT
 
 BODY = b'{"inputs": [{"text": "river"}]}'
 MOST = 2048
@@ -177,7 +177,7 @@ def test_cutting_is_bounded_and_within_the_deadline(
     allowed, prepare = threading.Event(), work.prepare
 
     def slow(inputs: list[Any]) -> Any:
-        if len(inputs[0].text) > SHORT:
+        if len(inputs[0].text) > SHORT_TEXT:
             assert allowed.wait(20)
         return prepare(inputs)
 
@@ -187,14 +187,14 @@ def test_cutting_is_bounded_and_within_the_deadline(
     monkeypatch.setattr(work, "prepare", slow)
     most = CHARACTERS_OF_TOKEN * MOST
     assert ask(most).status_code == 503
-    refused = ask(SHORT + 1)  # the long text is still being cut, though nobody waits for it
+    refused = ask(SHORT_TEXT + 1)  # the long text is still being cut, though nobody waits for it
     assert refused.status_code == 429
     assert refused.headers["retry-after"]
     assert ask(10).status_code == 200
     allowed.set()
     while not own.app.state.serving.being_cut[0][0].done():  # type: ignore[attr-defined]
         time.sleep(0.001)
-    assert ask(SHORT + 1).status_code == 200
+    assert ask(SHORT_TEXT + 1).status_code == 200
 
 
 WRONG: dict[str, tuple[Any, Any]] = {

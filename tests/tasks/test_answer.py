@@ -12,7 +12,7 @@ from bertkit.datasets.examples import GoldAnswer as Gold
 from bertkit.datasets.examples import QuestionExample
 from bertkit.errors import BertkitError
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
-from bertkit.tasks.task import TrainingData
+from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import QuestionWindows
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -63,7 +63,7 @@ def test_a_wanted_length_of_questions_is_kept() -> None:
         windows = QuestionWindows(**given)
         length = windows.length(512)
         return QuestionAnswering.from_data(
-            TrainingData(train, QuestionColumns(), windows, length, TextCounts())
+            TaskInputs(train, QuestionColumns(), windows, length, TextCounts())
         )
 
     assert made(max_length=40).max_question_length == 20  # the default gives way
@@ -98,7 +98,7 @@ def test_one_question_is_no_degenerate_run() -> None:
 def test_answers_are_found_with_the_published_numbers() -> None:
     """Those of google-research/bert `run_squad.py`, also where nothing is asked for."""
     windows = QuestionWindows()
-    data = TrainingData([question(0, Gold("x", 0))], None, windows, 384, TextCounts())
+    data = TaskInputs([question(0, Gold("x", 0))], None, windows, 384, TextCounts())
     own = QuestionAnswering.from_data(data)
     for task in (QuestionAnswering(), own):
         assert isinstance(task, QuestionAnswering)

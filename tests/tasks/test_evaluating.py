@@ -28,7 +28,7 @@ from bertkit.tasks.classification import (
 from bertkit.tasks.data import labelled_part
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import Regression
-from bertkit.tasks.task import TrainingData
+from bertkit.tasks.task import TaskInputs
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -150,9 +150,7 @@ def test_one_set_of_labels_is_one_in_any_order() -> None:
 def test_numbers_that_are_all_the_same_are_refused() -> None:
     inputs = [TextExample(str(i), "a", None, 3.0, f"f:{i}") for i in range(4)]
     with pytest.raises(BertkitError, match=r"only the number 3\.0 in column 'label'"):
-        Regression.from_data(
-            TrainingData(inputs, NumberColumns(), WindowLengths(), 40, TextCounts())
-        )
+        Regression.from_data(TaskInputs(inputs, NumberColumns(), WindowLengths(), 40, TextCounts()))
 
 
 @pytest.mark.parametrize("verb", ["predict", "evaluate"])
