@@ -95,7 +95,7 @@ def test_the_reference_names_what_is_there() -> None:
 
 
 def test_what_predictors_return_is_in_the_reference() -> None:
-    part = section(REFERENCE, "Tuned models")
+    part = section(REFERENCE, "Fine-tuned models")
     returned = [inspect.signature(kind.__call__).return_annotation for kind in PREDICTORS]
     names = {name for text in returned for name in re.findall(r"\w+", str(text))}
     assert {
