@@ -62,7 +62,7 @@ def inputs_of(route: str, texts: Sequence[str]) -> dict[str, Any]:
     first = texts[0] or "a text"
     if route == "embeddings":
         return {"input": list(texts)}
-    if route in {"pieces", "attention", "attention-maps"}:
+    if route in {"tokens", "attention", "attention-maps"}:
         return {"text": first[:20]}
     fields: dict[str, dict[str, Any]] = {
         "choose": {"choices": [first, "nothing"]},

@@ -98,8 +98,8 @@ def fit(tokenizer: Tokenizer, data: Path, documents: int) -> dict[str, Any]:
         "held_out_words": report.words,
         "fertility": round(report.fertility, 4),
         "unknown_share": round(report.unknown_share, 6),
-        "characters_per_piece": round(report.characters_per_piece, 4),
-        "pieces_never_used": len(report.unused_pieces),
+        "characters_per_piece": round(report.characters_per_token, 4),
+        "pieces_never_used": len(report.unused_tokens),
     }
 
 
@@ -203,7 +203,7 @@ def train_all(
     if arguments.match == "characters":
         sample = list(articles(data, "wiki_AA", min(5.0, arguments.pretrain_megabytes)))
         sizes = {
-            name: measure_vocabulary(tokenizer, sample).characters_per_piece
+            name: measure_vocabulary(tokenizer, sample).characters_per_token
             for name, tokenizer in tokenizers.items()
         }
         least = min(sizes.values())

@@ -92,19 +92,19 @@ def extend_vocabulary(
     vocabulary = list(tokenizer.vocabulary)
     ids = list(range(tokenizer.size, tokenizer.size + len(new)))
     if place == "unused":
-        slots = [index for index, piece in enumerate(vocabulary) if UNUSED.fullmatch(piece)]
+        slots = [index for index, token in enumerate(vocabulary) if UNUSED.fullmatch(token)]
         if len(slots) < len(new):
             raise BertkitError(
                 f"the vocabulary has {len(slots)} [unused] entries for {len(new)} new words; "
                 "give fewer words, or --place append"
             )
         ids = slots[: len(new)]
-        for index, piece in zip(ids, new, strict=True):
-            vocabulary[index] = piece
+        for index, token in zip(ids, new, strict=True):
+            vocabulary[index] = token
     else:
         vocabulary += new
     extended = with_vocabulary(tokenizer, vocabulary)
-    return Extension(extended, ids, [cut_into_tokens(piece, tokenizer) for piece in new])
+    return Extension(extended, ids, [cut_into_tokens(token, tokenizer) for token in new])
 
 
 def with_vocabulary(tokenizer: Tokenizer, vocabulary: Sequence[str]) -> Tokenizer:
@@ -134,17 +134,17 @@ def choose_new_tokens(
     """Yield each word that becomes a new token once, and count the others."""
     known, found = set(tokenizer.vocabulary), dict[str, str]()
     for text, source in words:
-        piece, reason = as_new_token(text, tokenizer)
-        if piece in known or piece in found:
+        token, reason = as_new_token(text, tokenizer)
+        if token in known or token in found:
             reason = "word that is one token already, or listed twice"
         if reason:
             counts.note(reason, source)
         else:
-            found[piece] = source
+            found[token] = source
     trial = with_vocabulary(tokenizer, [*SPECIAL_TOKENS, *found])
-    for piece, source in found.items():
-        if piece.startswith(CONTINUATION) or trial.encode(piece).pieces == [piece]:
-            yield piece
+    for token, source in found.items():
+        if token.startswith(CONTINUATION) or trial.encode(token).tokens == [token]:
+            yield token
         else:  # tokenizers in mode "hf" treat rare characters differently
             counts.note("word that the model's own tokenizer reads differently", source)
 
@@ -165,12 +165,12 @@ def as_new_token(text: str, tokenizer: Tokenizer) -> tuple[str, str]:
     return prefix + found[0], ""
 
 
-def cut_into_tokens(piece: str, tokenizer: Tokenizer) -> list[int]:
+def cut_into_tokens(token: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids into which a token is split by greedy longest match, as in WordPiece."""
-    if not piece.startswith(CONTINUATION):
-        return tokenizer.encode_batch([piece])[0]
+    if not token.startswith(CONTINUATION):
+        return tokenizer.encode_batch([token])[0]
     ids = {known: index for index, known in enumerate(tokenizer.vocabulary)}
-    rest, found = piece.removeprefix(CONTINUATION), []
+    rest, found = token.removeprefix(CONTINUATION), []
     while rest:
         ends = range(len(rest), 0, -1)
         end = next((end for end in ends if CONTINUATION + rest[:end] in ids), None)

@@ -81,9 +81,9 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "au
     """
     guesses = load_pretrained(model, device=device).fill_mask(text, top)
     for number, candidates in enumerate(guesses, start=1):
-        table = Table("piece", "probability", title=f"mask {number}")
-        for piece, probability in candidates:
-            table.add_row(escape(piece), f"{probability:.4f}")
+        table = Table("token", "probability", title=f"mask {number}")
+        for token, probability in candidates:
+            table.add_row(escape(token), f"{probability:.4f}")
         rich.console.Console().print(table)
 
 

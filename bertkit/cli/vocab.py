@@ -204,12 +204,12 @@ def print_report(report: dict[str, Any], title: str) -> None:
     rows = [
         ("documents", f"{report['documents']:,}"),
         ("words", f"{report['words']:,}"),
-        ("pieces", f"{report['pieces']:,}"),
+        ("pieces", f"{report['tokens']:,}"),
         ("pieces a word (fertility)", f"{report['fertility']:.4f}"),
-        ("characters a piece", f"{report['characters_per_piece']:.4f}"),
+        ("characters a piece", f"{report['characters_per_token']:.4f}"),
         ("words that are [UNK]", f"{report['unknown_share']:.4%}"),
         ("most frequent [UNK]", escape(unknown) or "none"),
-        ("pieces never used", f"{report['unused_pieces']:,} of {report['vocabulary']:,}"),
+        ("pieces never used", f"{report['unused_tokens']:,} of {report['vocabulary']:,}"),
     ]
     table = Table("measure", "value", title=escape(title))
     for name, value in rows:

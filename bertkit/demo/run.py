@@ -61,7 +61,7 @@ def sections(
     guesses = [
         [
             sentence,
-            ", ".join(f"{c.piece} {c.probability:.0%}" for c in predictor.fill_mask(sentence)[0]),
+            ", ".join(f"{c.token} {c.probability:.0%}" for c in predictor.fill_mask(sentence)[0]),
         ]
         for sentence in MASKED_SENTENCES
     ]

@@ -95,14 +95,14 @@ def check_files(
         "the findings below do not cover them",
     )
     same = f"the store was made with the tokenizer in tokenizer/ ({store.vocabulary_size:,} tokens)"
-    pieces = make_finding(
+    tokens = make_finding(
         "tokenizer",
         "problem" if wrong else "ok",
         {"vocabulary_size": store.vocabulary_size},
         wrong or same,
         "restore the store's tokenizer folder, or run `bertkit prepare` on the text again",
     )
-    return tokenizer, [files, pieces]
+    return tokenizer, [files, tokens]
 
 
 def check_store_sizes(seen: Scan, pair: str = "nsp") -> list[Finding]:
@@ -245,13 +245,13 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
     unknown = float(counts[tokenizer.unk_id] / total)
     words = int(counts[~tokenizer.continuation].sum())
     fertility = total / max(1, words)
-    spare = {index for index, piece in enumerate(tokenizer.vocabulary) if is_spare(piece)}
+    spare = {index for index, token in enumerate(tokenizer.vocabulary) if is_spare(token)}
     ordinary = np.array([index not in spare for index in range(tokenizer.size)])
     unused = float((counts[ordinary] == 0).mean()) if ordinary.any() else 0.0
     learn = "learn a vocabulary from this text (`bertkit learn`), or use one of its language"
     return [
         judge_value(
-            "unknown-pieces",
+            "unknown-tokens",
             unknown,
             {"share": unknown},
             f"{percent(unknown)} of training tokens are [UNK]",
@@ -260,14 +260,14 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
         judge_value(
             "fertility",
             fertility,
-            {"pieces_a_word": fertility},
+            {"tokens_a_word": fertility},
             f"{fertility:.2f} tokens per word (punctuation marks count as words)",
             f"the vocabulary splits words into too many tokens: {learn}, or a larger one",
         ),
         judge_value(
             "unused-vocabulary",
             unused,
-            {"share": unused, "pieces": int(ordinary.sum())},
+            {"share": unused, "tokens": int(ordinary.sum())},
             f"{percent(unused)} of {int(ordinary.sum()):,} tokens of the vocabulary never occur in "
             "the training text",
             f"the embeddings of these tokens are never trained: {learn}, or a smaller one",
@@ -275,6 +275,6 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
     ]
 
 
-def is_spare(piece: str) -> bool:
+def is_spare(token: str) -> bool:
     """Return whether a token is a special or an `[unused...]` one, which text does not contain."""
-    return piece in SPECIAL_TOKENS or piece.startswith("[unused")
+    return token in SPECIAL_TOKENS or token.startswith("[unused")

@@ -184,7 +184,7 @@ def mlm_blocks(trace: Trace) -> Iterator[Content]:
     rows = []
     for target, guess in zip(trace.targets, trace.guesses, strict=True):
         numbers = [str(guess.rank), f"{guess.probability:.3f}", f"{guess.loss:.3f}"]
-        top = ", ".join(f"{printable(one.piece)} {one.probability:.0%}" for one in guess.top)
+        top = ", ".join(f"{printable(one.token)} {one.probability:.0%}" for one in guess.top)
         rows.append([str(target.position), printable(target.token), target.kind, *numbers, top])
     columns = (">position", "true", "shown", ">rank", ">probability", ">loss", "most probable")
     yield Table(columns, rows)

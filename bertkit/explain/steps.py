@@ -109,14 +109,14 @@ def tokenize_words(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[
     )
     words = {(word.starts[0], word.ends[-1]): word.text for word in aligned}
     groups: list[list[int]] = []
-    for index, token in enumerate(encoding.pieces):
+    for index, token in enumerate(encoding.tokens):
         if groups and token.startswith(CONTINUATION) and token != CONTINUATION:
             groups[-1].append(index)
         else:
             groups.append([index])
     found = []
     for group in groups:
-        tokens = tuple(encoding.pieces[index] for index in group)
+        tokens = tuple(encoding.tokens[index] for index in group)
         span = encoding.offsets[group[0]][0], encoding.offsets[group[-1]][1]
         unknown = tokens == (SPECIAL_TOKENS[1],)
         joined = tokens[0] + "".join(token.removeprefix(CONTINUATION) for token in tokens[1:])

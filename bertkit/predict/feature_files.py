@@ -1,9 +1,9 @@
 """Files of features (paper section 5.3), written one text at a time as they are computed.
 
-| format      | content                                                                           |
-|-------------|-----------------------------------------------------------------------------------|
-| safetensors | a tensor for each text, "0", "1", ...; tensors "pieces" and "offsets": JSON, UTF-8 |
-| parquet     | a row for each token: text, token, piece, start, end, vector; pooled: text, vector |
+| format      | content                                                                            |
+|-------------|------------------------------------------------------------------------------------|
+| safetensors | a tensor for each text, "0", "1", ...; tensors "tokens" and "offsets": JSON, UTF-8 |
+| parquet     | a row per token: text, position, token, start, end, vector; pooled: text, vector   |
 | npy         | one array (rows, width); `NAME.npy.json` has the first row of each text            |
 
 Only the header of safetensors grows in memory, up to the 100 MB that the format allows.
@@ -30,7 +30,7 @@ from bertkit.text.documents import optional_library
 
 LONGEST_HEADER = 100_000_000 - 512
 """The maximum header size of safetensors in bytes, less the entries after the last text."""
-TOKEN_FIELDS = ("pieces", "offsets")
+TOKEN_FIELDS = ("tokens", "offsets")
 """The fields of `TextFeatures` that are written in addition to the vectors."""
 NAMES = {"float32": "F32", "float16": "F16"}
 """NumPy's dtype names -> those of safetensors."""
@@ -137,7 +137,7 @@ def write_safetensors(
     path: Path, texts: Iterable[TextFeatures], first: TextFeatures, details: dict[str, Any]
 ) -> None:
     """Write safetensors, with the vectors in a temporary file until all shapes are known."""
-    names = TOKEN_FIELDS if first.pieces else ()
+    names = TOKEN_FIELDS if first.tokens else ()
     header = TensorsHeader(details)
 
     def write(temporary: Path) -> None:
@@ -180,7 +180,7 @@ def write_npy(
     the new one is written last, so `read_npy` notices if the process was killed in between.
     """
     index = path.with_name(f"{path.name}.json")
-    names = TOKEN_FIELDS if first.pieces else ()
+    names = TOKEN_FIELDS if first.tokens else ()
     width, kind = first.vectors.shape[1], first.vectors.dtype
     with json_lists(path, ("boundaries", *names)) as lists:
 
@@ -220,7 +220,7 @@ def read_npy(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the memory-mapped vectors of a file, (rows, width), and its index.
 
     The index holds the details, "boundaries" (the first row of each text, then the number of rows)
-    and, unless pooled, the "pieces" and "offsets" of each text.
+    and, unless pooled, the "tokens" and "offsets" of each text.
 
     Raises:
         BertkitError: a file is missing or damaged, or the two were not written together.
@@ -250,15 +250,15 @@ def write_parquet(
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     width = first.vectors.shape[1]
     number = arrow.float32() if first.vectors.dtype == np.float32 else arrow.float16()
-    token_fields = [("token", arrow.int32()), ("piece", arrow.string())]
+    token_fields = [("position", arrow.int32()), ("token", arrow.string())]
     token_fields += [("start", arrow.int32()), ("end", arrow.int32())]
-    fields = [("text", arrow.int64()), *(token_fields if first.pieces else [])]
+    fields = [("text", arrow.int64()), *(token_fields if first.tokens else [])]
     schema = arrow.schema(
         [*fields, ("vector", arrow.list_(number, width))], {"bertkit": json.dumps(details)}
     )
 
     def write(temporary: Path) -> None:
-        with parquet.ParquetWriter(temporary, schema, use_dictionary=["piece"]) as file:
+        with parquet.ParquetWriter(temporary, schema, use_dictionary=["token"]) as file:
             for columns, vectors in row_groups(texts):
                 flat = arrow.array(vectors.reshape(-1))
                 columns["vector"] = arrow.FixedSizeListArray.from_arrays(flat, width)
@@ -287,8 +287,8 @@ def columns_of(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], n
     spans = [span for _, text in group for span in text.offsets]
     columns = {
         "text": np.repeat([number for number, _ in group], sizes),
-        "token": np.concatenate([np.arange(size) for size in sizes]),
-        "piece": [piece for _, text in group for piece in text.pieces],
+        "position": np.concatenate([np.arange(size) for size in sizes]),
+        "token": [token for _, text in group for token in text.tokens],
         "start": [start for start, _ in spans],
         "end": [end for _, end in spans],
     }

@@ -72,7 +72,7 @@ class TextFeatures(NamedTuple):
 
     vectors: np.ndarray
     """(rows, width) float32 or float16: one row per token, or a single row if pooled."""
-    pieces: list[str]
+    tokens: list[str]
     """The tokens: "[CLS]", ..., "[SEP]"; empty if pooled."""
     offsets: list[tuple[int, int]]
     """Each token's half-open character span in the text; (0, 0) for [CLS] and [SEP]."""
@@ -84,7 +84,7 @@ class TextFeatures(NamedTuple):
 class WindowedText(NamedTuple):
     """A text split into windows that fit the model."""
 
-    pieces: list[str]
+    tokens: list[str]
     offsets: list[tuple[int, int]]
     parts: list[ItemPart]
     """The windows; the target of each: indices of the tokens taken from it, and its first token."""
@@ -157,9 +157,9 @@ def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) ->
         whole = np.array([tokenizer.cls_id, *ids[first:end], tokenizer.sep_id], dtype=np.int32)
         parts.append(ItemPart((Encoded(whole, len(whole)),), (answered, first)))
     vocabulary = tokenizer.vocabulary
-    pieces = [vocabulary[tokenizer.cls_id], *encoding.pieces, vocabulary[tokenizer.sep_id]]
+    tokens = [vocabulary[tokenizer.cls_id], *encoding.tokens, vocabulary[tokenizer.sep_id]]
     unknown = unknown_of_text(parts, tokenizer.unk_id)
-    return WindowedText(pieces, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
+    return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
 
 
 def features_of(
@@ -193,20 +193,20 @@ def compute(
     for text in texts:
         vectors = join_windows(text, [next(outputs) for _ in text.parts])
         if extraction.pooling == "tokens":
-            pieces, offsets = text.pieces, text.offsets
+            tokens, offsets = text.tokens, text.offsets
         else:
-            pieces, offsets = [], []
+            tokens, offsets = [], []
             pooled = vectors[0] if extraction.pooling == "cls" else vectors.mean(axis=0)
             vectors = pooled[None]
         rows = vectors.astype(extraction.dtype)
-        yield TextFeatures(rows, pieces, offsets, len(text.parts), text.unknown)
+        yield TextFeatures(rows, tokens, offsets, len(text.parts), text.unknown)
 
 
 def join_windows(text: WindowedText, outputs: Sequence[np.ndarray]) -> np.ndarray:
     """Combine the outputs of a text's windows into one array, (tokens, width)."""
     if len(outputs) == 1:
         return outputs[0]
-    vectors = np.empty((len(text.pieces), outputs[0].shape[1]), dtype=np.float32)
+    vectors = np.empty((len(text.tokens), outputs[0].shape[1]), dtype=np.float32)
     for part, rows in zip(text.parts, outputs, strict=True):
         answered, first = part.target
         vectors[1 + answered] = rows[1 + answered - first]

@@ -28,7 +28,7 @@ MASK = "[MASK]"
 class MaskCandidate(NamedTuple):
     """A predicted token for a mask, and its probability."""
 
-    piece: str
+    token: str
     probability: float
 
 

@@ -17,14 +17,14 @@ from bertkit.model.encoder import ONE_SEGMENT, Encoder, Layer
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.batching import PreparedRequest
 from bertkit.serve.limits import RefusedError, not_finite
-from bertkit.serve.schemas import AttentionRequest, PiecesRequest
+from bertkit.serve.schemas import AttentionRequest, TokenizeRequest
 from bertkit.tokenizer.wordpiece import PairEncoding, Tokenizer
 
 DIGITS = 5
 """The number of decimal digits to which a weight is rounded."""
 MAX_WEIGHTS = 8_000_000
 """The limit on weights in the maps of one request: 235 tokens for BERT-base's 144 heads."""
-MOST_PIECES = 10_000
+MAX_TOKEN_ROWS = 10_000
 """The limit on tokens in a response that lists tokens only, at about 80 bytes each."""
 
 
@@ -80,7 +80,7 @@ class AttentionOperation:
         head = AttentionHead(encoded, asked.layer - 1, asked.head - 1)
         return PreparedRequest(head, len(encoded.ids), 1)
 
-    def encode(self, asked: PiecesRequest, most: int, reason: str) -> PairEncoding:
+    def encode(self, asked: TokenizeRequest, most: int, reason: str) -> PairEncoding:
         """Encode a text or a pair of texts as one sequence.
 
         Raises:
@@ -128,7 +128,7 @@ class AttentionMapsOperation:
     def __init__(self, one: AttentionOperation) -> None:
         self.one, self.config = one, one.config
 
-    def prepare(self, asked: PiecesRequest) -> PreparedRequest:
+    def prepare(self, asked: TokenizeRequest) -> PreparedRequest:
         """Tokenize the request's text or pair.
 
         Raises:
@@ -164,11 +164,11 @@ def as_shades(weights: Tensor) -> bytes:
 
 
 def token_rows(tokenizer: Tokenizer, encoded: PairEncoding) -> list[dict[str, Any]]:
-    """Return the tokens of a sequence with their offsets; see `bertkit.serve.schemas.Piece`."""
+    """Return the tokens of a sequence with their offsets; see `bertkit.serve.schemas.TokenInfo`."""
     rows = zip(encoded.ids, encoded.segment_ids, encoded.offsets, encoded.text_index, strict=True)
     return [
         {
-            "piece": tokenizer.vocabulary[index],
+            "token": tokenizer.vocabulary[index],
             "id": index,
             "segment": segment,
             "start": start,

@@ -94,7 +94,7 @@ class ServedModel:
     @property
     def routes(self) -> list[str]:
         """The routes that the model serves, sorted."""
-        return sorted([*self.operations, "pieces"])
+        return sorted([*self.operations, "tokens"])
 
     @property
     def card(self) -> dict[str, Any]:

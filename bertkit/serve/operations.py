@@ -281,7 +281,7 @@ class FillMask:
             for row, i in zip(logits.softmax(-1), group, strict=True):
                 best = row.topk(asked[i][1])
                 pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                found.append([MaskCandidate(vocabulary[piece], chance) for piece, chance in pairs])
+                found.append([MaskCandidate(vocabulary[token], chance) for token, chance in pairs])
         return found
 
 

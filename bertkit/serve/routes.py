@@ -16,7 +16,7 @@ from bertkit.predict.predictors import tagged_text
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.serve import schemas as answers
 from bertkit.serve import schemas as bodies
-from bertkit.serve.attention import MOST_PIECES, token_rows
+from bertkit.serve.attention import MAX_TOKEN_ROWS, token_rows
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, not_finite, too_many
 from bertkit.serve.operations import (
     choice_examples,
@@ -33,11 +33,11 @@ from bertkit.serve.schemas import (
     ErrorAnswer,
     ModelCard,
     ModelList,
-    Pieces,
-    PiecesRequest,
     PredictionRequest,
     Predictions,
     State,
+    TokenizeRequest,
+    Tokens,
 )
 from bertkit.serve.service import Predicted, Service, request_size
 from bertkit.tokenizer.wordpiece import PairEncoding
@@ -257,17 +257,17 @@ def inspection_routes(serving: Service) -> APIRouter:
     """Return the routes for tokens and attention."""
     routes = APIRouter(prefix="/v1", tags=["inspection"], responses=REFUSALS)
 
-    @routes.post("/pieces", summary="Tokenize a text or a pair", response_model=Pieces)
-    async def pieces(asked: PiecesRequest) -> Response:
-        model = serving.find(asked.model, "pieces")
+    @routes.post("/tokens", summary="Tokenize a text or a pair", response_model=Tokens)
+    async def tokens(asked: TokenizeRequest) -> Response:
+        model = serving.find(asked.model, "tokens")
         size = request_size((asked.text, asked.pair))
-        if size > CHARACTERS_OF_TOKEN * MOST_PIECES:
-            raise too_many(size // CHARACTERS_OF_TOKEN, MOST_PIECES)
+        if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
+            raise too_many(size // CHARACTERS_OF_TOKEN, MAX_TOKEN_ROWS)
         encode = model.operations["attention"].encode
-        encoded = await serving.cut(size, encode, asked, MOST_PIECES, "the limit is")
+        encoded = await serving.cut(size, encode, asked, MAX_TOKEN_ROWS, "the limit is")
 
         def body() -> dict[str, Any]:
-            return {"model": model.name, "pieces": token_rows(model.tokenizer, encoded)}
+            return {"model": model.name, "tokens": token_rows(model.tokenizer, encoded)}
 
         return await serving.respond(6 * len(encoded.ids), body)
 
@@ -292,7 +292,7 @@ def inspection_routes(serving: Service) -> APIRouter:
         summary="Compute the attention weights of all heads, one byte each",
         response_model=AttentionMaps,
     )
-    async def attention_maps(asked: PiecesRequest) -> Response:
+    async def attention_maps(asked: TokenizeRequest) -> Response:
         size = request_size((asked.text, asked.pair))
         found = await serving.predict("attention-maps", asked.model, asked, size)
 
@@ -310,7 +310,7 @@ def inside_body(found: Predicted, encoded: PairEncoding) -> dict[str, Any]:
     model = found.model
     return {
         "model": model.name,
-        "pieces": token_rows(model.tokenizer, encoded),
+        "tokens": token_rows(model.tokenizer, encoded),
         "layers": model.config.num_hidden_layers,
         "heads": model.config.num_attention_heads,
     }
@@ -337,7 +337,7 @@ def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
         responses={404: REFUSALS[404]},
     )
     async def model(name: str) -> Response:
-        return await serving.respond(1, dict, serving.find(name, "pieces").card)
+        return await serving.respond(1, dict, serving.find(name, "tokens").card)
 
     @routes.post(
         "/models/{name}/reload",

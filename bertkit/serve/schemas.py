@@ -130,7 +130,7 @@ class EmbeddingRequest(BaseModel):
     user: str | None = None
 
 
-class PiecesRequest(RequestBody):
+class TokenizeRequest(RequestBody):
     """A text or a pair of texts to tokenize; `pair` is the second text."""
 
     model: str | None = None
@@ -138,7 +138,7 @@ class PiecesRequest(RequestBody):
     pair: Plain | None = None
 
 
-class AttentionRequest(PiecesRequest):
+class AttentionRequest(TokenizeRequest):
     """A text or a pair, and the head to inspect; `layer` and `head` count from 1."""
 
     layer: int = Field(1, ge=1)
@@ -249,7 +249,7 @@ class Answer(BaseModel):
 class Candidate(BaseModel):
     """A candidate token for a mask, and its probability."""
 
-    piece: str
+    token: str
     probability: float
 
 
@@ -283,13 +283,13 @@ class EmbeddingAnswer(BaseModel):
     usage: EmbeddingUsage
 
 
-class Piece(BaseModel):
+class TokenInfo(BaseModel):
     """A token: `[start:end]` of the text (`part` 0) or pair (1); special tokens have part null.
 
     `segment` is 0 up to and including the first [SEP], and 1 after it.
     """
 
-    piece: str
+    token: str
     id: int
     segment: int
     start: int
@@ -297,14 +297,14 @@ class Piece(BaseModel):
     part: int | None
 
 
-class Pieces(BaseModel):
+class Tokens(BaseModel):
     """The token sequence that the model reads, with [CLS] and [SEP]."""
 
     model: str
-    pieces: list[Piece]
+    tokens: list[TokenInfo]
 
 
-class Attention(Pieces):
+class Attention(Tokens):
     """One head's attention weights from each token (row) to each token; rows sum to 1."""
 
     layer: int
@@ -314,7 +314,7 @@ class Attention(Pieces):
     weights: list[list[float]]
 
 
-class AttentionMaps(Pieces):
+class AttentionMaps(Tokens):
     """The attention weights from each token (row) to each token, for every head and layer.
 
     `weights` is base64 of one byte per layer, head, row and column, in this order. A byte is 255

@@ -188,7 +188,7 @@ class Service:
             RefusedError: there is no such model (status 404), or it is already being loaded or
                 cannot be loaded (409).
         """
-        old = self.find(name, "pieces")
+        old = self.find(name, "tokens")
         if name in self.loading:
             raise RefusedError(409, f"'{name}' is already being loaded; try again later")
         self.loading[name] = loading = asyncio.create_task(self._replace(old))
@@ -267,8 +267,8 @@ def as_bytes(body: dict[str, Any]) -> bytes:
 
 
 def offers(model: ServedModel, route: str) -> bool:
-    """Return whether a model serves a route; every model serves "pieces"."""
-    return route == "pieces" or route in model.operations
+    """Return whether a model serves a route; every model serves "tokens"."""
+    return route == "tokens" or route in model.operations
 
 
 def shorten_client_text(text: str, most: int = 60) -> str:

@@ -199,26 +199,26 @@ class VocabularyReport:
     """The measured fit of a vocabulary to a text; see `measure_vocabulary`.
 
     Attributes:
-        words, pieces: the numbers of words and of WordPiece tokens in the text.
+        words, tokens: the numbers of words and of WordPiece tokens in the text.
         fertility: tokens per word; 1 means that every word is one token.
         unknown_share: the share of words that became [UNK].
         unknown_words: the most frequent of these, as written in the text, with their counts.
-        characters_per_piece: characters per token, not counting white space.
-        unused_pieces: the tokens that do not occur in the text, without special tokens.
+        characters_per_token: characters per token, not counting white space.
+        unused_tokens: the tokens that do not occur in the text, without special tokens.
     """
 
     words: int
-    pieces: int
+    tokens: int
     fertility: float
     unknown_share: float
     unknown_words: Sequence[tuple[str, int]]
-    characters_per_piece: float
-    unused_pieces: Sequence[str]
+    characters_per_token: float
+    unused_tokens: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for a JSON file, with only the number of the unused tokens."""
         report = asdict(self)
-        report["unused_pieces"] = len(self.unused_pieces)
+        report["unused_tokens"] = len(self.unused_tokens)
         return report
 
 
@@ -232,27 +232,27 @@ def measure_vocabulary(
         texts: the texts, read once; preferably text that the vocabulary was not learned from.
         most_common: the number of unknown words to list.
     """
-    words = pieces = characters = 0
+    words = tokens = characters = 0
     unknown: Counter[str] = Counter()
     used: set[str] = set(SPECIAL_TOKENS)
     for text in texts:
         encoding = tokenizer.encode(text)
-        used.update(encoding.pieces)
-        pieces += len(encoding.pieces)
-        words += sum(not piece.startswith(CONTINUATION) for piece in encoding.pieces)
-        for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+        used.update(encoding.tokens)
+        tokens += len(encoding.tokens)
+        words += sum(not token.startswith(CONTINUATION) for token in encoding.tokens)
+        for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
             characters += end - start
-            if piece == SPECIAL_TOKENS[1]:
+            if token == SPECIAL_TOKENS[1]:
                 unknown[text[start:end]] += 1
     ranked = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
     return VocabularyReport(
         words=words,
-        pieces=pieces,
-        fertility=pieces / words if words else 0.0,
+        tokens=tokens,
+        fertility=tokens / words if words else 0.0,
         unknown_share=unknown.total() / words if words else 0.0,
         unknown_words=ranked[:most_common],
-        characters_per_piece=characters / pieces if pieces else 0.0,
-        unused_pieces=[piece for piece in tokenizer.vocabulary if piece not in used],
+        characters_per_token=characters / tokens if tokens else 0.0,
+        unused_tokens=[token for token in tokenizer.vocabulary if token not in used],
     )
 
 

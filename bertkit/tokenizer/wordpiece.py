@@ -45,7 +45,7 @@ class Encoding(NamedTuple):
     """A text as WordPiece tokens; `offsets` are half-open character spans in the raw text."""
 
     ids: list[int]
-    pieces: list[str]
+    tokens: list[str]
     offsets: list[tuple[int, int]]
 
 

@@ -140,7 +140,7 @@ def test_one_sentence_documents(build: Build) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (RUSSIAN, {"unknown-pieces", "unused-vocabulary"}),
+        (RUSSIAN, {"unknown-tokens", "unused-vocabulary"}),
         (HUNGARIAN + " q w x j c y abcdefghijklmnopqrstuvwxyz" * 2, {"fertility"}),
     ],
     ids=["other script", "other language"],
@@ -170,7 +170,7 @@ def test_what_other_examples_do_not_need_is_not_judged(build: Build, pair: str) 
 def test_own_vocabulary_is_fine(build: Build) -> None:
     own = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, ".", *WORDS], lowercase=True)
     found = look(build(documents(), tokenizer=own))
-    for name in ("unknown-pieces", "fertility", "unused-vocabulary"):
+    for name in ("unknown-tokens", "fertility", "unused-vocabulary"):
         assert found[name].severity == "ok", found[name]
 
 
@@ -291,7 +291,7 @@ def test_ids_outside_of_the_vocabulary(healthy: Path, tmp_path: Path) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest))
     found = look(folder)
     assert {"files", "tokenizer"} <= problems(folder)
-    assert "outside of the 60 pieces" in found["files"].meaning
+    assert "outside of the 60 tokens" in found["files"].meaning
 
 
 def test_missing_unigrams(healthy: Path, tmp_path: Path) -> None:

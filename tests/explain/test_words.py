@@ -24,7 +24,7 @@ def test_the_steps_and_the_cuts_are_the_tokenizers(lowercase: bool, compat: str,
     tokenizer = Tokenizer.from_vocabulary(VOCABULARY, lowercase=lowercase, compat=compat)
     encoding = tokenizer.encode(text)
     found = tokenize_words(text, encoding, tokenizer)
-    assert [piece for word in found for piece in word.tokens] == encoding.pieces
+    assert [piece for word in found for piece in word.tokens] == encoding.tokens
     for word in found:
         if word.tokens != ("[UNK]",) and word.tokens[0] not in SPECIAL_TOKENS:
             assert tuple(one.token for one in word.matches) == word.tokens

@@ -93,7 +93,7 @@ def test_what_was_known_stays_equal(tmp_path: Path, small: Tokenizer, place: str
     assert new.config.vocab_size == new.tokenizer.size == size
     ids = list(range(size - 3, size)) if place == "append" else [5, 6, 7]
     assert new.tokenizer.encode("mitochondrial lines").ids == ids[:2]
-    assert new.tokenizer.encode("enzymes").pieces == ["en", "##zymes"]
+    assert new.tokenizer.encode("enzymes").tokens == ["en", "##zymes"]
     old_packed, packed = batch(small, OLD_TEXT), batch(new.tokenizer, OLD_TEXT)
     assert torch.equal(old_packed.ids, packed.ids)
     targets = torch.arange(len(packed.ids))
@@ -240,7 +240,7 @@ def test_accents_are_counted_as_the_model_reads_them(
         "--count", "1", "--processes", "1",
     )  # fmt: skip
     assert "1 of them new: züge" in " ".join(capsys.readouterr().err.split())
-    assert Tokenizer.load(tmp_path / "new").encode("Züge").pieces == ["züge"]
+    assert Tokenizer.load(tmp_path / "new").encode("Züge").tokens == ["züge"]
 
 
 def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
@@ -348,7 +348,7 @@ def test_the_verb(tmp_path: Path, small: Tokenizer, capsys: pytest.CaptureFixtur
     assert "fertility" in shown
     assert "quark (1)" in shown
     found = json.loads(report.read_text())
-    assert (found["documents"], found["words"], found["pieces"]) == (2, 21, 24)
+    assert (found["documents"], found["words"], found["tokens"]) == (2, 21, 24)
     assert found["fertility"] == pytest.approx(24 / 21)
 
 

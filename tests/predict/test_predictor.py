@@ -68,7 +68,7 @@ def test_fill_mask_equals_transformers(bert: Predictor, oracle: BertForPreTraini
     for place, candidates in zip(places, found, strict=True):
         probabilities = logits[place].softmax(-1)
         best = probabilities.topk(7)
-        assert [c.piece for c in candidates] == [tokenizer.vocabulary[i] for i in best.indices]
+        assert [c.token for c in candidates] == [tokenizer.vocabulary[i] for i in best.indices]
         expected = pytest.approx(best.values.tolist(), rel=1e-4)
         assert [c.probability for c in candidates] == expected
 

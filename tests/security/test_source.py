@@ -16,8 +16,9 @@ REACHES_OUT = {"urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "t
 REACHES_OUT |= {"http", "xmlrpc", "huggingface_hub"}
 UNPACKS = {"tarfile"}
 ALLOWED = {
-    "bertkit/serve/": {"socket", "http"},  # a server, started by a verb of its own
+    "bertkit/serve/": {"socket", "http"},  # a server, started by a command of its own
     "bertkit/cli/serve.py": {"socket", "http"},
+    "bertkit/checkpoints/hub.py": {"huggingface_hub"},  # of files that are no code
     "bertkit/text/remote.py": {"aiohttp"},  # its time limits, which fsspec hands on
     "bertkit/export/onnx.py": {"torch.export.load"},  # of the file it has just written, to try it
 }

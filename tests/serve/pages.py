@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[str, dict[str, str]]] = {
     "pretrained 2": ("next-sentence", {"text": "river", "following": "stone"}),
     "pretrained 3": ("embeddings", {"query": "river", "lines": "stone\nriver\n\nkettle"}),
     "encoder": ("embeddings", {"query": "river", "lines": "stone\nriver\nkettle"}),
-    "encoder 2": ("pieces", {"text": "Évening kettle", "pair": "stone"}),
+    "encoder 2": ("tokens", {"text": "Évening kettle", "pair": "stone"}),
     "encoder 3": ("attention-maps", {"text": "river kettle", "pair": "stone"}),
 }
 """Model, and a number where it has several forms -> route, and what is typed."""

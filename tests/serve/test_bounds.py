@@ -147,7 +147,7 @@ LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "masks": ("fill-mask", {"inputs": [{"text": "[MASK]" * 100}]}),
     "guesses": ("fill-mask", {"inputs": [{"text": "[MASK]", "top": 60}] * 900}),
     "ids": ("embeddings", {"input": [[1] * 3000]}),
-    "pieces": ("pieces", {"model": "choose", "text": "a" * 60_010}),
+    "tokens": ("tokens", {"model": "choose", "text": "a" * 60_010}),
 }
 
 
@@ -238,7 +238,7 @@ def test_long_answers_leave_the_loop_to_others(
     asked = {
         "fill-mask": {"inputs": [{"text": "[MASK]", "top": 60}] * 4},
         "tag": {"model": "tag", "inputs": [{"text": "river " * 100}]},
-        "pieces": {"model": "tag", "text": "river " * 100},
+        "tokens": {"model": "tag", "text": "river " * 100},
         "embeddings": {"model": "encoder", "input": ["river"] * 40},
     }
     monkeypatch.setattr("bertkit.serve.service.json.dumps", noted)

@@ -360,7 +360,7 @@ def test_a_wave_of_requests_does_not_hold_up_a_new_connection(
         held.set()
         free.wait(PATIENCE)
 
-    sent = post("/v1/pieces", {"text": "a river"})
+    sent = post("/v1/tokens", {"text": "a river"})
     with ExitStack() as stack:
         clients = [stack.enter_context(patient.connect()) for _ in range(200)]
         until(lambda: len(patient.serving.connections.open) >= 200)

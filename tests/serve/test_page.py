@@ -125,16 +125,16 @@ def test_guesses_are_put_in_and_taken_out(visit: Open, address: str) -> None:
     page = visit("pretrained", route)
     results = ask(page, fields)
     wanted = [guess for mask in masks for guess in mask]
-    assert names(results) == [guess["piece"] for guess in wanted]
+    assert names(results) == [guess["token"] for guess in wanted]
     assert numbers(results) == percents(guess["probability"] for guess in wanted)
     buttons, area = results.locator(".bars button"), page.locator("#field-text")
-    plain = next(i for i, one in enumerate(masks[1]) if not one["piece"].startswith("##"))
+    plain = next(i for i, one in enumerate(masks[1]) if not one["token"].startswith("##"))
     buttons.nth(8 + plain).click()
-    assert area.input_value() == f"the [MASK] and the {masks[1][plain]['piece']}."
-    joined = next(i for i, one in enumerate(masks[0]) if one["piece"].startswith("##"))
+    assert area.input_value() == f"the [MASK] and the {masks[1][plain]['token']}."
+    joined = next(i for i, one in enumerate(masks[0]) if one["token"].startswith("##"))
     buttons.nth(joined).click()
-    word = f"the{masks[0][joined]['piece'][2:]}"
-    assert area.input_value() == f"{word} and the {masks[1][plain]['piece']}."
+    word = f"the{masks[0][joined]['token'][2:]}"
+    assert area.input_value() == f"{word} and the {masks[1][plain]['token']}."
     buttons.nth(8 + plain).click()
     assert area.input_value() == f"{word} and the [MASK]."
     assert results.locator("p.text").inner_text() == f"{word} and the [MASK]."
@@ -178,12 +178,12 @@ def test_next_sentence_and_nearest(visit: Open, address: str) -> None:
 
 def test_pieces(visit: Open, address: str) -> None:
     route, fields = FORMS["encoder 2"]
-    pieces = api(address, route, model="encoder", **fields)["pieces"]
+    pieces = api(address, route, model="encoder", **fields)["tokens"]
     results = ask(visit("encoder", route), fields)
     chips = results.locator(".chips li")
-    assert chips.all_inner_texts() == [f"{one['piece']}\n{one['id']}" for one in pieces]
+    assert chips.all_inner_texts() == [f"{one['token']}\n{one['id']}" for one in pieces]
     segments = results.locator(".chips .segment-1").all_inner_texts()
-    assert segments == [f"{one['piece']}\n{one['id']}" for one in pieces if one["segment"]]
+    assert segments == [f"{one['token']}\n{one['id']}" for one in pieces if one["segment"]]
     results.locator("summary").click()
     rows = [row.split("\t") for row in results.locator("tbody tr").all_inner_texts()]
     assert [row[5] for row in rows] == ["", "Évening", "ket", "tle", "", "stone", ""]
@@ -205,7 +205,7 @@ def test_attention(visit: Open, address: str) -> None:
             assert float(text.removesuffix(" %")) / 100 == pytest.approx(weight, abs=5e-3)
     best = max(range(len(weights)), key=weights.__getitem__)
     looks = results.locator("#looks").inner_text()
-    assert looks.startswith(f"river (1) attends to {found['pieces'][best]['piece']} ({best})")
+    assert looks.startswith(f"river (1) attends to {found['tokens'][best]['token']} ({best})")
     page.focus("button[aria-label='layer 1, head 2']")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowLeft")

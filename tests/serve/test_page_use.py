@@ -144,7 +144,7 @@ def test_text_stays_text(visit: Open, name: str) -> None:
     results = ask(page, typed)
     assert results.locator("img, script, b, i").count() == 0
     assert page.evaluate("window.hurt") is None
-    if route not in {"attention-maps", "pieces"}:
+    if route not in {"attention-maps", "tokens"}:
         shown = results.inner_text().replace("\u00a0X", "").replace("\u00a0", "")  # without tags
         assert "<img src=x onerror" in shown
 
@@ -205,7 +205,7 @@ def test_a_request_at_work_is_shown_and_not_doubled(visit: Open) -> None:
     page.click("#go", force=True)
     page.wait_for_timeout(50)
     assert len(held) == 1
-    page.check("input[value='pieces']")  # the reader looks elsewhere meanwhile
+    page.check("input[value='tokens']")  # the reader looks elsewhere meanwhile
     held[0].continue_()
     page.wait_for_selector("body:not(.busy)")
     expect(page.locator("#results")).to_be_hidden()
@@ -217,11 +217,11 @@ def test_texts_come_along(visit: Open) -> None:
     """What was typed stays with its form, and looks inside begin with the task's texts."""
     page = visit("answer", "answer")
     fill(page, {"question": "who", "context": "a sailor"})
-    page.check("input[value='pieces']")
+    page.check("input[value='tokens']")
     assert page.locator("#field-text").input_value() == "who"
     assert page.locator("#field-pair").input_value() == "a sailor"
     page.select_option("#model", "classify")
-    assert page.evaluate("location.hash") == "#model=classify&do=pieces"
+    assert page.evaluate("location.hash") == "#model=classify&do=tokens"
     page.check("input[value='classify']")
     page.fill("#field-text", "river")
     page.check("input[value='attention-maps']")

@@ -114,7 +114,7 @@ def test_maps_of_large_models_are_for_short_texts(
 ) -> None:
     monkeypatch.setattr("bertkit.serve.attention.MAX_WEIGHTS", 4 * 9**2)
     asked = {"model": "tag", "text": "a " * 7}
-    assert len(post(client, "attention-maps", **asked)["pieces"]) == 9
+    assert len(post(client, "attention-maps", **asked)["tokens"]) == 9
     answer = client.post("/v1/attention-maps", json={**asked, "pair": "a"})
     assert answer.status_code == 422
     assert "11 tokens" in answer.json()["error"]["message"]

@@ -182,10 +182,10 @@ def test_ids_stand_behind_the_prompt_as_texts_do(models: Path, tokenizer: Tokeni
 
 
 def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
-    found = post(client, "pieces", model="tag", text="Évening kettle", pair="stone")["pieces"]
+    found = post(client, "tokens", model="tag", text="Évening kettle", pair="stone")["tokens"]
     encoded = tokenizer.encode_pair("Évening kettle", "stone")
     assert [piece["id"] for piece in found] == encoded.ids
-    assert [piece["piece"] for piece in found] == [tokenizer.vocabulary[i] for i in encoded.ids]
+    assert [piece["token"] for piece in found] == [tokenizer.vocabulary[i] for i in encoded.ids]
     assert [(piece["start"], piece["end"]) for piece in found] == encoded.offsets
     assert [piece["part"] for piece in found] == [None, 0, 0, 0, None, 1, None]
     assert [piece["segment"] for piece in found] == encoded.segment_ids
@@ -203,12 +203,12 @@ def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name:
         found = post(client, "attention", model=name, **asked)
         np.testing.assert_allclose(found["weights"], wanted[layer - 1, head - 1], atol=2e-5)
         assert np.abs(np.sum(found["weights"], axis=1) - 1).max() < 1e-3
-        assert len(found["pieces"]) == len(encoded.ids)
+        assert len(found["tokens"]) == len(encoded.ids)
         assert (found["layers"], found["heads"]) == (2, 2)
     maps = post(client, "attention-maps", model=name, text="river kettle", pair="stone")
     coded = np.frombuffer(base64.b64decode(maps["weights"]), np.uint8).reshape(wanted.shape)
     np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
-    assert maps["pieces"] == found["pieces"]
+    assert maps["tokens"] == found["tokens"]
     assert (maps["layers"], maps["heads"]) == wanted.shape[:2]
 
 
@@ -234,7 +234,7 @@ def test_models_are_listed_with_what_they_can_do(client: TestClient) -> None:
     assert sorted(cards) == sorted(NAMES)
     assert cards["classify"]["labels"] == ["dry", "damp", "wet"]
     assert "fill-mask" in cards["pretrained"]["routes"]
-    assert cards["encoder"]["routes"] == ["attention", "attention-maps", "embeddings", "pieces"]
+    assert cards["encoder"]["routes"] == ["attention", "attention-maps", "embeddings", "tokens"]
     assert client.get("/v1/models/tag").json() == cards["tag"]
 
 

@@ -68,7 +68,7 @@ def test_answers_are_as_described(described: Any) -> None:
             case.validate_response(answer, checks=CHECKS)
 
         ask()
-    for route in ("classify", "tag", "answer", "embeddings", "pieces"):
+    for route in ("classify", "tag", "answer", "embeddings", "tokens"):
         assert statuses[f"/v1/{route}", 422], statuses
     assert not [key for key in statuses if key[1] >= 500]
     for route in (*PLAIN, "/v1/models", "/health", "/ready", "/metrics"):

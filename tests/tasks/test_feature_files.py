@@ -38,7 +38,7 @@ def test_safetensors(some: list[TextFeatures], tmp_path: Path, dtype: str) -> No
     tensors = load_file(path)
     lists = {
         name: json.loads(tensors.pop(name).tobytes())
-        for name in ("pieces", "offsets")
+        for name in ("tokens", "offsets")
         if name in tensors
     }
     assert sorted(tensors, key=int) == [str(n) for n in range(len(some))]
@@ -48,8 +48,8 @@ def test_safetensors(some: list[TextFeatures], tmp_path: Path, dtype: str) -> No
     with safetensors.safe_open(path, framework="np") as file:
         details = {name: json.loads(value) for name, value in file.metadata().items()}
     assert details == {"layers": "last"}
-    if some[0].pieces:
-        assert lists["pieces"] == [text.pieces for text in some]
+    if some[0].tokens:
+        assert lists["tokens"] == [text.tokens for text in some]
         assert lists["offsets"] == [[list(o) for o in text.offsets] for text in some]
     else:
         assert lists == {}
@@ -70,7 +70,7 @@ def test_npy(some: list[TextFeatures], tmp_path: Path, dtype: str) -> None:
     for n, text in enumerate(some):
         np.testing.assert_array_equal(rows[bounds[n] : bounds[n + 1]], text.vectors)
     assert index["pooling"] == "?"
-    assert index.get("pieces", []) == ([text.pieces for text in some] if some[0].pieces else [])
+    assert index.get("tokens", []) == ([text.tokens for text in some] if some[0].tokens else [])
 
 
 def one_text(value: float, piece: str = "x") -> TextFeatures:
@@ -84,7 +84,7 @@ def test_npy_replaces_its_own_files_only(tmp_path: Path) -> None:
     assert (tmp_path / "f.json").read_text() == "mine"
     rows, index = read_npy(tmp_path / "f.npy")
     assert rows.tolist() == [[2, 2], [2, 2]]
-    assert index["pieces"] == [['ü"'], ['ü"']]
+    assert index["tokens"] == [['ü"'], ['ü"']]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["f.json", "f.npy", "f.npy.json"]
 
 
@@ -184,11 +184,11 @@ def test_parquet(
     vectors = np.concatenate([text.vectors for text in some])
     np.testing.assert_array_equal(np.array(columns["vector"], dtype=dtype), vectors)
     assert columns["text"] == [n for n, text in enumerate(some) for _ in text.vectors]
-    if some[0].pieces:
-        assert columns["piece"] == [piece for text in some for piece in text.pieces]
+    if some[0].tokens:
+        assert columns["token"] == [piece for text in some for piece in text.tokens]
         spans = list(zip(columns["start"], columns["end"], strict=True))
         assert spans == [span for text in some for span in text.offsets]
-        assert columns["token"][:3] == [0, 1, 2]
+        assert columns["position"][:3] == [0, 1, 2]
     else:
         assert list(columns) == ["text", "vector"]
 

@@ -62,7 +62,7 @@ def test_tokens_equal_transformers(
         named = {"embeddings": 0, "second-to-last": -2, "last": -1}
         wanted = sum(states[1:]) if layers == "sum" else states[named[layers]]
         np.testing.assert_allclose(features.vectors, wanted, atol=2e-5)
-        assert features.pieces == ["[CLS]", *encoding.pieces, "[SEP]"]
+        assert features.tokens == ["[CLS]", *encoding.tokens, "[SEP]"]
         assert features.offsets == [(0, 0), *encoding.offsets, (0, 0)]
         assert (features.vectors.dtype, features.windows) == (np.float32, 1)
 
@@ -76,7 +76,7 @@ def test_pooling(encoder: Encoder, tokenizer: Tokenizer) -> None:
     }
     for n, features in enumerate(tokens):
         assert pooled["cls"][n].vectors.shape == (1, 32)
-        assert pooled["cls"][n].pieces == []
+        assert pooled["cls"][n].tokens == []
         np.testing.assert_array_equal(pooled["cls"][n].vectors[0], features.vectors[0])
         np.testing.assert_allclose(
             pooled["mean"][n].vectors[0], features.vectors.mean(0), atol=1e-6
@@ -87,7 +87,7 @@ def test_long_texts_lose_nothing(encoder: Encoder, tokenizer: Tokenizer, oracle:
     """Windows of 10 pieces that share 4: each piece from the one where it is most central."""
     [features] = extract(encoder, tokenizer, [LONG], Extraction(max_length=12, stride=6))
     ids = tokenizer.encode(LONG).ids
-    assert len(features.vectors) == len(features.pieces) == len(ids) + 2
+    assert len(features.vectors) == len(features.tokens) == len(ids) + 2
     starts = [*range(0, len(ids) - 10, 6), len(ids) - 10]
     assert features.windows == len(starts)
     windows = [oracle(surrounded(tokenizer, ids[start : start + 10]))[-1] for start in starts]

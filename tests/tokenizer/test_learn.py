@@ -84,7 +84,7 @@ def test_words_follow_the_normalisation_of_the_tokenizer() -> None:
     )
     vocabulary = learn_vocabulary(texts * 3, 200)
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    assert tokenizer.encode(texts[0]).pieces == (["angstrom", "\ue000x", "οδος", "\U0002b820", "y"])
+    assert tokenizer.encode(texts[0]).tokens == (["angstrom", "\ue000x", "οδος", "\U0002b820", "y"])
     assert "##\U0002b820" not in vocabulary
     assert any("Å" in piece for piece in learn_vocabulary(texts * 3, 200, lowercase=False))
 
@@ -151,13 +151,13 @@ def test_report() -> None:
     vocabulary = [*SPECIAL_TOKENS, "the", "run", "##ning", "never"]
     tokenizer = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
     report = measure_vocabulary(tokenizer, ["the running dog", "Dog the DOG cat"])
-    assert (report.words, report.pieces) == (7, 8)
+    assert (report.words, report.tokens) == (7, 8)
     assert report.fertility == pytest.approx(8 / 7)
     assert report.unknown_share == pytest.approx(4 / 7)
     assert list(report.unknown_words) == [("DOG", 1), ("Dog", 1), ("cat", 1), ("dog", 1)]
-    assert report.characters_per_piece == pytest.approx((3 + 7 + 3 + 3 + 3 + 3 + 3) / 8)
-    assert list(report.unused_pieces) == ["never"]
-    assert report.as_dict()["unused_pieces"] == 1
+    assert report.characters_per_token == pytest.approx((3 + 7 + 3 + 3 + 3 + 3 + 3) / 8)
+    assert list(report.unused_tokens) == ["never"]
+    assert report.as_dict()["unused_tokens"] == 1
 
 
 def test_report_of_no_text() -> None:
@@ -349,7 +349,7 @@ def test_smoothing_helps_the_small_language(sources: dict[str, Path], criterion:
 def check_round_trip(tokenizer: Tokenizer, text: str) -> None:
     """Ideographs stand alone, and what is decoded is encoded to the same ids."""
     encoding = tokenizer.encode(text)
-    for piece, (start, end) in zip(encoding.pieces, encoding.offsets, strict=True):
+    for piece, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True):
         if any(map(is_cjk, text[start:end])):
             assert end - start == 1
             assert piece in (text[start:end], "[UNK]")

@@ -49,9 +49,9 @@ def assert_lines_agree(tokenizer: Tokenizer, lines: list[str]) -> None:
     ids = {piece: index for index, piece in enumerate(tokenizer.vocabulary)}
     expected = [tokenize(line, ids, lowercase=tokenizer.lowercase) for line in lines]
     encodings = [tokenizer.encode(line) for line in lines]
-    assert [encoding.pieces for encoding in encodings] == expected
+    assert [encoding.tokens for encoding in encodings] == expected
     assert tokenizer.encode_batch(lines) == [encoding.ids for encoding in encodings]
-    assert all(len(e.ids) == len(e.pieces) == len(e.offsets) for e in encodings)
+    assert all(len(e.ids) == len(e.tokens) == len(e.offsets) for e in encodings)
 
 
 def small(**settings: Any) -> Tokenizer:
@@ -64,13 +64,13 @@ def small(**settings: Any) -> Tokenizer:
 def test_pieces_and_offsets_by_hand() -> None:
     text = "The UNWANTED Cafe\u0301s, dog 漢!"
     encoding = small().encode(text)
-    assert encoding.pieces == (
+    assert encoding.tokens == (
         ["the", "un", "##want", "##ed", "cafe", "##s", ",", "[UNK]", "漢", "!"]
     )
     assert [text[start:end] for start, end in encoding.offsets] == (
         ["The", "UN", "WANT", "ED", "Cafe", "s", ",", "dog", "漢", "!"]
     )
-    assert encoding.ids == [SMALL.index(piece) for piece in encoding.pieces]
+    assert encoding.ids == [SMALL.index(piece) for piece in encoding.tokens]
     assert small().encode_batch([text, ""]) == [encoding.ids, []]
 
 
@@ -101,7 +101,7 @@ def test_ids_of_every_code_point(data: Path, name: str) -> None:
         if tokenizer.encode_batch([text]) != [[ids[piece] for piece in pieces]]:
             for character in characters:
                 alone = in_context([character])
-                assert tokenizer.encode(alone).pieces == expected_pieces(tokenizer, alone)
+                assert tokenizer.encode(alone).tokens == expected_pieces(tokenizer, alone)
             pytest.fail("the characters agree one by one but not together")
         seen += len(characters)
     assert seen == 0x110000 - 2048
@@ -156,20 +156,20 @@ def test_words_that_are_no_longer_remembered(monkeypatch: pytest.MonkeyPatch, da
 
 
 def test_long_words_are_unknown_above_the_limit() -> None:
-    assert small().encode("a" * 200).pieces == ["a", *["##a"] * 199]
-    assert small().encode("a" * 201).pieces == ["[UNK]"]
+    assert small().encode("a" * 200).tokens == ["a", *["##a"] * 199]
+    assert small().encode("a" * 201).tokens == ["[UNK]"]
     assert small().encode("a" * 201).offsets == [(0, 201)]
-    assert small(compat="hf").encode("a" * 101).pieces == ["[UNK]"]
-    assert small(max_word_characters=2).encode("aa aaa").pieces == ["a", "##a", "[UNK]"]
+    assert small(compat="hf").encode("a" * 101).tokens == ["[UNK]"]
+    assert small(max_word_characters=2).encode("aa aaa").tokens == ["a", "##a", "[UNK]"]
 
 
 def test_special_tokens_in_raw_text() -> None:
-    assert small().encode("the [MASK]").pieces == ["the", "[", "mask", "]"]
-    assert small(compat="hf").encode("the [MASK]").pieces == ["the", "[MASK]"]
+    assert small().encode("the [MASK]").tokens == ["the", "[", "mask", "]"]
+    assert small(compat="hf").encode("the [MASK]").tokens == ["the", "[MASK]"]
 
 
 def test_lone_surrogates_are_unknown() -> None:
-    assert small().encode("the \ud83d cat").pieces == ["the", "[UNK]", "cat"]
+    assert small().encode("the \ud83d cat").tokens == ["the", "[UNK]", "cat"]
     assert small().encode_batch(["\ud83d"]) == [[1]]
     assert small(compat="hf").encode("the \ud83d cat").offsets == [(0, 3), (6, 9)]
     assert small(compat="hf").encode_batch(["\ud83d"]) == [[]]

@@ -81,9 +81,9 @@ def test_a_foreign_directory_keeps_its_rules(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     loaded = Tokenizer.load(tmp_path)  # as in transformers, tokenizer_config.json wins
     assert (loaded.lowercase, loaded.strip_accents, loaded.compat) == (True, False, "hf")
-    assert loaded.encode("THE").pieces == ["the"]
-    assert loaded.encode("Café").pieces == ["[UNK]"]
-    assert Tokenizer.load(tmp_path, lowercase=False).encode("THE").pieces == ["[UNK]"]
+    assert loaded.encode("THE").tokens == ["the"]
+    assert loaded.encode("Café").tokens == ["[UNK]"]
+    assert Tokenizer.load(tmp_path, lowercase=False).encode("THE").tokens == ["[UNK]"]
     (tmp_path / "tokenizer_config.json").unlink()
     assert not Tokenizer.load(tmp_path).lowercase  # of tokenizer.json
     assert Tokenizer.load(tmp_path).max_word_characters == 200

@@ -101,7 +101,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
 OF_BERT: dict[str, dict[str, Any]] = {
     "next-sentence": {"inputs": [{"text": "River stone.", "following": "Bridge lantern."}]},
     "embeddings": {"input": ["river stone bridge", "winter"]},
-    "pieces": {"inputs": [{"text": "River stone, bridge."}]},
+    "tokens": {"inputs": [{"text": "River stone, bridge."}]},
     "attention": {"text": "river stone bridge", "layer": 1, "head": 1},
 }
 """More routes, which the pre-trained network answers."""

@@ -12,7 +12,7 @@ const STEPS = {
  * The attention weights of a sequence.
  *
  * @typedef {object} Maps
- * @property {{piece: string, segment: number}[]} pieces
+ * @property {{token: string, segment: number}[]} tokens
  * @property {number} layers
  * @property {number} heads
  * @property {(layer: number, head: number) => Float32Array} matrix in row-major order; a
@@ -20,8 +20,8 @@ const STEPS = {
  */
 
 /** @returns {Maps} the maps in a response of /v1/attention-maps. */
-function mapsOf({pieces, layers, heads, weights}) {
-  const bytes = bytesOf(weights), size = pieces.length ** 2;
+function mapsOf({tokens, layers, heads, weights}) {
+  const bytes = bytesOf(weights), size = tokens.length ** 2;
   const matrix = (layer, head) => {
     const chosen = head ? [head] : Array.from({length: heads}, (_, i) => i + 1);
     const sum = new Float32Array(size);
@@ -31,7 +31,7 @@ function mapsOf({pieces, layers, heads, weights}) {
     }
     return sum;
   };
-  return {pieces, layers, heads, matrix};
+  return {tokens, layers, heads, matrix};
 }
 
 const headName = (head) => (head ? `head ${head}` : "mean of all heads");
@@ -43,7 +43,7 @@ export function showMaps(answer) {
   const chosen = make("h3", {id: "chosen"});
   const words = make("p", {class: "text", id: "looks", "aria-live": "polite"});
   const grid = headGrid(maps, choose);
-  const strip = pieceStrip(maps.pieces, look);
+  const strip = tokenStrip(maps.tokens, look);
   let weights;
 
   function choose(layer, head) {
@@ -56,12 +56,12 @@ export function showMaps(answer) {
 
   function look(from) {
     state.from = from;
-    const n = maps.pieces.length;
+    const n = maps.tokens.length;
     const row = weights.subarray(from * n, (from + 1) * n);
     strip.press(from, row);
     const best = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 4);
-    const named = best.map((i) => `${maps.pieces[i].piece} (${i}) ${percent(row[i])}`).join(", ");
-    words.textContent = `${maps.pieces[from].piece} (${from}) attends to ${named}`;
+    const named = best.map((i) => `${maps.tokens[i].token} (${i}) ${percent(row[i])}`).join(", ");
+    words.textContent = `${maps.tokens[from].token} (${from}) attends to ${named}`;
   }
 
   choose(state.layer, state.head);
@@ -73,7 +73,7 @@ export function showMaps(answer) {
 }
 
 /** A grid of layers x heads as buttons, the mean first; Tab reaches only the chosen one. */
-function headGrid({pieces, layers, heads, matrix}, choose) {
+function headGrid({tokens, layers, heads, matrix}, choose) {
   const buttons = new Map();
   const element = make("table", {class: "heads", keydown: walk, "aria-label": "layers and heads"});
   const names = Array.from({length: heads + 1}, (_, head) => (head ? String(head) : "all"));
@@ -84,7 +84,7 @@ function headGrid({pieces, layers, heads, matrix}, choose) {
   for (let layer = layers; layer >= 1; layer--) { // the last layer at the top
     const cells = names.map((_, head) => {
       const canvas = make("canvas");
-      drawWhenSeen(canvas, () => ({n: pieces.length, weights: matrix(layer, head)}));
+      drawWhenSeen(canvas, () => ({n: tokens.length, weights: matrix(layer, head)}));
       const button = make("button", {type: "button", click: () => choose(layer, head),
         "aria-label": `layer ${layer}, ${headName(head)}`, tabindex: -1}, canvas);
       buttons.set(`${layer} ${head}`, button);
@@ -119,10 +119,10 @@ function headGrid({pieces, layers, heads, matrix}, choose) {
 }
 
 /** The tokens as buttons; Tab reaches only the chosen one. */
-function pieceStrip(pieces, look) {
-  const buttons = pieces.map(({piece, segment}, i) => make("button",
+function tokenStrip(tokens, look) {
+  const buttons = tokens.map(({token, segment}, i) => make("button",
     {type: "button", class: `segment-${segment}`, tabindex: -1, pointerenter: () => look(i),
-      focus: () => look(i), click: () => look(i)}, piece, make("small")));
+      focus: () => look(i), click: () => look(i)}, token, make("small")));
   const element = make("div", {class: "chips looking", role: "group", "aria-label": "tokens",
     keydown: walk}, ...buttons);
   let pressed = 0;

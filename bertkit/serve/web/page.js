@@ -24,7 +24,7 @@ const state = {
   /** "model route" -> the element with its last results. */
   found: new Map(),
 };
-const INSIDE = ["pieces", "attention-maps"];
+const INSIDE = ["tokens", "attention-maps"];
 
 function say(message) {
   problem.textContent = message;

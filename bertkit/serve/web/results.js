@@ -105,12 +105,12 @@ export function showMasks(answer, {values, field}) {
   const sentence = make("p", {class: "text", "aria-live": "polite"});
   const note = make("p", {class: "quiet"});
   const buttons = masks.map((guesses, mask) =>
-    guesses.map(({piece}) => make("button", {type: "button", click: () => put(mask, piece)},
-      piece)));
+    guesses.map(({token}) => make("button", {type: "button", click: () => put(mask, token)},
+      token)));
   let written = values.text;
 
-  function put(mask, piece) {
-    chosen[mask] = chosen[mask] === piece ? null : piece;
+  function put(mask, token) {
+    chosen[mask] = chosen[mask] === token ? null : token;
     const area = field("text");
     const untouched = area?.value === written;
     written = fill();
@@ -122,8 +122,8 @@ export function showMasks(answer, {values, field}) {
 
   function fill() {
     return parts.slice(1).reduce((text, part, mask) => {
-      const [before, piece] = joined(text, chosen[mask] ?? MASK);
-      return before + piece + part;
+      const [before, token] = joined(text, chosen[mask] ?? MASK);
+      return before + token + part;
     }, parts[0]);
   }
 
@@ -131,8 +131,8 @@ export function showMasks(answer, {values, field}) {
     let before = parts[0];
     sentence.replaceChildren();
     parts.slice(1).forEach((part, mask) => {
-      const [text, piece] = joined(before, chosen[mask] ?? MASK);
-      sentence.append(text, make("mark", {class: chosen[mask] ? "answer" : "open"}, piece));
+      const [text, token] = joined(before, chosen[mask] ?? MASK);
+      sentence.append(text, make("mark", {class: chosen[mask] ? "answer" : "open"}, token));
       before = part;
     });
     sentence.append(before);
@@ -148,8 +148,8 @@ export function showMasks(answer, {values, field}) {
 }
 
 /** Join a token that continues a word to the text before it, without a space. */
-function joined(before, piece) {
-  return piece.startsWith("##") ? [before.trimEnd(), piece.slice(2)] : [before, piece];
+function joined(before, token) {
+  return token.startsWith("##") ? [before.trimEnd(), token.slice(2)] : [before, token];
 }
 
 /** Whether the second text follows the first, with the probability. */
@@ -166,19 +166,19 @@ export function showFollows(answer, {values}) {
 }
 
 /** The token sequence, and a table of its tokens. */
-export function showPieces(answer, {values}) {
+export function showTokens(answer, {values}) {
   const slices = [slicer(values.text), slicer(values.pair ?? "")];
-  const {pieces} = answer;
-  const chips = pieces.map(({piece, id, segment, part}) => {
+  const {tokens} = answer;
+  const chips = tokens.map(({token, id, segment, part}) => {
     const kind = part === null ? "chip special" : "chip";
-    return make("li", {class: `${kind} segment-${segment}`}, piece, make("small", {}, String(id)));
+    return make("li", {class: `${kind} segment-${segment}`}, token, make("small", {}, String(id)));
   });
-  const rows = pieces.map(({piece, id, segment, start, end, part}, position) =>
-    [position, piece, id, segment, part === null ? "" : `${start}-${end}`,
+  const rows = tokens.map(({token, id, segment, start, end, part}, position) =>
+    [position, token, id, segment, part === null ? "" : `${start}-${end}`,
       part === null ? "" : slices[part](start, end)]);
-  const segments = pieces.some(({segment}) => segment);
+  const segments = tokens.some(({segment}) => segment);
   return [
-    make("p", {class: "outcome"}, `${pieces.length} tokens`),
+    make("p", {class: "outcome"}, `${tokens.length} tokens`),
     make("ol", {class: "chips"}, ...chips),
     make("p", {class: "quiet"}, "The number under each token is its id in the vocabulary." +
       (segments ? " Tokens with a coloured line are in segment 1, the others in 0." : "")),

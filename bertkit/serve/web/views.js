@@ -3,7 +3,7 @@
 import {showMaps} from "./attention.js";
 import {showNearest} from "./nearest.js";
 import {
-  showAnswer, showChoice, showFollows, showLabels, showMasks, showPieces, showTags, showValue,
+  showAnswer, showChoice, showFollows, showLabels, showMasks, showTokens, showTags, showValue,
 } from "./results.js";
 import {linesOf, MASK} from "./texts.js";
 
@@ -132,12 +132,12 @@ export const VIEWS = {
     },
     texts: ({query}) => [query], show: (answer, {values}) => showNearest(answer, linesOf(values.lines), values.query),
   },
-  pieces: {
+  tokens: {
     name: "Tokens", verb: "Tokenize",
     about: "The WordPiece sequence that the model reads.",
     fields: [TEXT, {...PAIR, label: "Second text"}],
     example: {text: "Unbelievably, the antidisestablishmentarians agreed.", pair: "Nobody knew."},
-    body: textAndPair, texts: bothTexts, show: showPieces,
+    body: textAndPair, texts: bothTexts, show: showTokens,
   },
   "attention-maps": {
     name: "Attention", verb: "Show",
