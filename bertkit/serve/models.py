@@ -190,18 +190,18 @@ def load_served_model(
         predictor = load(home, device=device, precision=precision)
         assert isinstance(predictor, TaskPredictor)
         config, tokenizer = predictor.loaded[0].model.config, predictor.tokenizer
-        kind = predictor.task.task_type
-        labels = predictor.task.labels if SPECS[kind].has_labels else ()
+        task_type = predictor.task.task_type
+        labels = predictor.task.labels if SPECS[task_type].has_labels else ()
         max_length = getattr(predictor.task, "max_length", config.max_position_embeddings)
-        works: dict[str, Any] = {ROUTES[kind]: TaskOperation(predictor)}
+        works: dict[str, Any] = {ROUTES[task_type]: TaskOperation(predictor)}
         mode = predictor.precision
     else:
         embedder = load_embedder(path, device=device, precision=precision)
         works = {"embeddings": EmbeddingOperation(embedder)}
         config, tokenizer, labels = embedder.encoder.config, embedder.tokenizer, ()
-        kind, max_length, mode = "encoder", embedder.max_length, embedder.mode
+        task_type, max_length, mode = "encoder", embedder.max_length, embedder.mode
         if not vectors and has_masks(start):
-            kind = "pretrained"
+            task_type = "pretrained"
             works |= pretrained_operations(home, limits, precision, device)
     works["attention"] = one = AttentionOperation(start)
     works["attention-maps"] = AttentionMapsOperation(one)
@@ -209,7 +209,7 @@ def load_served_model(
     worker = Worker(name, limits, metrics, lanes)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
     return ServedModel(
-        name, kind, config, tokenizer, mode, max_length, tuple(labels), works, worker, again
+        name, task_type, config, tokenizer, mode, max_length, tuple(labels), works, worker, again
     )
 
 

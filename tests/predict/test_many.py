@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,12 @@ from typing import Any
 import pytest
 
 from bertkit import load
+from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
+from bertkit.predict.evaluate import evaluate
+from bertkit.predict.files import predict_file
+from bertkit.predict.predictors import TaskPredictor
 
 WORDS = WordsExample("0", ("river",), None, 0, "f")
 QUESTION = QuestionExample("0", "who", "a river", None, "f")
@@ -60,3 +65,24 @@ def test_what_is_not_read_is_warned_of(models: Path) -> None:
     predict = load(models / "answer", device="cpu", precision="fp32")
     with pytest.warns(UserWarning, match="questions cut at 16 tokens: 1"):
         predict("river " * 20, "stone bridge")
+
+
+def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path) -> None:
+    """With the columns that the caller names, in one function each."""
+    file, out = tmp_path / "own.csv", tmp_path / "found.jsonl"
+    file.write_text("said,label\nriver stone,dry\nbridge,wet\n")
+    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    predict_file(predictor, str(file), columns={"text": "said"}, out=out)
+    found = [json.loads(line)["label"] for line in out.read_text().splitlines()]
+    scored = evaluate(
+        "classification",
+        [models / "classify"],
+        DataFiles(dev=str(file)),
+        columns={"text": "said"},
+        precision="fp32",
+        device="cpu",
+    )
+    right = [label == gold for label, gold in zip(found, ("dry", "wet"), strict=True)]
+    assert scored.scores["accuracy"] == sum(right) / 2
+    with pytest.raises(BertkitError, match="classification does not take --words"):
+        predict_file(predictor, str(file), columns={"words": "said"}, out=out)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertkit.cli.options import ColumnFlags, WindowFlags
 from bertkit.datasets.benchmarks import BENCHMARKS, DataFiles, official_paths, read_split
 from bertkit.datasets.columns import NO_ZERO, ChoiceColumns, TextColumns, WordColumns
 from bertkit.errors import BertkitError
@@ -96,6 +97,15 @@ def test_options_of_another_task_type_are_refused(write: Write) -> None:
         load_dataset("regression", files, TextColumns())
     with pytest.raises(BertkitError, match="classification takes WindowLengths, not WordWindows"):
         load_dataset("classification", files, windows=WordWindows())
+
+
+def test_every_option_is_a_flag() -> None:
+    for flags, options in (
+        (ColumnFlags, {spec.columns for spec in SPECS.values()}),
+        (WindowFlags, {spec.windows for spec in SPECS.values()}),
+    ):
+        names = {field.name for made in options for field in fields(made)}
+        assert {field.name for field in fields(flags)} == names
 
 
 def test_no_such_context() -> None:
