@@ -128,8 +128,9 @@ class Columns(ABC):
                 found.note(f"row without label{kept}", place)
                 if not keep_unlabelled:
                     continue
-            yield made._replace(id=row_id(self.id, number, row, place, seen))
             used += 1
+            made = made._replace(id=row_id(self.id, number, row, place, seen))
+            yield made
         if not used:
             why = first_left_out(found) or ": it has no rows"
             raise BertkitError(f"{reading.path} has no row that can be used{why}")

@@ -179,7 +179,7 @@ def test_columns(pretrained: Path, write: Write, capsys: Any) -> None:
     lists = write("lists.jsonl", '{"tokens": NaN}\n{"tokens": ["river", "stone"]}\n')
     code, said = run(lists, "--column", "tokens")
     assert code == 2
-    assert "lists.jsonl:2: 'tokens' holds \"['river', 'stone']\", which is no text" in said
+    assert "lists.jsonl:2: 'tokens' holds \"['river', 'stone']\", which is not text" in said
     code, said = run(write("bad.csv", "id,text\n1,river\n2,stone,x\n3,x\n"))
     assert code == 2
     assert "bad.csv:3" in said
