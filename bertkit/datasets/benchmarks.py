@@ -16,6 +16,7 @@ from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.conll import CONLL_SITE, REUTERS, conll_sentences
 from bertkit.datasets.glue import GLUE, find_file, read_glue
 from bertkit.datasets.readers import Columns
+from bertkit.datasets.records import as_source
 from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
 from bertkit.datasets.swag import SWAG_SITE, read_swag
 from bertkit.datasets.tabular import has_columns
@@ -41,9 +42,11 @@ class DataFiles:
     """Share of the training data that is set apart where there is no --dev."""
 
     def __post_init__(self) -> None:
-        """From Python the files may be paths, too."""
+        """From Python the files may be paths, or data in memory."""
         for name in ("train", "dev", "test"):
-            object.__setattr__(self, name, str(getattr(self, name) or ""))
+            given = getattr(self, name)
+            source = "" if given is None else as_source(given, name)
+            object.__setattr__(self, name, source)
 
 
 class Benchmark(NamedTuple):

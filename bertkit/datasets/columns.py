@@ -22,6 +22,7 @@ from bertkit.datasets.fields import (
     single_label,
 )
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
+from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
 from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
@@ -136,13 +137,13 @@ class ChoiceColumns(Columns):
         if self.first_choice not in (-1, 0, 1):
             raise BertkitError(f"keys of choices count from 0 or 1, not from {self.first_choice}")
 
-    def fitted(self, path: str, counts: TextCounts) -> Self:
+    def fitted(self, path: str | Records, counts: TextCounts) -> Self:
         """See `Columns`: whether keys count from 0 or 1 is decided by the training file."""
         if self.first_choice >= 0:
             return self
         return replace(self, first_choice=self.lowest_key(path, counts))
 
-    def lowest_key(self, path: str | Path, counts: TextCounts) -> int:
+    def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
         """Whether the keys of a file count from 0 or from 1; the file is read for it.
 
         From 1 where the file shows that it means so: most of its keys are letters (as in ARC,
@@ -238,7 +239,7 @@ class QuestionColumns(Columns):
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns`; SQuAD's JSON is one value, so all of it is held in memory."""
-        return iter(read_squad(reading.path, reading.counts, scoring=reading.scoring))
+        return iter(read_squad(reading.file, reading.counts, scoring=reading.scoring))
 
     def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`: answers are corrected or left out as in `read_squad`."""
@@ -290,7 +291,7 @@ class WordColumns(Columns):
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
         """See `Columns` and `conll_sentences`."""
         return conll_sentences(
-            reading.path,
+            reading.file,
             reading.counts,
             word_column=self.word_column,
             tag_column=self.tag_column if reading.labelled else None,

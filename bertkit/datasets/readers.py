@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from bertkit.datasets.examples import Example
+from bertkit.datasets.records import Records
 from bertkit.datasets.tabular import (
     Fields,
     first_left_out,
@@ -31,11 +32,17 @@ RowReader = Callable[[Fields, str], Example | None]
 class Reading(NamedTuple):
     """What is asked of a file; see `Columns.read`."""
 
-    path: str | Path
+    path: str | Path | Records
     counts: TextCounts
     labelled: bool
     keep_unlabelled: bool
     scoring: bool
+
+    @property
+    def file(self) -> str | Path:
+        """The path, of data that is a file."""
+        assert not isinstance(self.path, Records)
+        return self.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +84,13 @@ class Columns(ABC):
         """The examples of a file that has no rows."""
         raise NotImplementedError
 
-    def fitted(self, path: str, counts: TextCounts) -> Self:
+    def fitted(self, path: str | Records, counts: TextCounts) -> Self:
         """The same columns, with what is left open decided by the training file."""
         return self
 
     def read(
         self,
-        path: str | Path,
+        path: str | Path | Records,
         counts: TextCounts,
         *,
         labelled: bool = True,
@@ -106,7 +113,7 @@ class Columns(ABC):
                 names file and line.
         """
         reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
-        if not self.in_rows(path):
+        if not (isinstance(path, Records) or self.in_rows(path)):
             return self.read_own_format(reading)
         return self._read_rows(reading._replace(counts=TextCounts()), counts)
 
@@ -137,7 +144,7 @@ class Columns(ABC):
         counts += found
 
     def read_labelled(
-        self, path: str, counts: TextCounts, *, scoring: bool = False, test: bool = False
+        self, path: str | Records, counts: TextCounts, *, scoring: bool = False, test: bool = False
     ) -> Sequence[Any]:
         """The examples of a labelled file.
 
@@ -150,7 +157,8 @@ class Columns(ABC):
         Raises:
             BertkitError: see `read`; or the file is absent or damaged.
         """
-        labelled = not (test and self.in_rows(path)) or has_columns(
+        in_rows = isinstance(path, Records) or self.in_rows(path)
+        labelled = not (test and in_rows) or has_columns(
             path, [self.target], self.format, header=self.header
         )
         return list(

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from bertkit.datasets.records import Records
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, split_rows, text_lines
@@ -29,7 +30,7 @@ FileRow = tuple[int, Fields | None]
 
 
 def read_rows(
-    path: str | Path,
+    path: str | Path | Records,
     counts: TextCounts,
     format: str = "auto",  # noqa: A002
     *,
@@ -42,7 +43,7 @@ def read_rows(
 
 
 def numbered_rows(
-    path: str | Path,
+    path: str | Path | Records,
     counts: TextCounts,
     format: str = "auto",  # noqa: A002
     *,
@@ -65,6 +66,9 @@ def numbered_rows(
         BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
             after the last row: no row has one of `columns`, or more than half are ragged.
     """
+    if isinstance(path, Records):
+        yield from path.numbered(counts, columns, optional)
+        return
     number = -1
     for source in find_sources([str(path)], format=format):
         if source.format == "unknown":
@@ -308,7 +312,7 @@ def with_names(value: Any, names: Sequence[str], place: str) -> Any:
 
 
 def has_columns(
-    path: str | Path,
+    path: str | Path | Records,
     columns: Sequence[str],
     format: str = "auto",  # noqa: A002
     *,
@@ -319,6 +323,8 @@ def has_columns(
     Raises:
         BertkitError: see `numbered_rows`.
     """
+    if isinstance(path, Records):
+        return path.has_columns(columns)
     [source, *_] = find_sources([str(path)], format=format)
     if header and source.format in ("csv", "tsv"):
         try:

@@ -15,9 +15,9 @@ from typing import Any
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import known_elsewhere
 from bertkit.config import SIGNS, as_json, claim_settings
-from bertkit.datasets.benchmarks import DataFiles
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles
 from bertkit.datasets.readers import Columns
-from bertkit.errors import DivergedError
+from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.grid import (
     FinetuneSettings,
@@ -69,6 +69,9 @@ def finetune(
     model: Path | str | PretrainedWeights,
     out: Path | str,
     *,
+    train: Any = None,
+    dev: Any = None,
+    test: Any = None,
     files: DataFiles = FILES,
     columns: Columns | None = None,
     windows: WindowLengths | None = None,
@@ -81,7 +84,11 @@ def finetune(
         task: the name of an official set or a task type (see `load_dataset`), or a data set.
         model: what to initialise from: a model directory, a run, or a Google checkpoint.
         out: the folder; runs that are done in it are not repeated.
-        files: where the data is, where `task` is a name.
+        train: labelled data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or a list
+            of dicts or tuples.
+        dev: labelled data to choose the best run by; without it a share of `train` is set apart.
+        test: data to predict at the end, with or without labels.
+        files: where the data is, if it is not given by `train`, `dev` and `test`.
         columns: of own data; see `load_dataset`.
         windows: how long sequences are; see `load_dataset`.
         settings: which runs to make, and how.
@@ -95,7 +102,16 @@ def finetune(
             run diverged, or the disk is full.
     """
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
+    given = {"train": train, "dev": dev, "test": test}
+    files = dataclasses.replace(files, **{k: v for k, v in given.items() if v is not None})
     if isinstance(task, str):
+        if task.lower() in OFFICIAL and any(
+            not isinstance(v, str | Path | None) for v in given.values()
+        ):
+            raise BertkitError(
+                f"{task} reads its official files; data in memory goes with a task type, such as "
+                "classification"
+            )
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
     return FinetuningRun(task, start, Path(out), settings, console or Console()).run()

@@ -149,10 +149,10 @@ def user_dataset(
     counts = TextCounts()
     columns = columns.fitted(files.train, counts)
     train = every = columns.read_labelled(files.train, counts)
-    recorded = {"train": files.train}
+    recorded = {"train": str(files.train)}
     if files.dev:
         dev: Split = ("dev", columns.read_labelled(files.dev, counts, scoring=True))
-        recorded["dev"] = files.dev
+        recorded["dev"] = str(files.dev)
     else:
         train, apart = set_apart(spec, train, files.dev_share, counts)
         dev = ("dev", apart)
@@ -160,7 +160,7 @@ def user_dataset(
     tests = []
     if files.test:
         tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
-        recorded["test"] = files.test
+        recorded["test"] = str(files.test)
     task: Task = spec.task.from_data(
         TaskInputs(every, columns, windows, windows.length(positions), counts)
     )

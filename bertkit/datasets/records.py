@@ -1,0 +1,122 @@
+"""Labelled data in memory: data frames, data sets and lists, read like files of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.text.lines import TextCounts
+
+
+class Records:
+    """Rows in memory, which take the place of a file.
+
+    Args:
+        rows: mappings from column to value, or tuples of the same length.
+        name: how messages name the data, such as "train"; row 3 is `train[3]`.
+    """
+
+    def __init__(self, rows: Iterable[Any], name: str) -> None:
+        self.rows, self.name = list(rows), name
+
+    def __str__(self) -> str:
+        """Describe the data in a line, as `finetune.json` records it."""
+        return f"{len(self.rows)} rows in memory"
+
+    def numbered(
+        self, counts: TextCounts, columns: Sequence[str], optional: str = ""
+    ) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+        """Yield the number (from 0), the place and the fields of every usable row.
+
+        Args:
+            counts: is told of every row that lacks one of `columns`.
+            columns: the columns that a row needs; the fields of tuples, in this order.
+            optional: a column that a row may lack.
+
+        Raises:
+            BertkitError: a row is neither a mapping nor a tuple that fits, or no row has one of the
+                columns.
+        """
+        needed = [column for column in columns if column != optional]
+        lacking = set(needed)
+        for number, row in enumerate(self.rows):
+            place = f"{self.name}[{number}]"
+            fields = row if isinstance(row, Mapping) else self._of_tuple(row, columns, place)
+            missing = [column for column in needed if column not in fields]
+            lacking &= set(missing)
+            if missing:
+                counts.note(f"row without column '{missing[0]}'", place)
+            else:
+                yield number, place, fields
+        if self.rows and lacking:
+            known = ", ".join(map(str, self.rows[0])) if isinstance(self.rows[0], Mapping) else ""
+            raise BertkitError(
+                f"{self.name} has no column '{sorted(lacking)[0]}' (columns: {known}); name the "
+                "columns, as in columns=TextColumns(text=...)",
+                code="column",
+            )
+
+    @staticmethod
+    def _of_tuple(row: Any, columns: Sequence[str], place: str) -> dict[str, object]:
+        if not isinstance(row, tuple | list) or len(row) > len(columns):
+            raise BertkitError(
+                f"{place} is {str(row)[:40]!r}, neither a dict nor a tuple of "
+                f"({', '.join(columns)})",
+                code="record",
+            )
+        return dict(zip(columns, row, strict=False))
+
+    def has_columns(self, columns: Sequence[str]) -> bool:
+        """Return whether every one of these columns is in some row; tuples have all."""
+        if not all(isinstance(row, Mapping) for row in self.rows):
+            return True
+        return set(columns) <= {column for row in self.rows for column in row}
+
+
+def as_source(data: Any, name: str) -> str | Records:
+    """Return what can be read like a file: a path as it is, anything else as `Records`.
+
+    Args:
+        data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or an iterable of dicts or
+            tuples.
+        name: how messages name the data.
+
+    Raises:
+        BertkitError: the data is something else, or a DataFrame has a column twice.
+    """
+    if isinstance(data, str | Path):
+        return str(data)
+    if hasattr(data, "iloc"):  # pandas
+        names = [str(column) for column in data.columns]
+        if len(set(names)) < len(names):
+            raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
+        rows = data.set_axis(names, axis=1).to_dict("records")
+        empty = data.isna().to_numpy().tolist()
+        return Records(
+            (
+                {
+                    column: None if missing else value
+                    for (column, value), missing in zip(row.items(), lost, strict=True)
+                }
+                for row, lost in zip(rows, empty, strict=True)
+            ),
+            name,
+        )
+    if hasattr(data, "to_dicts"):  # polars
+        return Records(data.to_dicts(), name)
+    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets
+        from bertkit.datasets.tabular import named_columns, names_in
+
+        named = named_columns(data.features.to_dict())
+        return Records(
+            (row | names_in(row, named, f"{name}[{i}]") for i, row in enumerate(data)), name
+        )
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        raise BertkitError(
+            f"{name} is a {type(data).__name__}; give a path, a DataFrame, a datasets.Dataset or a "
+            "list of dicts or tuples",
+            code="record",
+        )
+    return Records(data, name)

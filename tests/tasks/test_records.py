@@ -1,0 +1,139 @@
+"""Labelled data in memory is read as the same data in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertkit
+from bertkit.datasets.columns import (
+    ChoiceColumns,
+    LabelSetColumns,
+    NumberColumns,
+    QuestionColumns,
+    TextColumns,
+    WordColumns,
+)
+from bertkit.datasets.readers import Columns
+from bertkit.datasets.records import Records, as_source
+from bertkit.errors import BertkitError
+from bertkit.finetuning.grid import FinetuneSettings, Grid
+from bertkit.text.lines import TextCounts
+
+ROWS: dict[str, tuple[Columns, list[dict[str, Any]]]] = {
+    "classification": (
+        TextColumns(pair="pair"),
+        [
+            {"text": "a river", "pair": "a stone", "label": "wet"},
+            {"text": "dust", "pair": "sand", "label": 1},
+            {"text": " ", "pair": "left out", "label": "wet"},
+            {"text": "no label", "pair": "left out", "label": None},
+        ],
+    ),
+    "multi-label-classification": (
+        LabelSetColumns(),
+        [{"text": "a", "label": ["x", "y"]}, {"text": "b", "label": "x|z"}],
+    ),
+    "regression": (NumberColumns(), [{"text": "a", "label": 1.5}, {"text": "b", "label": "2"}]),
+    "multiple-choice": (
+        ChoiceColumns(choices=("one", "two")),
+        [
+            {"text": "a", "one": "b", "two": "c", "label": "two"},
+            {"text": "d", "one": "e", "two": "f", "label": 0},
+        ],
+    ),
+    "token-classification": (
+        WordColumns(),
+        [{"tokens": ["In", "Rome"], "ner_tags": ["O", "B-LOC"]}, {"tokens": [], "ner_tags": []}],
+    ),
+    "question-answering": (
+        QuestionColumns(),
+        [
+            {
+                "question": "What?",
+                "context": "A river.",
+                "answers": {"text": ["river"], "answer_start": [2]},
+            }
+        ],
+    ),
+}
+
+
+def read(columns: Columns, source: str | Records) -> tuple[list[Any], dict[str, int]]:
+    """Examples without their places, and the counts."""
+    counts = TextCounts()
+    found = list(columns.fitted(source, TextCounts()).read(source, counts))
+    return [one._replace(place="") for one in found], dict(counts.skipped)
+
+
+@pytest.mark.parametrize("task_type", ROWS)
+def test_rows_in_memory_are_those_of_a_file(task_type: str, tmp_path: Path) -> None:
+    columns, rows = ROWS[task_type]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = read(columns, str(path))
+    assert expected[0]
+    assert read(columns, as_source(rows, "train")) == expected
+    assert read(columns, as_source(iter(rows), "train")) == expected
+
+
+@pytest.mark.parametrize("task_type", ["classification", "regression", "multiple-choice"])
+def test_data_frames(task_type: str, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns, rows = ROWS[task_type]
+    frame = pandas.DataFrame(rows, index=[7] * len(rows))  # an index that says nothing
+    assert read(columns, as_source(frame, "train")) == read(columns, as_source(rows, "train"))
+
+
+def test_data_sets_name_their_classes() -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["dry", "wet"])}
+    )
+    made = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    found, _ = read(TextColumns(), as_source(made, "train"))
+    assert [one.gold for one in found] == ["wet", "dry"]
+
+
+def test_tuples_are_columns_in_order() -> None:
+    found, skipped = read(TextColumns(pair="pair"), as_source([("a", "b", "x"), ("c",)], "train"))
+    assert [(one.text, one.pair, one.gold) for one in found] == [("a", "b", "x")]
+    assert skipped == {"row without column 'pair'": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "code"), [(3, "record"), ({"text": []}, "record"), (["a text"], "record")]
+)
+def test_what_is_not_rows(data: Any, code: str) -> None:
+    with pytest.raises(BertkitError) as refused:
+        read(TextColumns(), as_source(data, "train"))
+    assert refused.value.code == code
+
+
+def test_a_column_that_no_row_has() -> None:
+    with pytest.raises(BertkitError, match="train has no column 'label'") as refused:
+        read(TextColumns(), as_source([{"text": "a", "target": "x"}], "train"))
+    assert refused.value.code == "column"
+
+
+def test_finetune_from_a_data_frame(pretrained: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [{"text": f"river {i}", "label": "wet"} for i in range(8)]
+    rows += [{"text": f"stone {i}", "label": "dry"} for i in range(8)]
+    frame = pandas.DataFrame(rows)
+    settings = FinetuneSettings(grid=Grid(batch_size=(4,), learning_rate=(1e-3,), epochs=(1,)))
+    best = bertkit.finetune(
+        "classification", pretrained, tmp_path / "run", train=frame, dev=rows, settings=settings
+    )
+    assert 0 <= best.scores["dev"]["accuracy"] <= 1
+    recorded = json.loads((tmp_path / "run" / "finetune.json").read_text())
+    assert recorded["files"] == {"train": "16 rows in memory", "dev": "16 rows in memory"}
+    again = bertkit.finetune(
+        "classification", pretrained, tmp_path / "run", train=rows, dev=frame, settings=settings
+    )
+    assert again == best  # the same data: nothing is repeated
+    with pytest.raises(BertkitError, match="reads its official files"):
+        bertkit.finetune("mrpc", pretrained, tmp_path / "other", train=frame)
