@@ -3,7 +3,7 @@
 The loss of a step is the mean of the token losses plus the mean of the pair losses. Means are
 taken over the *whole* step: an objective returns sums and names the count that each is divided by,
 and the training loop divides by the counts of all micro-batches and ranks together. So one batch of
-256 and sixteen of 16 give the same gradient, though each of the sixteen holds another number of
+256 and sixteen of 16 give the same gradient, although the sixteen differ in their number of
 targets.
 """
 
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
     from bertkit.model.electra import ReplacedTokenModel
 
 DISCRIMINATOR_WEIGHT = 50.0
-"""Of replaced-token detection beside the generator's loss (ELECTRA, appendix A)."""
+"""The weight of the replaced-token loss relative to the generator's (ELECTRA, appendix A)."""
 
 
 class LossSum(NamedTuple):
     """A loss or a number of correct predictions, summed over a batch."""
 
     value: Tensor
-    """A scalar; losses in nats."""
+    """A scalar tensor; losses are in nats."""
     per: str
-    """The name of the count that it is divided by."""
+    """The name of the count that the sum is divided by, such as "targets"."""
     weight: float = 1.0
-    """The weight of a loss among the losses."""
+    """The weight of this loss in the total loss."""
 
 
 Sums = dict[str, LossSum]
-"""By name; those named `..._loss`, or `loss`, are minimised."""
+"""Sums by name; those whose name ends in `loss` are minimised."""
 
 
 def pretraining_objective(
     model: PretrainingModel, batch: PretrainingBatch, *, token: str = "mlm", pair: str = "nsp"
 ) -> Sums:
-    """Losses and correct predictions of tokens and, if the model has a head for them, of pairs.
+    """Sum the losses and correct predictions of tokens and, if the model has a pair head, of pairs.
 
-    Losses are computed in fp32, whatever the logits are.
+    Losses are computed in fp32, whatever the type of the logits.
 
     Args:
         model: the network with its heads.
-        batch: label 0 = B follows A, 1 = it does not.
-        token: name of the token sums: "mlm" or "lm".
-        pair: name of the pair sums: "nsp" or "sop".
+        batch: the examples; pair label 0 = B follows A, 1 = it does not.
+        token: the name of the token sums: "mlm" or "lm".
+        pair: the name of the pair sums: "nsp" or "sop".
     """
     output = model(batch.packed, batch.target_positions)
     found = cross_entropy_sums(token, output.mlm_logits, batch.target_ids, "targets")
@@ -62,7 +62,7 @@ def pretraining_objective(
 
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
-    """Cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
+    """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
     logits = logits.float()
     return {
         f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
@@ -71,14 +71,14 @@ def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> S
 
 
 def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Sums:
-    """Replaced-token detection (ELECTRA, Clark et al. 2020, section 2): losses and right answers.
+    """Return the sums of replaced-token detection (ELECTRA, Clark et al. 2020, section 2).
 
-    The generator's masked language model, and for every token whether it was replaced; the second
-    weighs 50 times as much.
+    The generator is a masked language model, and the discriminator predicts for every token whether
+    it was replaced. The discriminator's loss has a weight of 50.
 
     Args:
-        model: generator and discriminator.
-        batch: masked.
+        model: the generator and the discriminator.
+        batch: the masked examples.
     """
     output = model(batch.packed, batch.target_positions, batch.target_ids)
     logits, labels = output.replaced_logits.float(), output.replaced
@@ -91,12 +91,12 @@ def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Su
 
 
 def num_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many rows of logits (n, classes) are highest at their label (n,)."""
+    """Count the rows of logits (n, classes) that are highest at their label (n,)."""
     return (logits.argmax(dim=-1) == labels).sum().float()
 
 
 def total_loss(sums: Sums, counts: Mapping[str, int]) -> Tensor:
-    """The weighted sum of all losses, each divided by its count over the whole step."""
+    """Return the weighted sum of all losses, each divided by its count over the whole step."""
     losses = [
         s.weight * s.value / max(1, counts[s.per])
         for name, s in sums.items()

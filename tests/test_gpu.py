@@ -270,7 +270,7 @@ def test_compiled_layers_equal_the_others() -> None:
 
 
 def test_compiling_is_refused_on_a_cpu(store: TokenStore, tmp_path: Path) -> None:
-    with pytest.raises(BertkitError, match=r"compiled training is for CUDA devices; .* for cpu"):
+    with pytest.raises(BertkitError, match=r"compiled training needs a CUDA device; .* on cpu"):
         pretrain(TOY, store, tmp_path / "run", device="cpu", compiled=True)
     assert not (tmp_path / "run").exists()
 

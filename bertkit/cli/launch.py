@@ -1,4 +1,4 @@
-"""`bertkit launch`: torchrun, with the settings under which its restarts work."""
+"""`bertkit launch`: run torchrun with the settings that make its restarts work."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from bertkit.errors import BertkitError
 USAGE = "bertkit launch --nproc-per-node 8 [torchrun's options] pretrain RECIPE --store ..."
 
 TORCHRUN_SETTINGS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without it, workers that were restarted may meet the keys of those before them in the store that
-the agent shares with them, and wait in vain (pytorch issue 135712)."""
+"""Without it, restarted workers may find the keys of earlier workers in the store that the agent
+shares with them, and wait forever (pytorch issue 135712)."""
 
 
 class Launch(NamedTuple):
     """A command line, divided between torchrun and bertkit."""
 
     options: list[str]
-    """The options of torchrun."""
+    """The options for torchrun."""
     words: list[str]
-    """The command of bertkit and its flags."""
+    """The bertkit command and its flags."""
     processes: str
-    """Processes on a host, in torchrun's words: a number, auto, cpu or gpu."""
+    """The processes per host, as torchrun accepts them: a number, auto, cpu or gpu."""
 
 
 def launch_command(
     *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
 ) -> None:
-    """Start a command in several processes that work as one, on this host or on many.
+    """Run a command in several processes that work together, on one host or on several.
 
-    Everything before the command goes to torchrun as it is: --nproc-per-node, --nnodes,
-    --rdzv-endpoint, --max-restarts, ... Where OMP_NUM_THREADS is not set, the cores are shared out
-    evenly among the processes of a host.
+    Everything before the command is passed to torchrun: --nproc-per-node, --nnodes,
+    --rdzv-endpoint, --max-restarts, ... If OMP_NUM_THREADS is not set, the cores of a host are
+    divided evenly among its processes.
 
     Parameters
     ----------
@@ -50,15 +50,15 @@ def launch_command(
     environment = {**os.environ, **TORCHRUN_SETTINGS}
     environment.setdefault("OMP_NUM_THREADS", str(threads_each(found.processes)))
     command = [sys.executable, "-m", "torch.distributed.run", *found.options, "-m", "bertkit"]
-    # this process becomes torchrun, which so gets the signals that are meant for it
+    # torchrun replaces this process, so that it receives the signals sent to it
     os.execve(sys.executable, [*command, *found.words], environment)  # noqa: S606
 
 
 def parse_words(words: Sequence[str]) -> Launch:
-    """What is torchrun's and what is bertkit's, by torchrun's own parser.
+    """Divide a command line between torchrun and bertkit with torchrun's parser.
 
     Raises:
-        BertkitError: an option is not torchrun's, or the command cannot run in several processes.
+        BertkitError: torchrun rejects an option, or the command cannot run in several processes.
     """
     from torch.distributed.run import get_args_parser
 
@@ -80,18 +80,18 @@ def parse_words(words: Sequence[str]) -> Launch:
 
 
 def why_unsupported(options: Namespace) -> str:
-    """What torchrun would only notice while it starts: what is wrong with its options, or "".
+    """Return the error in its options that torchrun would only find while it starts, or "".
 
     Args:
-        options: as torchrun's parser gives them.
+        options: the options as parsed by torchrun's parser.
     """
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
     from torch.distributed.run import config_from_args
 
     if options.no_python or options.run_path:
-        return "it is bertkit that is started, so leave --no-python and --run-path out"
+        return "--no-python and --run-path cannot be used, because bertkit is the program to run"
     threads = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # where it is not set, torch sets it
+    os.environ["OMP_NUM_THREADS"] = "1"  # else torch would set it
     logging.disable(logging.WARNING)
     try:
         config, *_ = config_from_args(options)
@@ -109,7 +109,7 @@ def why_unsupported(options: Namespace) -> str:
 
 
 def threads_each(processes: str) -> int:
-    """Cores of this host for each process; 1 where their number is not known yet."""
+    """Return the cores of this host per process; 1 if `processes` is not a positive number."""
     known = hasattr(os, "sched_getaffinity")
     cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
     return max(1, cores // int(processes)) if processes.isdecimal() and int(processes) else 1

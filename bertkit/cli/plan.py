@@ -1,4 +1,4 @@
-"""`bertkit plan`: what a pre-training run would take, before it is begun."""
+"""`bertkit plan`: estimate the cost of a pre-training run before it is started."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ PLANNED_DEFAULTS = PretrainRecipe()
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSize:
-    """The amount of text, by one of the first three fields."""
+    """The amount of text, given by one of the first three fields."""
 
     store: Path | None = None
     """A token store made by `bertkit prepare`."""
     text: Annotated[tuple[str, ...], TEXT] = ()
-    """Files, folders, globs; a sample is read."""
+    """Files, folders or globs, of which a sample is read."""
     tokens: int | None = None
-    """The number of tokens, where there is no text."""
+    """The number of tokens, if there is no text to measure."""
     tokenizer: Path | None = None
     """For --text: a folder made by `bertkit learn`, a model directory, or a vocab.txt."""
     vocabulary_size: int = 30522
-    """For --text without a tokenizer, and for --tokens."""
+    """Size of the vocabulary, for --text without a tokenizer and for --tokens."""
     format: str = "auto"
-    """Format of --text; auto looks at names and first lines."""
+    """Format of --text; auto detects it from file names and first lines."""
     column: str = "text"
     """Column of --text that holds the text, in formats that have columns."""
 
@@ -60,7 +60,7 @@ UNKNOWN = CorpusSize()
 
 
 MEASURE_SECONDS = 20.0
-"""How long this machine is measured where nothing else is said."""
+"""How many seconds this machine is measured for by default."""
 
 
 def plan_command(
@@ -76,27 +76,27 @@ def plan_command(
     corpus: Annotated[CorpusSize, FLATTEN] = UNKNOWN,
     settings: Annotated[PretrainRecipe, FLATTEN] = PLANNED_DEFAULTS,
 ) -> None:
-    """Say what a pre-training run takes: memory, speed, time and cost.
+    """Estimate the memory, speed, time and cost of a pre-training run.
 
-    This machine is measured by short updates of a shallow network. Another is taken from a table,
-    with an assumed share of its peak.
+    This machine is measured by short updates of a shallow network. For a machine from the table,
+    a share of its peak is assumed.
 
     Parameters
     ----------
     recipe
-        A shipped recipe or a .toml file, as for `bertkit pretrain`; its fields are flags.
+        A shipped recipe or a .toml file, as for `bertkit pretrain`; flags override its fields.
     machine
-        here, or one of t4, v100, a10, l4, rtx-4090, a100-40, a100-80, h100, h200.
+        here (this machine), or one of t4, v100, a10, l4, rtx-4090, a100-40, a100-80, h100, h200.
     device
-        auto, cpu, cuda, cuda:N or mps: what is measured here.
+        The device of this machine to measure: auto, cpu, cuda, cuda:N or mps.
     seconds
-        About how long to measure.
+        The approximate time to measure for.
     mfu
         The share of its peak that a named machine reaches, instead of the table's assumption.
     hours
-        A budget: how far does it reach?
+        A time budget: also plan the updates that fit into it.
     price
-        Price of an hour of the machine, in any currency.
+        The price of an hour of the machine, in any currency.
     json
         A file to write the plan to.
     """
@@ -109,11 +109,11 @@ def plan_command(
     named = None if machine == HERE else find_machine(machine, precision, mfu)
     where = choose_device(device) if named is None else None
     if where is not None:
-        choose_precision(precision, where)  # refused before the corpus is measured
+        choose_precision(precision, where)  # fails before the corpus is measured
     with Console() as console:
         size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.pair)
         if where is not None:
-            console.say(f"calibrating for about {seconds:g} s; leave the machine to it")
+            console.say(f"calibrating for about {seconds:g} s; do not use the machine meanwhile")
             named = this_machine(where, settings)
         assert named is not None
         made = make_plan(
@@ -134,10 +134,10 @@ def plan_command(
 def check_flags(
     machine: str, device: str, seconds: float, mfu: float | None, price: float | None
 ) -> None:
-    """Refuse impossible numbers, and flags that do not belong together.
+    """Check that numbers are in range and that the flags can be combined.
 
     Raises:
-        BertkitError: names the flag.
+        BertkitError: a flag is invalid; the message names it.
     """
     if price is not None and not 0 <= price < math.inf:
         raise BertkitError(f"--price must be 0 or more, not {price}")
@@ -152,10 +152,10 @@ def check_flags(
 
 
 def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
-    """The corpus of the flags; `pair` as in `PairOptions`.
+    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`.
 
     Raises:
-        BertkitError: no corpus was given, or more than one, or it is not there.
+        BertkitError: no corpus or more than one is given, or the corpus does not exist.
     """
     given = [size.store is not None, bool(size.text), size.tokens is not None]
     if sum(given) != 1:
@@ -165,7 +165,7 @@ def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> Corpu
     if not size.text and (size.tokenizer or size.format != "auto" or size.column != "text"):
         raise BertkitError("--tokenizer, --format and --column are for --text; leave them out")
     if (size.store or size.tokenizer) and size.vocabulary_size != UNKNOWN.vocabulary_size:
-        raise BertkitError("the vocabulary is that of the store or tokenizer; leave out its size")
+        raise BertkitError("--store and --tokenizer have a vocabulary; remove --vocabulary-size")
     if size.vocabulary_size < 1:
         raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
     if size.store is not None:
@@ -178,7 +178,7 @@ def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> Corpu
 
 
 def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
-    """Print the tables."""
+    """Print the plan as text and tables."""
     config, machine = made.model, made.machine
     out.print(
         f"{recipe}: {config.num_hidden_layers} layers x {config.hidden_size}, "
@@ -200,7 +200,7 @@ def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float 
 
 
 def memory_table(made: Plan) -> Table:
-    """The table of the bytes by part, with a column for each phase."""
+    """Build the table of memory by part, with a column for each phase."""
     table = Table("memory, GiB", title="memory of a micro-batch of full-length examples")
     for phase in made.phases:
         table.add_column(f"{phase.fit.micro_batch} x {phase.length}", justify="right")
@@ -212,7 +212,7 @@ def memory_table(made: Plan) -> Table:
 
 
 def speed_table(made: Plan) -> Table:
-    """The table of speeds: the recipe's phases, and the paper's that it lacks."""
+    """Build the table of speeds: the recipe's phases, and the paper's at other lengths."""
     table = Table("length", "batch", "tokens/s", "MFU", "s/update", title="speed")
     own = {phase.length for phase in made.phases}
     for phase in (*made.phases, *[phase for phase in made.paper if phase.length not in own]):
@@ -228,7 +228,7 @@ def speed_table(made: Plan) -> Table:
 
 
 def budget_table(made: Plan, price: float | None) -> Table:
-    """The table of the schedules."""
+    """Build the table of schedules with their time and cost."""
     table = Table("schedule", "updates", "tokens", "epochs", "time", title="time")
     if price is not None:
         table.add_column(f"cost at {price:g}/h", justify="right")
@@ -243,12 +243,12 @@ def budget_table(made: Plan, price: float | None) -> Table:
 
 
 def two_digits(number: float) -> str:
-    """Format a number with two digits, or all before the point."""
+    """Format a number with two significant digits, or as an integer from 10 on."""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 def amount(number: float) -> str:
-    """Format a number such as `1.2 G`."""
+    """Format a number with a unit prefix, such as `1.2 G`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:,.1f} {unit}"
@@ -265,7 +265,7 @@ TIME_UNITS = (
 
 
 def duration(seconds: float) -> str:
-    """Format a time such as `3.4 days`, in the largest unit of which there are 2."""
+    """Format a time such as `3.4 days`, in the largest unit of which there are at least 2."""
     for (name, size), _ in pairwise(TIME_UNITS):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {name}"

@@ -1,4 +1,4 @@
-"""`bertkit pretrain`: text or a token store → a pre-trained model, in one command."""
+"""`bertkit pretrain`: train a model from text or a token store, in one command."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ RECIPE_DEFAULTS = PretrainRecipe()
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """The text, for a run that starts from text instead of a store."""
+    """The options of a run that starts from text instead of a store."""
 
     text: Annotated[tuple[str, ...], TEXT] = ()
-    """Text to learn from: files, folders, globs, URLs, hf:NAME (instead of --store)."""
+    """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
     tokenizer: Path | None = None
-    """An existing tokenizer for --text; without it a vocabulary is learned."""
+    """An existing tokenizer for --text; without it, a vocabulary is learned."""
     vocabulary_size: int = 30522
     """Size of the vocabulary that is learned from --text."""
     cased: bool = False
-    """The learned vocabulary keeps upper case and accents."""
+    """Whether the learned vocabulary keeps upper case and accents."""
     language: str = "en"
     """Language of --text, for the sentence splitter."""
     format: str = "auto"
-    """Format of --text; auto looks at names and first lines."""
+    """Format of --text; auto detects it from file names and first lines."""
     column: str = "text"
     """Column of --text that holds the text, in formats that have columns."""
     processes: int = 0
-    """Worker processes for preparing --text; 0 takes one for each core."""
+    """Worker processes for preparing --text; 0 uses one for each core."""
 
 
 NO_TEXT = TextOptions()
@@ -69,47 +69,47 @@ def pretrain_command(
 ) -> int:
     """Pre-train a BERT from text or a token store.
 
-    The same command resumes a stopped run. Ctrl-C saves and ends.
+    Run the same command again to resume a stopped run. Ctrl-C saves a checkpoint and stops.
 
     Parameters
     ----------
     recipe
         A shipped recipe (such as base, large, small, two-cores, no-nsp, albert-base; a wrong name
-        lists all) or a .toml file. Its fields are the dotted flags below; the defaults shown are
-        those of fields that it leaves out.
+        lists all) or a .toml file. The dotted flags below override its fields; the defaults shown
+        are for fields that it leaves out.
     out
         The run directory.
     store
-        A token store made by `bertkit prepare`, or several of one tokenizer; folders or addresses
-        (https, s3, ...).
+        A token store made by `bertkit prepare`, or several with the same tokenizer; folders or
+        URLs (https, s3, ...).
     cache
-        Where the shards of a store with an address are kept while they are needed.
+        The folder that keeps shards downloaded from a store's URL while they are needed.
     cache_gigabytes
-        The largest size of that cache.
+        The maximum size of that cache.
     smoothing
-        Of several stores: one with the share p of all tokens gets a share of the examples
-        proportional to p**S, from 1 (as they are, the default) to 0 (all alike).
+        For several stores, the exponent S: a store with the share p of all tokens gets a share of
+        the examples proportional to p**S, from 1 (proportional, the default) to 0 (equal shares).
     weights
-        Of several stores: their shares of the examples, instead of smoothing.
+        For several stores: their shares of the examples, instead of smoothing.
     init_from
         A model to take the weights and sizes from; the store must have its tokenizer.
     workers
-        Loader processes; 0 suits CPUs.
+        The number of loader processes; 0 suits CPUs.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     compile
-        Compile the layers, on CUDA only: each shape waits for the compiler once.
+        Compile the layers (CUDA only); the first update of each batch shape waits for the compiler.
     strategy
-        Of several processes (bertkit launch): ddp, or fsdp for a network too large for one.
+        With several processes (bertkit launch): ddp, or fsdp for a network too large for one.
     timeout
-        Of several processes: seconds to wait for another one before giving it up.
+        With several processes: the seconds to wait for another process before giving up.
     """
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.pretrain import pretrain as pretrain_store
 
     if corpus.text and not is_alone():
         raise BertkitError(
-            "several processes cannot begin with --text; make a store with `bertkit prepare` once "
+            "several processes cannot start from --text; make a store with `bertkit prepare` once "
             "and give --store"
         )
     if bool(store) == bool(corpus.text):
@@ -150,7 +150,7 @@ def pretrain_command(
 
 
 def has_steps(journal: Path) -> bool:
-    """Whether a run has something to report, that is, was not stopped before its first update."""
+    """Whether a journal has training steps to report, unless stopped before the first update."""
     return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
 
 
@@ -161,10 +161,10 @@ def open_stores(
     cache: Path | None,
     cache_gigabytes: float | None,
 ) -> TokenStore:
-    """A token store, or several as one.
+    """Open one token store, or several as a mixture.
 
     Raises:
-        BertkitError: see `mixture.mix`.
+        BertkitError: a store cannot be opened, or see `mixture.mix_stores`.
     """
     stores = [TokenStore(place, cache=cache, cache_gigabytes=cache_gigabytes) for place in places]
     if len(stores) == 1:
@@ -175,7 +175,7 @@ def open_stores(
 
 
 def locked_store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenStore:
-    """`store_from_text` in a folder that no other process fills at the same time."""
+    """Run `store_from_text` while the run directory is locked against other processes."""
     with exclusive_lock(out):
         return store_from_text(corpus, out, console)
 
@@ -184,7 +184,7 @@ def store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenSt
     """Learn a vocabulary and prepare a store inside the run directory, unless already done.
 
     Raises:
-        BertkitError: the directory was begun with other text or flags, or these cannot be used.
+        BertkitError: the directory was started with other text or flags, or they are invalid.
     """
     if corpus.processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {corpus.processes}")
@@ -193,15 +193,15 @@ def store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenSt
         NO_TEXT.cased,
     ):
         raise BertkitError(
-            "--vocabulary-size and --cased are for a vocabulary that is learned; leave them out, "
-            "or leave out --tokenizer"
+            "--vocabulary-size and --cased are for a vocabulary that is learned; remove them, "
+            "or remove --tokenizer"
         )
     options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
     if not (out / "store" / "manifest.json").is_file():
-        check_inputs(corpus.text, out / "store", options)  # before the folder is claimed for them
+        check_inputs(corpus.text, out / "store", options)  # before these flags are written down
     flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
     if not any((out / name).exists() for name in ("tokenizer", "store")):
-        (out / "corpus.json").unlink(missing_ok=True)  # of flags that did not work
+        (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
     claim_settings(out / "corpus.json", flags, "a corpus")
     if corpus.tokenizer is not None:
         tokenizer = Tokenizer.load(corpus.tokenizer)

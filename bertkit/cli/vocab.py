@@ -36,7 +36,7 @@ from bertkit.training.journal import Console
 
 SHOWN_WORDS = 12
 MIN_OCCURRENCES = 2
-"""Occurrences of a word that is chosen from text."""
+"""The minimum number of occurrences of a word that is chosen from text."""
 
 
 def extend_command(
@@ -52,29 +52,29 @@ def extend_command(
     format: str = "auto",  # noqa: A002 - the flag's natural name
     column: str = "text",
 ) -> None:
-    """Add words to an existing model, each as one piece.
+    """Add words to the vocabulary of an existing model, each as one token.
 
     Parameters
     ----------
     model
-        A model directory, a run directory or a checkpoint of Google's; it stays as it is.
+        A model directory, a run directory or a Google checkpoint, which is not changed.
     out
-        The folder for the extended model, which is complete.
+        The folder to write the complete extended model to.
     words
-        A file with one word on each line (instead of --text); "##ing" is a piece inside words.
+        A file with one word per line (instead of --text); "##ing" is a token inside words.
     text
-        Text of the domain: files, folders, globs, URLs, hf:NAME. The words whose own piece saves
-        most pieces are added.
+        Text of the domain: files, folders, globs, URLs, hf:NAME. The words that save the most
+        tokens by becoming one token are added.
     count
-        How many words to take from --text.
+        The number of words to take from --text.
     place
-        append: behind the other pieces; unused: in the place of [unused] entries.
+        append: after the existing tokens; unused: in place of [unused] entries.
     init
-        mean of the pieces that the word had, or random.
+        The new embeddings: mean of the tokens that the word had, or random.
     processes
-        Processes that count the words of --text; 0 takes one for each core.
+        Processes that count the words of --text; 0 uses one for each core.
     format
-        Format of --text; auto looks at names and first lines.
+        Format of --text; auto detects it from file names and first lines.
     column
         Column of --text that holds the text, in formats that have columns.
     """
@@ -105,13 +105,13 @@ def extend_command(
 
 
 def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
-    """The words of a file with the places they stand at."""
+    """Yield the words of a file, each with its location ("file:line")."""
     source, *more = find_sources([file], format="text")
     if more:
-        raise BertkitError(f"--words {file} is {1 + len(more)} files; name one")
+        raise BertkitError(f"--words {file} names {1 + len(more)} files; choose one")
     lines = list(plain_lines(source, counts))
     if lines and not lines[-1][1]:
-        lines.pop()  # what follows the last line end
+        lines.pop()  # the empty text after the last newline
     for number, line in lines:
         yield line.strip(), f"{source.path}:{number}"
 
@@ -123,7 +123,7 @@ def words_from_text(
     options: LearnOptions,
     console: Console,
 ) -> list[tuple[str, str]]:
-    """The words of some text that the vocabulary breaks, by how many pieces each would save."""
+    """Return the words of a text that the vocabulary splits, most saved tokens first."""
     skipped = TextCounts().skipped
     counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
     for line in describe_skipped(skipped, {}):
@@ -135,20 +135,20 @@ def words_from_text(
     pieces = sum(times * length for times, length, _ in lengths)
     unknown = sum(times for times, _, lost in lengths if lost)
     console.say(
-        f"{counts.total():,} words in {pieces:,} pieces, {unknown:,} words [UNK] (not chosen); "
-        f"{len(chosen):,} words of at least {MIN_OCCURRENCES} occurrences would save "
-        f"{sum(saved for _, saved in chosen):,} pieces"
+        f"{counts.total():,} words in {pieces:,} tokens, {unknown:,} words [UNK] (not chosen); "
+        f"{len(chosen):,} words with at least {MIN_OCCURRENCES} occurrences would save "
+        f"{sum(saved for _, saved in chosen):,} tokens"
     )
     if len(chosen) < number:
-        console.say(f"the text has only {len(chosen):,} of the {number:,} words asked for")
+        console.say(f"the text has only {len(chosen):,} of the {number:,} requested words")
     return [(word, "--text") for word, _ in chosen]
 
 
 def describe_words(extension: Extension, out: Path) -> str:
-    """How many words were added, and the first of them."""
+    """Describe the number of added words, and the first of them."""
     words = extension.words
     shown = ", ".join(words[:SHOWN_WORDS]) + (", ..." if len(words) > SHOWN_WORDS else "")
-    return f"{out}: {extension.tokenizer.size:,} pieces, {len(words):,} of them new: {shown}"
+    return f"{out}: {extension.tokenizer.size:,} tokens, {len(words):,} of them new: {shown}"
 
 
 def measure_command(
@@ -159,20 +159,20 @@ def measure_command(
     format: str = "auto",  # noqa: A002 - the flag's natural name
     column: str = "text",
 ) -> None:
-    """Measure how a vocabulary fits a text: fertility, [UNK], characters of a piece.
+    """Measure how well a vocabulary fits a text: fertility, [UNK], characters per token.
 
     Parameters
     ----------
     tokenizer
         A folder made by `bertkit learn`, a model directory, or a vocab.txt.
     paths
-        Text, preferably none that the vocabulary was learned from.
+        The text to measure, preferably not the text that the vocabulary was learned from.
     max_documents
-        Measure no more than the first so many documents.
+        The maximum number of documents to measure, from the first on.
     json
-        A file for the report.
+        A file to write the report to.
     format
-        Format of the files; auto looks at names and first lines.
+        Format of the files; auto detects it from file names and first lines.
     column
         The column that holds the text, in formats that have columns.
     """
@@ -204,12 +204,12 @@ def print_report(report: dict[str, Any], title: str) -> None:
     rows = [
         ("documents", f"{report['documents']:,}"),
         ("words", f"{report['words']:,}"),
-        ("pieces", f"{report['tokens']:,}"),
-        ("pieces a word (fertility)", f"{report['fertility']:.4f}"),
-        ("characters a piece", f"{report['characters_per_token']:.4f}"),
+        ("tokens", f"{report['tokens']:,}"),
+        ("tokens per word (fertility)", f"{report['fertility']:.4f}"),
+        ("characters per token", f"{report['characters_per_token']:.4f}"),
         ("words that are [UNK]", f"{report['unknown_share']:.4%}"),
         ("most frequent [UNK]", escape(unknown) or "none"),
-        ("pieces never used", f"{report['unused_tokens']:,} of {report['vocabulary']:,}"),
+        ("tokens never used", f"{report['unused_tokens']:,} of {report['vocabulary']:,}"),
     ]
     table = Table("measure", "value", title=escape(title))
     for name, value in rows:

@@ -1,5 +1,5 @@
-"""What a pre-training run takes: memory, speed, time and cost."""
+"""Estimates of a pre-training run: memory, speed, time and cost."""
 
 GIB = 2**30
 HERE = "here"
-"""The name of the machine that plans, which is measured."""
+"""The name of the machine that runs the planner, which is measured."""

@@ -1,7 +1,7 @@
-"""What the batches of a corpus will hold: how long its examples are, measured or assumed.
+"""The size of a corpus and the lengths of its examples, measured or assumed.
 
 Examples are cut as in paper section A.2 (`pretraining_data/pairs.py`): most are full, the rest of
-each document is shorter, and about half take their second sentence from elsewhere.
+each document is shorter, and about half take their second sentence from another document.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.recipe import Phases, PretrainRecipe
 
 DOCUMENT_TOKENS = 520
-"""Assumed length of a document where there is no text to measure; about Wikipedia's."""
+"""The assumed tokens per document if there is no text to measure, about those of Wikipedia."""
 EPOCH_TOKENS = 1.25
-"""Assumed tokens seen in an epoch for each token of the corpus: about half of the examples read a
-random next sentence besides their own text."""
+"""The assumed tokens seen in an epoch per token of the corpus: about half of the examples contain
+a random next sentence in addition to their own text."""
 SAMPLE = 1000
-"""Examples whose lengths stand for all."""
+"""The number of examples whose lengths represent all examples."""
 SAMPLE_SHARDS = 4
-"""Of a store, those that the sample is taken from."""
+"""The number of a store's shards that the sample is taken from."""
 SAMPLE_BYTES = 4_000_000
-"""Text that is tokenized to know the rest."""
+"""The bytes of text that are tokenized to extrapolate to the rest."""
 SAMPLE_FILES = 4
-"""Files that the sample is taken from, at their beginnings."""
+"""The number of files from whose beginnings the sample is taken."""
 EXPANDED_BYTES = 16_000_000
-"""Text that is decompressed to know how much the rest of such files holds."""
+"""The bytes of text that are decompressed to estimate the compression ratio."""
 BYTES_PER_TOKEN = 4.7
-"""Assumed where there is no tokenizer; about English with a vocabulary of 30,522 tokens."""
+"""Assumed without a tokenizer; about that of English with a vocabulary of 30,522 tokens."""
 SIZED = ("text", "wikiextractor", "jsonl", "csv", "tsv")
-"""Formats whose size says how much text they hold."""
+"""The formats in which the file size tells the amount of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSample:
-    """A sample of the examples of one maximum length."""
+    """A sample of the lengths of examples with one maximum length."""
 
     lengths: tuple[int, ...]
-    """(examples,) tokens of each, ascending."""
+    """(examples,) the tokens of each example, ascending."""
     epoch_tokens: float
-    """Tokens seen in an epoch for each token of the corpus."""
+    """The tokens seen in an epoch per token of the corpus."""
 
     def draw(self, sequences: int, seed: int) -> list[int]:
         """Draw the lengths of a batch, longest first."""
@@ -65,18 +65,18 @@ class CorpusEstimate:
     tokens: float
     vocabulary_size: int
     examples: dict[int, LengthSample]
-    """By length."""
+    """The sampled examples by maximum length."""
     assumed: tuple[str, ...] = ()
-    """The assumptions, in words."""
+    """The assumptions behind the estimate, as text."""
 
 
 def planned_lengths(recipe: PretrainRecipe) -> list[int]:
-    """Lengths of the recipe's phases and of the paper's."""
+    """Return the distinct lengths of the phases of the recipe and of the paper."""
     return list(dict.fromkeys([*recipe.phases.lengths, *Phases().lengths]))
 
 
 def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
-    """Examples cut from documents of `DOCUMENT_TOKENS`: full ones, and an even rest of each."""
+    """Assume documents of `DOCUMENT_TOKENS`: full examples, and remainders of uniform length."""
     full = round(SAMPLE / (1 + length / DOCUMENT_TOKENS))
     rest = np.linspace(SPECIALS + 2, length, SAMPLE - full).round().astype(int).tolist()
     return LengthSample(lengths=(*rest, *[length] * full), epoch_tokens=epoch_tokens)
@@ -85,13 +85,13 @@ def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
 def assumed_corpus(
     title: str, tokens: float, vocabulary: int, lengths: Sequence[int], pair: str = "nsp"
 ) -> CorpusEstimate:
-    """A corpus of which only the size is known; `pair` as in `PairOptions`.
+    """Estimate a corpus of which only the size is known; `pair` is as in `PairOptions`.
 
     Raises:
-        BertkitError: it has no tokens.
+        BertkitError: the corpus has no tokens.
     """
     if tokens < 1:
-        raise BertkitError(f"a corpus has at least 1 token, not {tokens:,.0f}; see --tokens")
+        raise BertkitError(f"a corpus needs at least 1 token, not {tokens:,.0f}; see --tokens")
     assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
     drawn = pair in ("nsp", "none")
     repeated = (
@@ -108,7 +108,7 @@ def assumed_corpus(
 
 
 def store_corpus(store: TokenStore, lengths: Sequence[int], pair: str = "nsp") -> CorpusEstimate:
-    """A token store; its first shards show how long examples are; `pair` as in `PairOptions`.
+    """Estimate a token store by the examples of its first shards; `pair` is as in `PairOptions`.
 
     Raises:
         BertkitError: the store has too few documents to make examples of, or is damaged.
@@ -131,18 +131,18 @@ def text_corpus(
     lengths: Sequence[int],
     pair: str = "nsp",
 ) -> CorpusEstimate:
-    """Text files: their size, and a sample of them that is prepared as a store.
+    """Estimate text files by their size and a sample of them that is prepared as a store.
 
     Args:
-        paths: files, folders, globs.
-        tokenizer: without it, the bytes of a token are assumed.
+        paths: files, folders or globs.
+        tokenizer: the tokenizer; without it, the number of bytes per token is assumed.
         options: how the text is read.
-        vocabulary: its size, where there is no tokenizer.
-        lengths: of the examples.
-        pair: as in `PairOptions`.
+        vocabulary: the size of the vocabulary, if there is no tokenizer.
+        lengths: the maximum lengths of the examples.
+        pair: the pair objective, as in `PairOptions`.
 
     Raises:
-        BertkitError: a path does not exist, is damaged, or does not say how much text it holds.
+        BertkitError: a path does not exist or is damaged, or its size does not tell its text.
     """
     sources, unknown = sized_sources(paths, options.format)
     kinds = {compression(source): source for source in sorted(sources, key=lambda s: s.bytes)}
@@ -157,53 +157,53 @@ def text_corpus(
         return replace(found, assumed=(f"{BYTES_PER_TOKEN} bytes {note}", *found.assumed))
 
     if tokenizer is None:
-        return blind(total, vocabulary, "of a file a token; --tokenizer measures it")
+        return blind(total, vocabulary, "of a file per token; --tokenizer measures it")
     with tempfile.TemporaryDirectory() as folder:
         copies, read = write_sample(sources, Path(folder))
         try:
             store = prepare(list(copies), tokenizer, Path(folder) / "store", options)
             found = store_corpus(store, lengths, pair)
-        except TooFewDocumentsError:  # of a single document no pairs can be made
-            found = blind(read, tokenizer.size, "a token, as the sample is of one document")
+        except TooFewDocumentsError:  # no pairs can be made of a single document
+            found = blind(read, tokenizer.size, "per token, as the sample has one document")
         except BertkitError as error:
             message = str(error)
             for copy, source in copies.items():
                 message = message.replace(copy, source.path)
             raise BertkitError(message) from error
     rest = max(1.0, total / read)
-    note = f"text like the {read / 1e6:.1f} MB of it that were tokenized"
+    note = f"text like the {read / 1e6:.1f} MB that were tokenized"
     assumed = (*found.assumed, note) if rest > 1 else found.assumed
     return replace(found, title=title, tokens=found.tokens * rest, assumed=assumed)
 
 
 def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]:  # noqa: A002
-    """The files that paths stand for, and how many of unknown kind are left out.
+    """Return the files that paths name, and the number of files left out for an unknown format.
 
     Raises:
-        BertkitError: one does not exist, none holds text, or a size does not say how much.
+        BertkitError: a file does not exist, none has text, or a size does not tell its text.
     """
     everything = find_sources(paths, format=format)
     known = [source for source in everything if source.format != "unknown"]
     for source in known:
         if source.format not in SIZED:
             raise BertkitError(
-                f"{source.path}: how much text is in {source.format} shows only when it is read; "
-                "run `bertkit prepare` and give --store, or give --tokens"
+                f"{source.path}: the size of a {source.format} file does not tell its amount of "
+                "text; run `bertkit prepare` and give --store, or give --tokens"
             )
     sized = [source for source in known if source.bytes]
     if not sized:
-        raise BertkitError(f"{' '.join(paths)}: there is no text in it; name another file")
+        raise BertkitError(f"{' '.join(paths)}: there is no text in it; choose another file")
     return sized, len(everything) - len(known)
 
 
 def compression(source: Source) -> str:
-    """The suffix of a compressed file in lower case; "" for other files."""
+    """Return the suffix of a compressed file in lower case; "" for other files."""
     ending = PurePosixPath(source.path).suffix.lower()
     return ending if ending in DECOMPRESSORS else ""
 
 
 def expansion(source: Source) -> float:
-    """Bytes of text for each stored byte, by the beginning of a file.
+    """Estimate the bytes of text per stored byte from the beginning of a file.
 
     Raises:
         BertkitError: the file is damaged.
@@ -222,14 +222,14 @@ def expansion(source: Source) -> float:
 
 
 def unreadable_text(source: Source, error: Exception) -> BertkitError:
-    """The error for a damaged file."""
+    """Build the error for a damaged file."""
     return BertkitError(
         f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
     )
 
 
 def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Source], int]:
-    """Copy the beginnings of some files; returns the copies' names and their bytes in all.
+    """Copy the beginnings of some files; return the source of each copy, and their total bytes.
 
     Raises:
         BertkitError: a file is damaged.
@@ -240,9 +240,9 @@ def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Sou
         try:
             with open_binary(source.path) as stream:
                 head = stream.read(SAMPLE_BYTES // len(chosen))
-                if stream.read(1):  # the last line is not whole
+                if stream.read(1):  # drop the incomplete last line
                     head = head[: head.rfind(b"\n") + 1] or head
-                    while source.format == "csv" and head.count(b'"') % 2:  # nor the last row
+                    while source.format == "csv" and head.count(b'"') % 2:  # and an incomplete row
                         head = head[: head[:-1].rfind(b"\n") + 1]
         except DAMAGE as error:
             raise unreadable_text(source, error) from error
@@ -255,7 +255,7 @@ def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Sou
 
 
 def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:
-    """A sample of the examples of a store's first shards."""
+    """Sample the lengths of the examples of a store's first shards."""
     shards = list(range(min(SAMPLE_SHARDS, len(store.shards))))
     options = PairOptions(max_length=length, pair=pair)
     rows = plan_block(store, shards, options, 0, 0, 0)
@@ -270,21 +270,21 @@ def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSize:
-    """The size of a batch, or the mean size of batches."""
+    """The size of a batch, or the mean size of several batches."""
 
     sequences: int
     tokens: float
     targets: float
     squares: float
-    """Sum of the squared lengths."""
+    """The sum of the squared lengths."""
     mixed: bool = True
-    """Whether lengths differ, so that attention pads or takes several calls."""
+    """Whether lengths differ, so that attention pads or makes several calls."""
 
 
 def typical_batch(
     examples: LengthSample, sequences: int, recipe: PretrainRecipe, phase: int
 ) -> BatchSize:
-    """The mean size of a batch of so many sequences of a phase."""
+    """Return the mean size of a phase's batch with the given number of sequences."""
     most, share = recipe.phases.max_predictions[phase], sequences / len(examples.lengths)
     return BatchSize(
         sequences=sequences,
@@ -295,7 +295,7 @@ def typical_batch(
 
 
 def largest_batch(sequences: int, recipe: PretrainRecipe, phase: int) -> BatchSize:
-    """The largest size of a batch of so many sequences: all of full length."""
+    """Return the largest size of a phase's batch, in which all sequences have full length."""
     length, most = recipe.phases.lengths[phase], recipe.phases.max_predictions[phase]
     return BatchSize(
         sequences=sequences,

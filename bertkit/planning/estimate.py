@@ -1,10 +1,10 @@
-"""What a pre-training run will take: time and cost of a schedule, or of a budget.
+"""Estimates of a pre-training run: the time and cost of a schedule, or the reach of a budget.
 
 This machine is measured by real updates (`train_steps`) of networks of one and of four layers, of
-the wanted width and vocabulary, on random ids. An update takes a constant and so much for each
-token; the shallow network has embeddings, heads, one layer and their share of the optimizer, and
-the deeper one tells what one more layer adds. A machine of the table reaches its assumed share of
-its peak. The paper's schedule (section A.2) is planned beside the recipe's.
+the planned width and vocabulary, on random ids. The time of an update is modelled as a constant
+plus a time per token. The shallow network has embeddings, heads and one layer with their optimizer;
+the deeper one shows the cost of another layer. A machine from the table is assumed to reach a given
+share of its peak. The paper's schedule (section A.2) is planned in addition to the recipe's.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from bertkit.training.step import LoopSettings, train_steps
 DEEP = 4
 """Layers of the deeper network. With two, noise would be multiplied by the number of layers."""
 ROUND = 12.0
-"""Measuring time over that of one large update of the deeper network, for 5 or 6 rounds."""
+"""Measuring time over that of a large update of the deeper network; allows 5 or 6 rounds."""
 
 
 Speed = Callable[[int, int, float], float]
-"""(length, layers, tokens) → seconds of an update."""
+"""(length, number of layers, tokens) → seconds of an update."""
 
 
 def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
-    """The machine that runs this, its peak measured in about half a second.
+    """Describe this machine, and measure its peak in about half a second.
 
     Raises:
-        BertkitError: the system does not tell how much memory there is.
+        BertkitError: the system does not report how much memory there is.
     """
     memory, precision = memory_gib(device), choose_precision(recipe.training.precision, device)
     if memory is None:
-        raise BertkitError("the system does not tell its memory; name a --machine instead")
+        raise BertkitError("the system does not report its memory; name a --machine instead")
     cuda = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if cuda else cpu_model()
     peak = matmul_peak(device, precision, seconds=0.5)
@@ -65,7 +65,7 @@ def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
         intermediate_size=128,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[device] if cuda else []):
-        trial = Trial(tiny, recipe, device, layers=1)  # loads what every training process loads
+        trial = Trial(tiny, recipe, device, layers=1)  # loads the libraries that training loads
         trial.seconds(trial.batch([8, 6], 1))
     program = resident_bytes()
     return Machine(
@@ -79,7 +79,7 @@ def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
 
 
 def resident_bytes(field: str = "VmRSS") -> float | None:
-    """Memory that this process holds (VmRSS) or held at most (VmHWM); None where unknown."""
+    """Return this process's resident (VmRSS) or peak (VmHWM) memory in bytes; None if unknown."""
     try:
         with open("/proc/self/status", encoding="ascii") as lines:  # noqa: PTH123
             found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
@@ -91,7 +91,7 @@ def resident_bytes(field: str = "VmRSS") -> float | None:
 def synthetic_batch(
     config: ModelConfig, lengths: Sequence[int], recipe: PretrainRecipe, max_predictions: int
 ) -> PretrainingBatch:
-    """A pre-training batch of random ids and targets, in examples of the given lengths."""
+    """Build a pre-training batch of random ids and targets, in examples of the given lengths."""
     rng = np.random.default_rng(len(lengths))
     counts = [recipe.num_targets(n, max_predictions) for n in lengths]
     starts = np.cumsum([0, *lengths[:-1]])
@@ -108,13 +108,13 @@ def synthetic_batch(
 
 
 class Trial:
-    """A shallow network and the time of its updates.
+    """A shallow network whose updates are timed.
 
     Args:
-        config: of the network.
-        recipe: decides optimizer and precision.
-        device: where.
-        layers: of this network, in place of the config's.
+        config: the configuration of the planned network.
+        recipe: the recipe, which decides the optimizer and the precision.
+        device: the device to measure.
+        layers: the number of layers, which replaces that of the configuration.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Trial:
         )
 
     def batch(self, lengths: Sequence[int], max_predictions: int) -> PretrainingBatch:
-        """A batch of random ids, on the device."""
+        """Build a batch of random ids, on the device."""
         drawn = synthetic_batch(self.model.config, lengths, self.recipe, max_predictions)
         return drawn.to(self.settings.device)
 
     def seconds(self, batch: PretrainingBatch) -> float:
-        """Time one update."""
+        """Make one update and return its time in seconds."""
         synchronize(self.settings.device)
         started = time.perf_counter()
         for _ in train_steps(
@@ -161,16 +161,16 @@ def calibrate(
     """Measure for some seconds, and extrapolate to any number of layers and tokens.
 
     Args:
-        config: the network that is planned.
-        recipe: its optimizer, masks and precision.
-        wanted: length → examples, sequences of a micro-batch, max_predictions.
-        device: what is measured.
-        seconds: for all lengths together, besides making the networks.
-        progress: is told what is being measured.
+        config: the configuration of the planned network.
+        recipe: the recipe, for its optimizer, masking and precision.
+        wanted: length → (examples, sequences of a micro-batch, max_predictions).
+        device: the device to measure.
+        seconds: the time for all lengths together, without that of building the networks.
+        progress: called with a message before each measurement.
     """
     deep = max(2, min(DEEP, config.num_hidden_layers))
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    # the global generator is a caller's; the two networks serve all lengths
+    # leave the caller's global generator alone; the two networks serve all lengths
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         trials = [Trial(config, recipe, device, layers) for layers in (1, deep)]
         for length, (examples, sequences, predictions) in wanted.items():
@@ -194,18 +194,18 @@ def measure_length(
     max_predictions: int,
     seconds: float,
 ) -> list[np.ndarray]:
-    """Seconds of an update of each network: a constant, and so much for each token.
+    """Fit the seconds of each network's updates: a constant, and a slope per token.
 
-    Updates are of the wanted batch, or of the largest that the time allows, and of a quarter of it.
-    They alternate, so that a busy machine slows all of them. Every update has a batch of its own:
-    as in training, nearly each has a new number of tokens.
+    Batches have the wanted size, or the largest that the time allows, and a quarter of it. Their
+    updates alternate, so that a busy machine slows all of them. Every update has a new batch: as in
+    training, nearly every batch has a different number of tokens.
 
     Args:
         trials: the networks, the deepest last.
-        examples: of that length.
-        sequences: of the wanted batch.
-        max_predictions: targets of an example, at most.
-        seconds: about how long to measure.
+        examples: the sampled examples of one length.
+        sequences: the wanted number of sequences in a batch.
+        max_predictions: the maximum number of targets of an example.
+        seconds: the approximate time to measure for.
     """
 
     def update(trial: Trial, count: int, seed: int) -> tuple[int, float]:
@@ -213,7 +213,7 @@ def measure_length(
         return len(batch.packed.ids), trial.seconds(batch)
 
     end, small = time.perf_counter() + seconds, min(sequences, 4)
-    update(trials[-1], small, 0)  # makes the optimizer's state
+    update(trials[-1], small, 0)  # creates the optimizer's state
     affordable = int(small * seconds / ROUND / update(trials[-1], small, 1)[1])
     large = max(min(sequences, 2), min(sequences, affordable))
     points: list[list[tuple[int, float]]] = [[] for _ in trials]
@@ -222,13 +222,13 @@ def measure_length(
         seed += 1
         for trial, seen in zip(trials, points, strict=True):
             seen += [update(trial, size, seed) for size in (large, max(1, large // 4))]
-    return [fit_line(seen[2:]) for seen in points]  # the first round chose kernels and made state
+    return [fit_line(seen[2:]) for seen in points]  # without the first round, a warm-up
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> np.ndarray:
-    """A constant and a slope, neither negative, for (tokens, seconds), of least squared error.
+    """Fit a constant and a slope, neither negative, to (tokens, seconds) by least squares.
 
-    It is the mean that is wanted, not the best or the median: a run meets disturbances, too.
+    The fit is to the mean, not to the best or the median, because a run has disturbances, too.
     """
     tokens, seconds = np.asarray(points, dtype=np.float64).T
     slope, fixed = np.polyfit(tokens, seconds, 1) if np.ptp(tokens) else (0.0, -1.0)
@@ -244,14 +244,14 @@ class PhasePlan:
     length: int
     steps: int
     sequences: int
-    """Sequences in an update."""
+    """The number of sequences in an update."""
     fit: Fit
     tokens: float
-    """Mean tokens in an update."""
+    """The mean number of tokens in an update."""
     corpus_tokens: float
-    """Tokens of the corpus that an update goes through: an epoch reads some twice."""
+    """The tokens of the corpus that an update consumes; fewer than seen, as some are seen twice."""
     seconds: float
-    """Seconds of an update."""
+    """The seconds of an update."""
     tokens_per_second: float
     mfu: float
 
@@ -265,7 +265,7 @@ def plan_phase(
     fit: Fit,
     speed: Speed | None = None,
 ) -> PhasePlan:
-    """What an update of a phase takes; `speed` is measured, None for the machine's assumed MFU."""
+    """Plan one phase; `speed` is a measurement, or None to assume the machine's MFU."""
     precision = machine.precision(recipe.training.precision)
     length, sequences = recipe.phases.lengths[phase], recipe.phases.batch_sizes[phase]
     batch = typical_batch(examples, sequences, recipe, phase)
@@ -295,7 +295,7 @@ def plan_phase(
 
 
 def paper_schedule(recipe: PretrainRecipe) -> PretrainRecipe:
-    """A recipe's network with the schedule of paper section A.2: a million updates of 256."""
+    """Return the recipe with the schedule of paper section A.2: a million updates of 256."""
     positions = max(recipe.model.max_position_embeddings, *Phases().lengths)
     return replace(
         recipe,
@@ -311,14 +311,14 @@ class Estimate:
 
     title: str
     steps: tuple[int, ...]
-    """Updates of each phase."""
+    """The number of updates in each phase."""
     seconds: float
-    """Seconds of the updates alone: evaluation, checkpoints and loading come on top."""
+    """The seconds of the updates alone, without evaluation, checkpoints and loading."""
     tokens: float
     epochs: float
-    """Passes over the corpus."""
+    """The number of passes over the corpus."""
     cost: float | None
-    """The cost in the currency of the price."""
+    """The cost in the currency of the price, or None without a price."""
 
 
 def estimate_steps(
@@ -328,7 +328,7 @@ def estimate_steps(
     corpus_tokens: float,
     price: float | None,
 ) -> Estimate:
-    """What so many updates of each phase take; the price is that of an hour."""
+    """Estimate the given numbers of updates in each phase; `price` is that of an hour."""
     seconds = sum(count * phase.seconds for count, phase in zip(steps, phases, strict=True))
     used = sum(count * phase.corpus_tokens for count, phase in zip(steps, phases, strict=True))
     return Estimate(
@@ -342,7 +342,7 @@ def estimate_steps(
 
 
 def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
-    """The updates of each phase that a budget reaches, in the proportion of the recipe's.
+    """Return the updates of each phase that fit into a budget, in the recipe's proportions.
 
     Raises:
         BertkitError: the hours are not positive, or too short for one update of each phase.
@@ -354,19 +354,19 @@ def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
     if min(steps) == 0:
         least = max(1 / phase.steps for phase in phases) / share * hours
         raise BertkitError(
-            f"--hours {hours:g} do not reach one update of each phase in the recipe's proportion; "
-            f"that takes {least:.2g} hours"
+            f"--hours {hours:g} is too short for one update of each phase in the recipe's "
+            f"proportion; that takes {least:.2g} hours"
         )
     return steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that `bertkit plan` says."""
+    """Everything that `bertkit plan` reports."""
 
     model: ModelConfig
     parameters: int
-    """Parameters with both heads."""
+    """The number of parameters, including both heads."""
     precision: str
     machine: Machine
     corpus: str
@@ -377,7 +377,7 @@ class Plan:
     """The phases of the paper's schedule with the recipe's network."""
     answers: tuple[Estimate, ...]
     flags: tuple[str, ...] = ()
-    """Flags for `bertkit pretrain`, where the recipe would not fit or a budget was given."""
+    """Flags for `bertkit pretrain` if the recipe would not fit or a budget was given."""
     assumed: tuple[str, ...] = ()
 
 
@@ -395,14 +395,14 @@ def make_plan(
     """Plan a recipe, a budget and the paper's schedule.
 
     Args:
-        recipe: network, schedule and precision.
-        corpus: with examples of the `planned_lengths`.
-        machine: where.
-        device: is measured; None for the machine's assumed MFU.
-        hours: a budget.
-        price: of an hour.
-        seconds: about how long to measure.
-        progress: is told what is being measured.
+        recipe: the recipe, with its network, schedule and precision.
+        corpus: the corpus, with examples of the `planned_lengths`.
+        machine: the machine to plan for.
+        device: the device to measure; None to assume the machine's MFU.
+        hours: a time budget in hours.
+        price: the price of an hour.
+        seconds: the approximate time to measure for.
+        progress: called with a message before each measurement.
 
     Raises:
         BertkitError: the network does not fit, the budget is too short, or the recipe trains two
@@ -410,7 +410,7 @@ def make_plan(
     """
     if recipe.objectives.token == "rtd":
         raise BertkitError(
-            "a plan knows one network, and objectives.token = rtd trains two; plan the "
+            "a plan is for one network, and objectives.token = rtd trains two; plan the "
             "discriminator as a masked language model, and add a tenth to a third for the generator"
         )
     wanted: dict[int, tuple[LengthSample, int, int]] = {}
@@ -468,7 +468,7 @@ def answer(
     hours: float | None,
     price: float | None,
 ) -> tuple[list[Estimate], list[str]]:
-    """The schedules and what they take, and flags for `bertkit pretrain`."""
+    """Return the estimates of the schedules, and flags for `bertkit pretrain`."""
     same = recipe.phases == Phases()
     title = "the recipe" + ", as in the paper" * same
     answers = [estimate_steps(title, own, recipe.phases.steps, tokens, price)]

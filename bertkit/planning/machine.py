@@ -1,8 +1,8 @@
-"""What a machine can do, and what fits into its memory, by arithmetic from the sizes alone.
+"""The speed and memory of a machine, and the batches that fit, computed from the sizes alone.
 
-What the forward pass keeps is derived from `model/encoder.py`, `model/attention.py` and
-`model/heads.py`; a test compares it with what torch saves. GPUs of the table can be planned for
-without having one, and so can networks that are too large to be tried.
+The memory kept by the forward pass is derived from `model/encoder.py`, `model/attention.py` and
+`model/heads.py`; a test compares it with what torch saves. So a run can be planned for a GPU of the
+table without having one, and for a network that is too large to be tried.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bertkit.training.data import HELD_OUT_BATCH
 from bertkit.training.recipe import PretrainRecipe
 
 USABLE = 0.9
-"""Share of a machine's memory that is planned with; the rest is for allocator and system."""
+"""The share of a machine's memory to plan with; the allocator and the system take the rest."""
 CONTEXT_BYTES = 0.6 * GIB
-"""Assumed for the libraries on a GPU, or where the system does not tell."""
+"""The assumed size of the libraries on a GPU, or if the system does not report it."""
 WINDOW_TOKENS = 108_000_000
-"""Tokens whose examples are planned together: eight shards of 64 MB."""
+"""The number of tokens whose examples are planned together: eight shards of 64 MB."""
 KERNEL_BYTES = 1.25 * GIB
-"""Kept by oneDNN on a CPU in bf16: a kernel for each new shape of a product, at most 1,024. Nearly
-every batch has another number of tokens, so it fills within some fifty updates."""
+"""oneDNN's kernel cache on a CPU in bf16: a kernel for each new shape of a product, at most 1,024.
+Nearly every batch has a new number of tokens, so the cache is full after about fifty updates."""
 HEAP = 0.4 * GIB
-"""The most that the C library's heap keeps on a CPU of what was freed; larger buffers go back."""
+"""The maximum freed memory that the C library's heap keeps on a CPU; it returns larger buffers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,25 +39,25 @@ class Machine:
 
     title: str
     device: str
-    """cpu, cuda or mps."""
+    """The type of device: cpu, cuda or mps."""
     memory: float
-    """Bytes."""
+    """The memory in bytes."""
     peak: Mapping[str, float]
-    """FLOP/s of matrix products, by precision; one that it lacks is absent."""
+    """FLOP/s of matrix products by precision; an unsupported precision is absent."""
     mfu: Mapping[str, float]
-    """Assumed share of the peak, by precision; empty where it is measured."""
+    """The assumed share of the peak by precision; empty if updates are measured."""
     program: float = CONTEXT_BYTES
-    """Bytes taken by interpreter and libraries."""
+    """The bytes taken by the interpreter and libraries."""
 
     def precision(self, name: str) -> str:
-        """The precision called `name`; "auto" is bf16 where the machine is made for it."""
+        """Return the precision called `name`; "auto" is bf16 if the machine has a peak for it."""
         if name != "auto":
             return name
         return "bf16" if "bf16" in self.peak else "fp32"
 
 
 def card(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 0.3) -> Machine:
-    """A GPU by its data sheet; TFLOP/s of dense bf16 matrix units and of plain fp32."""
+    """Describe a GPU by its data sheet: TFLOP/s of dense bf16 matrix units and of plain fp32."""
     peak = {"fp32": fp32 * 1e12} | ({} if bf16 is None else {"bf16": bf16 * 1e12})
     shares = {"bf16": mfu, "fp32": 0.6}
     return Machine(title=title, device="cuda", memory=gib * GIB, peak=peak, mfu=shares)
@@ -74,14 +74,14 @@ MACHINES = {
     "h100": card("NVIDIA H100 SXM", 79, bf16=989, fp32=66.9, mfu=0.25),
     "h200": card("NVIDIA H200 SXM", 139, bf16=989, fp32=66.9, mfu=0.25),
 }
-"""GPUs by name. Peaks are the makers'; every MFU is an assumption, none measured with bertkit."""
+"""GPUs by name. Peaks are the vendors'; every MFU is an assumption, not measured with bertkit."""
 
 
 def find_machine(name: str, precision: str, mfu: float | None = None) -> Machine:
-    """A machine of the table, with another MFU where one is given.
+    """Return a machine of the table, with a different MFU if one is given.
 
     Raises:
-        BertkitError: no machine has that name, it lacks the precision, or the MFU is impossible.
+        BertkitError: the name is unknown, the machine lacks the precision, or the MFU is invalid.
     """
     if mfu is not None and not 0 < mfu <= 1:
         raise BertkitError(f"--mfu is a share of the peak, above 0 and at most 1, not {mfu}")
@@ -99,7 +99,7 @@ def find_machine(name: str, precision: str, mfu: float | None = None) -> Machine
 def activation_bytes(
     config: ModelConfig, batch: BatchSize, precision: str, device: str = "cpu"
 ) -> float:
-    """Bytes that the forward pass of a step keeps for the backward pass.
+    """Return the bytes that the forward pass of a step keeps for the backward pass.
 
     With w = 2 bytes in bf16 and 4 in fp32, hidden size h, feed-forward width f, L layers,
     vocabulary V, n tokens, t targets, s sequences; masks of d and e bytes with dropout, 0 without:
@@ -110,8 +110,8 @@ def activation_bytes(
         heads         (w h + 8) rows + (3 w h + 4 V) t + w h s
         bf16 copies   2 (L (4 h^2 + 2 h f) + V h + 2 h^2)    of the weights, by autocast
 
-    rows is n, and t + s in the last layer, which computes those tokens alone. A mask is of the type
-    that it thins on a CPU (d = w, e = 4) and of booleans elsewhere (d = e = 1).
+    rows is n, but t + s in the last layer, which computes only those tokens. A dropout mask has the
+    type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1).
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     wide = 2 if precision == "bf16" else 4
@@ -129,19 +129,19 @@ def activation_bytes(
 
 
 def mask_bytes(probability: float, wide: int, device: str) -> int:
-    """Bytes per element of the mask of a dropout, for activations of `wide` bytes."""
+    """Return the bytes per element of a dropout mask, for activations of `wide` bytes."""
     if not probability:
         return 0
     return wide if device == "cpu" else 1
 
 
 def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: str) -> float:
-    """Bytes that one layer's attention keeps, between its two matrices.
+    """Return the bytes that one layer's attention keeps between its two matrices.
 
-    Written out (CPU, but in fp32 without dropout): query, key and value, once more where lengths
-    differ, and for each pair of tokens and head its weight in fp32, what is multiplied with the
-    values, and the mask of a dropout. Flash kernels keep query, key, value, their output and a sum
-    for each row.
+    Attention without a fused kernel (on a CPU, except in fp32 without dropout) keeps query, key and
+    value, twice if lengths differ. For each head and pair of tokens it also keeps the weight in
+    fp32, the factor multiplied with the values, and the dropout mask. Flash kernels keep query,
+    key, value, their output and a sum for each row.
     """
     width, heads = wide * config.hidden_size * batch.tokens, config.num_attention_heads
     dropout, sums = config.attention_probs_dropout_prob, 4 * heads * batch.tokens
@@ -157,7 +157,7 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of a training process by part, and the most that are in use at a time."""
+    """The bytes of a training process by part, and the peak of their total."""
 
     program: float
     weights: float
@@ -165,17 +165,17 @@ class Memory:
     moments: float
     """Adam's two averages."""
     activations: float
-    """Kept by the forward pass, with the bf16 copies of the weights."""
+    """What the forward pass keeps, including the bf16 copies of the weights."""
     logits: float
-    """Passing: gradients between the loss and the vocabulary projection."""
+    """Temporary gradients between the loss and the vocabulary projection."""
     evaluation: float
-    """In its turn: what a batch of held-out examples takes, mostly logits."""
+    """A batch of held-out examples, mostly logits; not at the same time as an update."""
     data: float
-    """The batch, and the table of the examples of a window."""
+    """The batch, and the examples of a window."""
     kept: float
-    """On a CPU, by libraries: `KERNEL_BYTES` and `HEAP`."""
+    """Memory that libraries keep on a CPU: `KERNEL_BYTES` and `HEAP`."""
     peak: float
-    """Less than the sum: gradients of a single micro-batch come as activations go."""
+    """Less than the sum: with one micro-batch, gradients replace activations."""
 
 
 def memory_needed(
@@ -186,10 +186,10 @@ def memory_needed(
     micro_batches: int = 1,
     corpus_tokens: float = WINDOW_TOKENS,
 ) -> Memory:
-    """Bytes by part for micro-batches of one size; weights and moments are fp32.
+    """Return the bytes by part for micro-batches of one size; weights and moments are fp32.
 
-    The peak is where the backward pass begins, or where it ends, with every gradient and the dense
-    one of the word embeddings beside the tied decoder's, or in an evaluation.
+    The peak is at the start of the backward pass; or at its end, with all gradients and the word
+    embeddings' dense gradient in addition to the tied decoder's; or in an evaluation.
     """
     parameters, vocabulary, h = (
         count_parameters(config, heads=True), config.vocab_size, config.hidden_size,
@@ -227,13 +227,13 @@ class Fit:
     """How the updates of a phase fit into a machine's memory."""
 
     micro_batches: int
-    """Micro-batches of an update: the recipe's number, or more where that would not fit."""
+    """The micro-batches of an update: the recipe's number, or more if that would not fit."""
     micro_batch: int
-    """Sequences in the largest micro-batch."""
+    """The number of sequences in the largest micro-batch."""
     largest: int
-    """Sequences of full length in the largest micro-batch that fits."""
+    """The number of full-length sequences in the largest micro-batch that would fit."""
     memory: Memory
-    """The memory with every sequence of full length."""
+    """The memory needed if every sequence has full length."""
 
 
 def fit_memory(
@@ -243,10 +243,10 @@ def fit_memory(
     machine: Machine,
     corpus_tokens: float = WINDOW_TOKENS,
 ) -> Fit:
-    """The largest micro-batch of a phase that fits, and the one to use.
+    """Find the micro-batch of a phase to use, and the largest one that fits.
 
     Raises:
-        BertkitError: the machine has no room for one sequence.
+        BertkitError: the machine does not have enough memory for one sequence.
     """
     precision = machine.precision(recipe.training.precision)
     room, sequences = USABLE * machine.memory, recipe.phases.batch_sizes[phase]
@@ -274,6 +274,6 @@ def fit_memory(
                 memory=used,
             )
     raise BertkitError(
-        f"an update cut into single sequences does not fit into {machine.title}, as "
-        "gradients stay in between; choose a smaller network or a larger machine"
+        f"an update cut into single sequences does not fit into {machine.title}, because "
+        "gradients are accumulated; choose a smaller network or a larger machine"
     )

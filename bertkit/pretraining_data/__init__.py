@@ -1,1 +1,1 @@
-"""Pre-training examples: pairs, masks, packed batches, the endless stream of them."""
+"""Pre-training examples: sentence pairs, masking, packed batches and the endless batch stream."""

@@ -1,8 +1,8 @@
-"""The packed batch: a run of real tokens with sequence boundaries, no padding.
+"""The packed batch: consecutive tokens with sequence boundaries instead of padding.
 
 A batch of sequences of lengths 5, 3 and 2 is ten tokens and `cu_seqlens` = [0, 5, 8, 10]. Every
-position-wise layer of the network sees those ten tokens and nothing else; only attention looks at
-the boundaries.
+position-wise layer of the network processes exactly those ten tokens; only attention uses the
+boundaries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertkit.shapes import Boundaries, TokenIndices
 
 
 class EqualLengths(NamedTuple):
-    """Consecutive sequences of one length: what one attention call can take without padding."""
+    """Consecutive sequences of equal length, which one attention call can take without padding."""
 
     first_token: int
     sequences: int
@@ -37,9 +37,9 @@ class Packed:
     position_ids: TokenIndices
     """(tokens,) 0, 1, 2, ... restarting in each sequence."""
     cu_seqlens: Boundaries
-    """(sequences + 1,) int32 cumulative lengths, beginning with 0."""
+    """(sequences + 1,) int32 cumulative lengths, starting with 0."""
     max_seqlen: int
-    """The longest sequence, in tokens."""
+    """The length of the longest sequence, in tokens."""
 
     @property
     def first_tokens(self) -> TokenIndices:
@@ -53,7 +53,7 @@ class Packed:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence, in batch order."""
+        """The number of tokens of each sequence, in batch order."""
         return self.cu_seqlens.diff().tolist()
 
     @cached_property
@@ -74,11 +74,11 @@ class Packed:
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
-        """Values that attention computed for this batch, kept for its other layers."""
+        """A cache of values that attention computes once per batch and uses in every layer."""
         return {}
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return replace(
             self,
             ids=self.ids.to(device, non_blocking=non_blocking),
@@ -94,11 +94,11 @@ def pack(
     """Lay sequences end to end, in the order given.
 
     Args:
-        sequences: token ids of each sequence, [CLS] and [SEP] included; none may be empty.
-        segments: 0 or 1 for each token; all 0 where absent.
+        sequences: the token ids of each sequence, including [CLS] and [SEP]; none may be empty.
+        segments: the segment, 0 or 1, of each token; the default is 0 for all.
 
     Raises:
-        ValueError: no sequence, an empty one, or segments of another length.
+        ValueError: there is no sequence, one is empty, or the segments differ in length.
     """
     lengths = [len(sequence) for sequence in sequences]
     if not lengths or min(lengths) == 0:
@@ -114,7 +114,7 @@ def pack(
 
 
 def from_arrays(ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray) -> Packed:
-    """A `Packed` from NumPy arrays: ids and segment_ids (tokens,) int64, lengths (sequences,)."""
+    """Build a `Packed` from ids and segment_ids, (tokens,) int64, and lengths, (sequences,)."""
     cu_seqlens = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
     position_ids = np.arange(len(ids)) - np.repeat(cu_seqlens[:-1].astype(np.int64), lengths)

@@ -1,21 +1,21 @@
 """Batches of a few constant shapes, for torch.compile and CUDA graphs (design section 3).
 
-Compiled code and captured graphs serve tensors of one shape, but every packed batch has a token
-count of its own. So dummy sequences are appended until tokens, sequences and targets have round
-numbers. Attention does not lead from them to other sequences, nobody reads their rows and their
-labels are ignored by the loss: results and gradients stay what they were.
+Compiled code and captured graphs work for tensors of one shape, but packed batches differ in their
+number of tokens. So dummy sequences are appended until tokens, sequences and targets have round
+numbers. Other sequences do not attend to them, their outputs are not used and their labels are
+ignored by the loss, so results and gradients do not change.
 
-- One dummy serves where less than one sequence is missing. More tokens are shared among several:
-  one long dummy would have more tokens than the model has positions, and its attention would cost
-  the square of its length.
+- The missing tokens are divided among several dummies in a large batch: one long dummy could have
+  more tokens than the model has positions, and its attention would cost the square of its
+  length.
 - No dummy is empty. An empty sequence would have no first token, yet the heads read
-  `first_tokens` of every sequence, and not every attention kernel takes one.
-- `lengths` and `equal_lengths` of a rounded batch include the dummies: they say how its tokens lie,
-  which is what kernels need. `max_seqlen` is a round upper bound; the kernels that read it need no
-  more. What is counted (tokens, targets, sequences) is counted on the batch before it is rounded.
+  `first_tokens` of every sequence, and not every attention kernel accepts one.
+- `lengths` and `equal_lengths` of a rounded batch include the dummies, because kernels need the
+  layout of all its tokens. `max_seqlen` is a rounded upper bound, which suffices for the kernels
+  that read it. Tokens, targets and sequences are counted on the batch before it is rounded.
 
-Everything is computed from sizes that the host knows, on the device of the batch, so a GPU is never
-waited for.
+Everything is computed from sizes that the host knows, on the device of the batch, so that the host
+never waits for a GPU.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.pretraining_data.loader import PretrainingBatch
 
 IGNORED = -100
-"""The label that torch's cross entropy leaves out."""
+"""The label that torch's cross entropy ignores."""
 
 SEQUENCES_PER_DUMMY = 16
-"""Of a batch; it sets how coarse the shapes are: tokens grow by 1/64 in the mean, at most 1/32."""
+"""Sequences of a batch per dummy; dummies add 1/64 to the tokens on average, at most 1/32."""
 
 LENGTH_STEP = 64
 """`max_seqlen` is rounded up to a multiple of this."""
 
 
 class Shape(NamedTuple):
-    """What is constant over all batches that share compiled code."""
+    """The sizes that all batches with the same compiled code share."""
 
     tokens: int
     sequences: int
     max_length: int
-    """Upper bound of the lengths, `max_seqlen`."""
+    """An upper bound on the sequence lengths, used as `max_seqlen`."""
 
     def fits(self, tokens: int, sequences: int, max_length: int) -> bool:
         """Whether a batch fits: each missing sequence needs 1 to `max_length` tokens."""
@@ -56,34 +56,34 @@ class Shape(NamedTuple):
 
 
 def shape_above(tokens: int, sequences: int, max_length: int, limit: int) -> Shape:
-    """The shape in a coarse grid that a batch is rounded up to; it always fits.
+    """Return the shape in a coarse grid that a batch is rounded up to; the batch always fits.
 
-    Batches of one number of sequences and one longest length, as in a phase of pre-training, share
-    a handful of shapes: tokens come in steps of about 1/32 of what they could be.
+    Batches with the same number of sequences and maximum length, as in a phase of pre-training,
+    share a few shapes: tokens are rounded up in steps of about 1/32 of their maximum.
 
     Args:
-        tokens: of the batch.
-        sequences: of the batch.
-        max_length: of its lengths.
-        limit: positions of the model, at least 2; no length is rounded beyond.
+        tokens: the number of tokens in the batch.
+        sequences: the number of sequences in the batch.
+        max_length: the length of the longest sequence.
+        limit: the number of the model's positions, at least 2, which caps the rounded length.
     """
     dummies = -(-sequences // SEQUENCES_PER_DUMMY)
     max_length = min(limit, round_up(max_length, LENGTH_STEP))
-    # Half of what the dummies could hold, so that the worst case still fits into them.
+    # Half of the dummies' capacity, so that the worst case still fits into them.
     step = dummies * max_length // 2
     return Shape(round_up(tokens + dummies, step), sequences + dummies, max_length)
 
 
 def round_up(number: int, step: int) -> int:
-    """The smallest multiple of `step` that is not below `number`."""
+    """Return the smallest multiple of `step` that is at least `number`."""
     return -(-number // step) * step
 
 
 def round_packed(packed: Packed, shape: Shape) -> Packed:
-    """Append dummy sequences of about equal length, of id 0, until a batch has a shape.
+    """Append dummy sequences of id 0 and about equal length until a batch has the given shape.
 
     Raises:
-        ValueError: the batch does not fit.
+        ValueError: the batch does not fit into the shape.
     """
     tokens, sequences = len(packed.ids), len(packed.cu_seqlens) - 1
     if not shape.fits(tokens, sequences, packed.max_seqlen):
@@ -106,14 +106,14 @@ def round_packed(packed: Packed, shape: Shape) -> Packed:
 
 
 def round_batch(batch: PretrainingBatch, limit: int) -> PretrainingBatch:
-    """A pre-training batch with `shape_above` and a round number of targets.
+    """Round a pre-training batch up to its `shape_above` and to a round number of targets.
 
-    The targets that are added are ignored ones at a dummy's first token. `counts` of the result is
-    that of its tensors: divide losses by the counts of the batch that was given.
+    The added targets are at a dummy's first token, and the loss ignores them. The new `counts`
+    include the dummies, so losses must be divided by the counts of the original batch.
 
     Args:
-        batch: on any device.
-        limit: positions of the model.
+        batch: the batch, on any device.
+        limit: the number of the model's positions.
     """
     packed, targets = batch.packed, len(batch.target_ids)
     sequences = len(batch.next_labels)
@@ -129,12 +129,12 @@ def round_batch(batch: PretrainingBatch, limit: int) -> PretrainingBatch:
 
 
 def on_rounded_batches(objective: Callable[[Any, PretrainingBatch], Any], limit: int) -> Any:
-    """An objective that sees its batches rounded, and so computes on a few shapes only.
+    """Return an objective that rounds its batches first, and so computes on few shapes.
 
-    The training loop keeps the batch as it was, so what it counts and divides by is real.
+    The training loop keeps the original batch, so its counts do not include dummies.
 
     Args:
         objective: (model, batch) → sums.
-        limit: positions of the model.
+        limit: the number of the model's positions.
     """
     return lambda model, batch: objective(model, round_batch(batch, limit))

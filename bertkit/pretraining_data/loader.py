@@ -1,11 +1,11 @@
 """The endless stream of pre-training batches, a pure function of (seed, position).
 
-What its targets are is the objective (paper sections 3.1 and 5.1).
+The objective decides what its targets are (paper sections 3.1 and 5.1).
 
-Which examples come, and in which order, is the table's (`examples.table`). The rows of a batch are
-chosen in the main process and turned into tensors by any number of loader processes: both are pure
-functions, so the batches are the same for any number of workers, and ranks share out the rows of
-one global batch.
+The sampler (`pretraining_data.sampler`) decides which examples come in which order. The main
+process chooses the rows of a batch, and any number of loader processes turn them into tensors. Both
+are pure functions, so the batches are the same for any number of workers. The rows of a global
+batch are divided among the ranks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class PretrainingBatch:
     """Packed examples with the targets of the token objective and of the pair objective."""
 
     packed: Packed
-    """Ids as the network sees them, masked."""
+    """The masked tokens, which are the input of the network."""
     target_positions: TargetIndices
     """(targets,) positions in the packed tokens."""
     target_ids: TargetIndices
-    """(targets,) the true ids there."""
+    """(targets,) the ids to predict at those positions."""
     next_labels: SequenceLabels
     """(sequences,) 0 = B follows A, 1 = B is random (or A and B are swapped)."""
 
@@ -50,14 +50,14 @@ class PretrainingBatch:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle plain arrays: torch would put every tensor into shared memory of its own."""
+        """Pickle plain arrays, because torch would put every tensor into separate shared memory."""
         packed = self.packed
         arrays = (packed.ids, packed.segment_ids, packed.cu_seqlens.diff())
         targets = (self.target_positions, self.target_ids, self.next_labels)
         return batch_from_arrays, tuple(tensor.numpy() for tensor in (*arrays, *targets))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         return PretrainingBatch(
             self.packed.to(device, non_blocking=non_blocking),
             self.target_positions.to(device, non_blocking=non_blocking),
@@ -69,22 +69,22 @@ class PretrainingBatch:
 def batch_from_arrays(
     ids: np.ndarray, segment_ids: np.ndarray, lengths: np.ndarray, *others: np.ndarray
 ) -> PretrainingBatch:
-    """A batch from NumPy arrays; the others are target positions, target ids and labels."""
+    """Build a batch from NumPy arrays; the others are target positions, target ids and labels."""
     targets = (torch.from_numpy(array) for array in others)
     return PretrainingBatch(from_arrays(ids, segment_ids, lengths), *targets)
 
 
 class BatchBuilder:
-    """Rows → batch: reads the tokens, draws the masks, packs. Stateless, so any process may do it.
+    """Builds batches from rows without keeping state, so that any process can build any batch.
 
-    Targets are masked tokens ("mlm", "rtd"), or, unmasked, at each token the next one ("clm") or
-    the one before ("clm-reversed").
+    It reads the tokens, masks and packs them. The targets are masked tokens ("mlm", "rtd") or,
+    without masking, each token's next ("clm") or previous token ("clm-reversed").
 
     Args:
-        store: the corpus the rows point into.
+        store: the corpus that the rows refer to.
         masking: see `MaskingOptions`.
-        max_predictions: the most MLM targets an example has (20 at length 128, 77 at 512).
-        seed: of the run.
+        max_predictions: the maximum number of masked tokens per example (20 at 128, 77 at 512).
+        seed: the seed of the phase.
         token: one of `pairs.TOKEN_OBJECTIVES`.
     """
 
@@ -112,7 +112,7 @@ class BatchBuilder:
         self.maskable[[self.cls_id, self.sep_id, self.mask_id]] = False
 
     def __getitem__(self, rows: np.ndarray) -> PretrainingBatch:
-        """Build the batch of some rows, longest first (equal lengths together serve attention)."""
+        """Build the batch of some rows, longest first, so that equal lengths are neighbours."""
         lengths = example_lengths(rows)
         order = np.argsort(-lengths, kind="stable")
         rows, lengths = rows[order], lengths[order].astype(np.int64)
@@ -133,7 +133,7 @@ class BatchBuilder:
         return batch_from_arrays(ids, segment_ids, lengths, at, truth, labels)
 
     def _fill(self, example: np.ndarray, row: np.void) -> int:
-        """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; returns where B begins."""
+        """Write [CLS] A [SEP] B [SEP], or [CLS] A [SEP]; return the position where B starts."""
         a_start, a_length = int(row["a_start"]), int(row["a_length"])
         b_start, b_length = int(row["b_start"]), int(row["b_length"])
         middle = a_length + 2
@@ -148,7 +148,7 @@ class BatchBuilder:
     def _targets(
         self, example: np.ndarray, row: np.void, middle: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Target positions and the ids to predict there; the MLM also masks the example."""
+        """Return target positions and the ids to predict there; for "mlm" and "rtd", also mask."""
         if self.token == "clm":
             return np.arange(len(example) - 1), example[1:].copy()
         if self.token == "clm-reversed":
@@ -158,11 +158,11 @@ class BatchBuilder:
     def _mask(
         self, example: np.ndarray, row: np.void, middle: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Mask an example in place; returns the target positions and their true ids."""
+        """Mask an example in place; return the target positions and their original ids."""
         epoch, window, number = (int(row[name]) for name in ("epoch", "window", "row"))
         rng = keyed_rng(self.seed, MASKS, epoch=epoch, window=window, row=number)
         candidates = np.concatenate([np.arange(1, middle - 1), np.arange(middle, len(example) - 1)])
-        candidates = candidates[self.maskable[example[candidates]]]  # the text may say "[SEP]"
+        candidates = candidates[self.maskable[example[candidates]]]  # text may contain "[SEP]"
         most, masking = self.max_predictions, self.masking
         chosen, shown = draw_masks(
             example, candidates, self.continuation, most, masking, self.mask_id, rng
@@ -173,7 +173,7 @@ class BatchBuilder:
 
 
 class StreamStep(NamedTuple):
-    """One global batch: its rows, this rank's micro-batches, and the position after it."""
+    """One global batch: this rank's micro-batches, and the position after the batch."""
 
     micro_batches: list[PretrainingBatch]
     after: AnyPosition
@@ -185,7 +185,7 @@ Request = tuple[np.ndarray, AnyPosition]
 
 @dataclass(frozen=True)
 class StepBuilder:
-    """Shares the rows of a global batch among micro-batches, and builds this rank's."""
+    """Divides the rows of a global batch into micro-batches, and builds those of this rank."""
 
     builder: BatchBuilder
     micro_batches: int
@@ -200,7 +200,7 @@ class StepBuilder:
 
 
 def share_rows(rows: np.ndarray, shares: int) -> list[np.ndarray]:
-    """Deal rows out by length, so that every share has about the same number of tokens."""
+    """Divide rows by length, so that every share has about the same number of tokens."""
     order = np.argsort(-(rows["a_length"] + rows["b_length"]), kind="stable")
     return [rows[order[share::shares]] for share in range(shares)]
 
@@ -217,22 +217,23 @@ def stream_steps(
     world: int = 1,
     workers: int = 0,
 ) -> Generator[StreamStep, None, None]:
-    """Yield `steps` global batches from a position on.
+    """Yield `steps` global batches, starting from a position.
 
     Args:
-        table: which examples, in which order.
-        builder: rows → batch.
-        batch_size: sequences in a global batch, over all ranks and micro-batches.
-        steps: how many batches.
-        position: where to begin; `Step.after` of the last batch used, to resume.
-        micro_batches: into how many the global batch is cut, over all ranks; the same cut for any
-            number of ranks.
-        rank: this process's number; it gets micro-batches rank, rank + world, ...
-        world: number of processes; a divisor of `micro_batches`.
-        workers: loader processes, which closing this ends; 0 builds the batches in this process.
+        table: the examples in their order of use.
+        builder: builds a batch from rows.
+        batch_size: the number of sequences in a global batch, over all ranks and micro-batches.
+        steps: the number of batches.
+        position: the position to start from; to resume, `StreamStep.after` of the last batch used.
+        micro_batches: the number of micro-batches in a global batch, over all ranks; it is divided
+            in the same way for any number of ranks.
+        rank: the number of this process, which gets micro-batches rank, rank + world, ...
+        world: the number of processes, a divisor of `micro_batches`.
+        workers: the number of loader processes, which end when the generator is closed; with 0,
+            this process builds the batches.
 
     Raises:
-        BertkitError: the batch cannot be shared out, or `workers` is negative.
+        BertkitError: the batch has fewer sequences than micro-batches, or `workers` is negative.
     """
     if workers < 0:
         raise BertkitError(f"workers must be 0 or more, got {workers}")
@@ -252,7 +253,7 @@ def stream_steps(
 def take_rows(
     table: ExampleSource, batch_size: int, steps: int, position: AnyPosition
 ) -> Iterator[Request]:
-    """The rows of each global batch from a position on."""
+    """Yield the rows of each global batch, starting from a position."""
     try:
         for _ in range(steps):
             rows, position = table.take(position, batch_size)
@@ -264,7 +265,7 @@ def take_rows(
 def build_steps(
     build: StepBuilder, requests: Iterator[Request], workers: int
 ) -> Generator[StreamStep, None, None]:
-    """Build steps here or in loader processes, which end when this generator is closed."""
+    """Build steps in this process or in loader processes, which end with this generator."""
     if not workers:
         yield from map(build, requests)
         return

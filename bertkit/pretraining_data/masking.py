@@ -1,9 +1,9 @@
-"""Which tokens are masked, and by what (paper, section 3.1, task 1, and A.1).
+"""Choosing the tokens to mask, and their replacements (paper, section 3.1, task 1, and A.1).
 
-Of n tokens, specials included, min(max_predictions, max(1, round(0.15 n))) become targets; never
-[CLS] or [SEP]. Of the targets 80 % are replaced by [MASK], 10 % by a random token of the whole
-vocabulary, and 10 % keep their token. Whole-word masking chooses words instead of tokens and skips
-a word that would exceed the count; the 80/10/10 draw stays per token, as in the original.
+Of n tokens, specials included, min(max_predictions, max(1, round(0.15 n))) become targets, but
+never [CLS] or [SEP]. Of the targets, 80 % are replaced by [MASK], 10 % by a random token of the
+whole vocabulary, and 10 % are unchanged. Whole-word masking chooses words instead of tokens and
+skips a word that would exceed the count; the 80/10/10 draw is per token, as in Google's code.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from bertkit.errors import BertkitError
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingOptions:
-    """How many targets there are and what the network sees in their place."""
+    """The share of tokens that become targets, and how those are replaced in the input."""
 
     probability: float = 0.15
     """Share of tokens that become targets."""
     mask_share: float = 0.8
-    """Share of targets shown as [MASK]."""
+    """Share of targets replaced by [MASK]."""
     random_share: float = 0.1
-    """Share of targets shown as a random token; the rest is shown unchanged."""
+    """Share of targets replaced by a random token; the rest is unchanged."""
     whole_words: bool = False
-    """Mask all tokens of a word together."""
+    """Whether to mask all tokens of a word together."""
 
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
@@ -34,7 +34,7 @@ class MaskingOptions:
                 f"masking.probability must be between 0 and 1, got {self.probability}"
             )
         shares = (self.mask_share, self.random_share)
-        if not (min(shares) >= 0 and sum(shares) <= 1 + 1e-9):  # of nan, too
+        if not (min(shares) >= 0 and sum(shares) <= 1 + 1e-9):  # also true for NaN
             raise BertkitError(
                 "masking.mask_share and masking.random_share must be at least 0 and at most 1 "
                 f"together, got {shares[0]} and {shares[1]}"
@@ -42,28 +42,28 @@ class MaskingOptions:
 
 
 def count_targets(tokens: int, probability: float, max_predictions: int) -> int:
-    """Number of targets of an example of `tokens` tokens, specials included."""
+    """Return the number of targets of an example of `tokens` tokens, specials included."""
     return min(max_predictions, max(1, round(tokens * probability)))
 
 
 def choose_tokens(candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` of the candidate positions (all, if there are fewer), in ascending order."""
+    """Choose `count` of the candidate positions, or all if there are fewer, in ascending order."""
     return np.sort(rng.permutation(candidates)[:count])
 
 
 def choose_whole_words(
     candidates: np.ndarray, continuation: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Positions of whole words, at most `count` tokens in all, in ascending order.
+    """Choose the positions of whole words, at most `count` tokens in total, in ascending order.
 
     Args:
         candidates: (m,) ascending positions that may be masked.
-        continuation: (m,) whether the token at each candidate begins with ##.
-        count: the most positions to choose.
-        rng: the example's generator.
+        continuation: (m,) whether the token at each candidate starts with ##.
+        count: the maximum number of positions to choose.
+        rng: the example's random generator.
     """
     starts_word = ~continuation
-    starts_word[1:] |= np.diff(candidates) > 1  # a token after [SEP] belongs to no earlier word
+    starts_word[1:] |= np.diff(candidates) > 1  # no word continues across [SEP]
     starts_word[:1] = True
     bounds = np.append(np.flatnonzero(starts_word), len(candidates))
     chosen: list[np.ndarray] = []
@@ -87,19 +87,19 @@ def draw_masks(
     mask_id: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The targets of an example, and what the network sees there.
+    """Choose the targets of an example and the input ids that replace them.
 
     Args:
-        ids: (tokens,) of the example, specials included.
+        ids: (tokens,) the ids of the example, specials included.
         candidates: (m,) ascending positions that may be masked.
-        continuation: (vocabulary,) whether a token begins with ##.
-        most: targets that an example may have.
-        options: how to mask.
-        mask_id: id of [MASK].
-        rng: the example's generator.
+        continuation: (vocabulary,) whether a token starts with ##.
+        most: the maximum number of targets of an example.
+        options: see `MaskingOptions`.
+        mask_id: the id of [MASK].
+        rng: the example's random generator.
 
     Returns:
-        (targets,) ascending positions, and (targets,) the ids shown there.
+        (targets,) ascending positions, and (targets,) the input ids at these positions.
     """
     count = count_targets(len(ids), options.probability, most)
     if options.whole_words:
@@ -116,15 +116,15 @@ def corrupt(
     vocabulary_size: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """What the network sees at the targets.
+    """Draw the input ids of the targets.
 
     Args:
-        originals: (targets,) the true ids.
-        options: the shares.
-        mask_id: id of [MASK].
-        vocabulary_size: random tokens are drawn from all of it, specials included, as in the
-            original; a draw may hit the true token.
-        rng: the example's generator.
+        originals: (targets,) the original ids.
+        options: the shares of [MASK] and of random tokens.
+        mask_id: the id of [MASK].
+        vocabulary_size: the number of ids that random tokens are drawn from, including specials, as
+            in Google's code; a draw may equal the original id.
+        rng: the example's random generator.
     """
     draw = rng.random(len(originals))
     randoms = rng.integers(0, vocabulary_size, len(originals))

@@ -1,13 +1,13 @@
 """Several token stores as one corpus, each with a share of the examples.
 
-Multilingual BERT (google-research/bert, `multilingual.md`) has one store a language and samples a
-language of the share p of all text as if its share were p**S, with S = 0.7, so that small
-languages are seen more often than their share and large ones less often.
+Multilingual BERT (google-research/bert, `multilingual.md`) has one store per language and samples a
+language with the share p of all text in proportion to p**S, with S = 0.7, so that small languages
+are seen more often than their share and large ones less often.
 
-The sharing is no draw: the next sequence comes from the store that lags furthest behind its share.
-So a store is never a whole sequence ahead of its share, and never more than 1/2 + 1/3 + ... + 1/n
-sequences behind it, where n is the number of stores. Each store is cut into examples by itself; a
-random next sentence comes from the same store.
+The store is not sampled at random: the next sequence comes from the store furthest behind its
+share. So a store is never a whole sequence ahead of its share, and never more than
+1/2 + 1/3 + ... + 1/n sequences behind it, where n is the number of stores. Each store is cut into
+examples separately; a random next sentence comes from the same store.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from bertkit.pretraining_data.sampler import START, AnyPosition, DataPosition, E
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 PARTS = 10**8
-"""Shares are whole numbers of this many parts, so that counting is exact on every machine; good for
+"""Shares are integers out of about this total, so that counting is exact on every machine, up to
 90 thousand million sequences."""
 
 MEASURED = 10_000
-"""Examples that statistics of a mixture are made from."""
+"""The number of examples that the statistics of a mixture are computed from."""
 
 
 class MixedStore(TokenStore):
-    """Stores of one tokenizer and one split, looking like a store with the shards of all.
+    """A token store with the shards of several stores of one tokenizer and one split.
 
     Args:
-        stores: at least one; the same store may be there twice.
-        shares: of the examples, one for each store, above 0; only their proportions count.
+        stores: the stores, at least one; the same store may occur twice.
+        shares: each store's share of the examples, above 0; only their proportions matter.
 
     Raises:
         BertkitError: the stores have different tokenizers.
     """
 
     def __init__(self, stores: Sequence[TokenStore], shares: Sequence[float]) -> None:
-        # Nothing is read here, and so the constructor of TokenStore has nothing to do.
+        # The constructor of TokenStore would read a manifest, which a mixture does not have.
         if len(stores) != len(shares) or not stores or len({store.split for store in stores}) > 1:
             raise ValueError("a mixture needs stores of one split and a share for each")
         first = stores[0]
@@ -59,15 +59,15 @@ class MixedStore(TokenStore):
         self.stores = tuple(stores)
         self.parts = whole_parts(shares)
         self.shares: list[float] = (self.parts / self.parts.sum()).tolist()
-        """Of the examples, one for each store; their sum is 1."""
+        """Each store's share of the examples; the shares sum to 1."""
         self.remote = None
-        self.folder = Path(f"mixture of {len(stores)} stores")  # a name for messages, no place
+        self.folder = Path(f"mixture of {len(stores)} stores")  # a name for messages, not a path
         self.split = first.split
         self.manifest = {}
         self.vocabulary_size = first.vocabulary_size
         self.tokenizer_hash = first.tokenizer_hash
         self.first_shards = [0, *accumulate(len(store.shards) for store in stores)]
-        """(stores + 1,) the number that each store's first shard has here."""
+        """(stores + 1,) the index of each store's first shard in the mixture."""
 
     @cached_property
     def shards(self) -> Sequence[ShardInfo]:  # type: ignore[override]
@@ -76,12 +76,12 @@ class MixedStore(TokenStore):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that all stores have."""
+        """The tokenizer of all stores."""
         return self.stores[0].tokenizer
 
     @cached_property
     def unigrams(self) -> np.ndarray:
-        """(vocabulary,) float64 share of each id, the stores weighted by their shares."""
+        """(vocabulary,) float64 share of each id, with the stores weighted by their shares."""
         parts = [
             share * store.unigrams / max(1, store.unigrams.sum())
             for share, store in zip(self.shares, self.stores, strict=True)
@@ -90,7 +90,7 @@ class MixedStore(TokenStore):
 
     @cached_property
     def held_out(self) -> MixedStore | None:
-        """The held-out documents of the stores that have at least two, in the same proportions."""
+        """The held-out splits with at least two documents, in the same proportions, or None."""
         opened = [TokenStore(store.folder, "held_out") for store in self.stores]
         pairs = zip(opened, self.shares, strict=True)
         found = [(store, share) for store, share in pairs if store.documents > 1]
@@ -100,20 +100,20 @@ class MixedStore(TokenStore):
         return sum(store._total(field) for store in self.stores)
 
     def checksums(self) -> str:
-        """The checksums of all files of all stores, in order, as hex."""
+        """Return the checksums of all files of all stores, in order, as hex."""
         return "".join(store.checksums() for store in self.stores)
 
     def arrays(self, index: int) -> ShardArrays:
-        """The memory-mapped arrays of one shard.
+        """Return the memory-mapped arrays of one shard.
 
         Raises:
-            BertkitError: the shard is missing, torn or corrupt.
+            BertkitError: the shard is missing, truncated or corrupt.
         """
         member = bisect_right(self.first_shards, index) - 1
         return self.stores[member].arrays(index - self.first_shards[member])
 
     def origin(self) -> dict[str, Any]:
-        """The record by which a run recognises the mixture."""
+        """Return the record by which a run recognises the mixture."""
         return {
             "store": str(self.folder),
             "stores": [store.place for store in self.stores],
@@ -122,7 +122,7 @@ class MixedStore(TokenStore):
         }
 
     def describe(self) -> list[dict[str, Any]]:
-        """Of each store: folder, tokens, share of all tokens, share of examples, held out."""
+        """Return each store's place, tokens, shares of tokens and examples, held-out documents."""
         return [
             {
                 "store": store.place,
@@ -136,7 +136,7 @@ class MixedStore(TokenStore):
 
 
 def whole_parts(shares: Sequence[float]) -> np.ndarray:
-    """(stores,) int64: shares, which need not add up to 1, in whole parts of about `PARTS`."""
+    """Convert shares, which need not sum to 1, to (stores,) int64 with a sum of about `PARTS`."""
     total = sum(shares)
     return np.array([max(1, round(share / total * PARTS)) for share in shares], dtype=np.int64)
 
@@ -147,18 +147,18 @@ def mix_stores(
     smoothing: float | None = None,
     weights: Sequence[float] = (),
 ) -> MixedStore:
-    """A mixture of training stores.
+    """Build a mixture of training stores.
 
     Args:
         stores: the training splits, all made with one tokenizer.
-        smoothing: S; a store with n tokens gets a share proportional to n**S. 1, which is also
-            what None means, takes shares as they are, 0 makes them equal; multilingual BERT has
-            0.7.
-        weights: the shares, one for each store, in any unit; instead of smoothing.
+        smoothing: the exponent S; a store with n tokens gets a share proportional to n**S. With 1,
+            the default, shares are proportional to tokens; 0 makes them equal; multilingual BERT
+            uses 0.7.
+        weights: the shares, one for each store, in any unit; an alternative to smoothing.
 
     Raises:
-        BertkitError: different tokenizers, a store without training text, an impossible smoothing
-            or weight, a weight too few or too many, or both smoothing and weights.
+        BertkitError: the tokenizers differ, a store has no text, smoothing or a weight is out of
+            range, the number of weights is wrong, or both smoothing and weights are given.
     """
     for store in stores:
         if not store.tokens:
@@ -176,16 +176,16 @@ def mix_stores(
 
 
 def smoothed_shares(tokens: Sequence[int], smoothing: float) -> list[float]:
-    """Exponentially smoothed shares: p**S for the share p of all tokens, made to add up to 1."""
+    """Return exponentially smoothed shares: p**S for the share p of all tokens, normalised to 1."""
     powers = [(count / sum(tokens)) ** smoothing for count in tokens]
     return [power / sum(powers) for power in powers]
 
 
 def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> Sequence[float]:
-    """The weights, if they can be shares of the stores.
+    """Return the weights after checking that they can be shares of the stores.
 
     Raises:
-        BertkitError: another number of weights than of stores, or one that is not above 0.
+        BertkitError: their number is not that of the stores, or a weight is not above 0.
     """
     if len(weights) != len(stores):
         raise BertkitError(
@@ -195,61 +195,61 @@ def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> S
     for weight, store in zip(weights, stores, strict=True):
         if not (isfinite(weight) and weight > 0):
             raise BertkitError(
-                f"the weight of store {store.place} is {weight:g}; it must be above 0, and a "
-                "store without a share is left out"
+                f"the weight of store {store.place} is {weight:g}; it must be above 0. Leave out "
+                "a store that should have no share"
             )
     return weights
 
 
 class MixedPosition(NamedTuple):
-    """The position of a mixture; as JSON, two lists."""
+    """A position in the examples of a mixture; as JSON, two lists."""
 
     places: list[DataPosition]
-    """The next example of each store."""
+    """The position of the next example of each store."""
     counts: list[int]
-    """Sequences taken from each store so far."""
+    """The number of sequences taken from each store so far."""
 
 
 class MixtureSampler:
-    """Walks the examples of a mixture in their order of use: an `ExampleSampler` for each store.
+    """Iterates over the examples of a mixture in order, with an `ExampleSampler` for each store.
 
     Memory holds one window of each store, and the next one once half of it is used. A store that
-    comes to its end begins a new epoch, whatever the others do.
+    reaches its end starts a new epoch, independently of the others.
 
     Args:
         store: the mixture.
         options: how examples are cut.
-        seed: of the run; 0 to 2^63 - 1.
+        seed: the random seed, 0 to 2^63 - 1.
     """
 
     def __init__(self, store: MixedStore, options: PairOptions, seed: int) -> None:
         self.store = store
         self.tables: list[ExampleSampler] = []
         windows = 0
-        for member in store.stores:  # windows of their own numbers: random numbers of their own
+        for member in store.stores:  # distinct window numbers give distinct random numbers
             self.tables.append(ExampleSampler(member, options, seed, first_window=windows))
             windows += self.tables[-1].windows
 
     def first(self, limit: int | None = None) -> np.ndarray:
-        """Rows from the beginning, in the shares.
+        """Return the first rows of the mixture, in its proportions.
 
-        At most `limit` (10,000 where absent), and as many as the first windows hold together; of a
-        small store with a large share they are more than it has, and some repeat its text.
+        There are at most `limit` (default 10,000) rows, and at most as many as the first windows
+        hold together. A small store with a large share may run through several epochs for them.
         """
         there = sum(len(table.window_rows(0, 0)) for table in self.tables)
         return self.take(START, min(there, MEASURED if limit is None else limit))[0]
 
     def close(self) -> None:
-        """Cancel the windows that are planned ahead."""
+        """Cancel the prefetch of the next windows."""
         for table in self.tables:
             table.close()
 
     def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
-        """The next `count` rows from a position, and the position after them; epochs run on.
+        """Return the next `count` rows from a position, and the position after them.
 
         Args:
-            position: `START`, a `MixedPosition`, or one that came back from JSON.
-            count: of rows.
+            position: `START`, a `MixedPosition`, or one that was read from JSON.
+            count: the number of rows, which may extend over several epochs.
         """
         members = len(self.tables)
         begun = MixedPosition([START] * members, [0] * members) if position == START else position
@@ -268,18 +268,18 @@ class MixtureSampler:
 def deal_examples(
     parts: np.ndarray, counts: Sequence[int], number: int
 ) -> tuple[np.ndarray, list[int]]:
-    """Which store gives each of the next sequences.
+    """Choose the store of each of the next sequences.
 
     Sequence k (from 0) comes from the store with the largest share * (k + 1) - count, the first of
     equals.
 
     Args:
-        parts: (stores,) int64 shares in whole parts.
-        counts: (stores,) sequences taken so far.
-        number: how many are next.
+        parts: (stores,) int64 shares as integers; see `whole_parts`.
+        counts: (stores,) the number of sequences taken from each store so far.
+        number: the number of sequences to choose stores for.
 
     Returns:
-        (number,) the stores, and (stores,) the counts after them.
+        (number,) the index of each sequence's store, and (stores,) the counts after them.
     """
     after, total = np.array(counts, dtype=np.int64), parts.sum()
     deficits = parts * after.sum() - after * total  # in units of 1 / total of a sequence

@@ -1,17 +1,17 @@
-"""Sentence pairs: which text makes each pre-training example (paper, section 3.1 and A.2).
+"""Sentence pairs: the text of each pre-training example (paper, section 3.1 and A.2).
 
-The algorithm is that of google-research/bert `create_pretraining_data.py`: each document is walked
-in chunks of about the target length; a chunk is cut at random into A and B; with probability 1/2,
-or always when the chunk is one sentence, B comes from a random document instead and the unused
-sentences of the chunk are walked again; too long pairs lose tokens from the longer side, at random
-from its front or back. One defect is not kept: the random document is never the current one.
+The algorithm is that of google-research/bert `create_pretraining_data.py`: each document is cut
+into chunks of about the target length, and a chunk is cut at random into A and B. With probability
+1/2, or always if the chunk is one sentence, B comes from a random document instead, and the next
+chunk starts with the unused sentences. A pair that is too long loses tokens from the longer side,
+at random from its front or back. One defect is fixed: the random document is never the current one.
 
-Two other ways to cut examples are `order` (B follows A, or the two are swapped: ALBERT, Lan et al.
-2019, section 3.1) and `single` (A is as many whole sentences of the document as fit, and there is
-no B: DOC-SENTENCES of RoBERTa, Liu et al. 2019, section 4.2).
+Two other ways to cut examples are `sop` (B follows A, or the two are swapped: ALBERT, Lan et al.
+2019, section 3.1) and `single-segment` (A is as many whole sentences of the document as fit, and
+there is no B: DOC-SENTENCES of RoBERTa, Liu et al. 2019, section 4.2).
 
-All documents of a window (a few shards) are walked together: each NumPy step below advances every
-unfinished document by one chunk.
+All documents of a window (a few shards) are processed together: each NumPy step below advances
+every unfinished document by one chunk.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.pretraining_data.rng import PAIRS, keyed_rng
 
 SPECIALS = 3
-"""[CLS] A [SEP] B [SEP]; one fewer where B is empty."""
+"""The special tokens of [CLS] A [SEP] B [SEP]; if B is empty, there is one fewer."""
 
 TOKEN_OBJECTIVES = ("mlm", "clm", "clm-reversed", "rtd")
-"""What is predicted at a token: see `training.recipe.Objectives`."""
+"""The token objectives: see `training.recipe.Objectives`."""
 PAIR_OBJECTIVES = ("nsp", "sop", "none", "single-segment")
-"""What A and B are: see `PairOptions.pair`."""
+"""The pair objectives: see `PairOptions.pair`."""
 
 EXAMPLE_DTYPE = np.dtype(
     [
         ("epoch", np.int32),
         ("window", np.int32),
-        ("row", np.int32),  # with epoch and window, the name of the example
+        ("row", np.int32),  # together with epoch and window, identifies the example
         ("a_shard", np.int32),
         ("a_start", np.int64),  # first token of A within its shard
         ("a_length", np.int32),
@@ -49,8 +49,8 @@ EXAMPLE_DTYPE = np.dtype(
             "is_random",
             np.int8,
         ),  # the label: 0 = B follows A, 1 = random or swapped (Google's order)
-        ("cut", np.int32),  # tokens that truncation took from the pair
-        ("a_document", np.int32),  # documents within the window
+        ("cut", np.int32),  # tokens that truncation removed from the pair
+        ("a_document", np.int32),  # index of the document within the window
         ("b_document", np.int32),
     ]
 )
@@ -58,19 +58,19 @@ EXAMPLE_DTYPE = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class PairOptions:
-    """Options of cutting documents into examples."""
+    """Options for cutting documents into examples."""
 
     max_length: int = 128
-    """Tokens of the longest example, [CLS] and both [SEP] included."""
+    """The maximum number of tokens in an example, including [CLS] and both [SEP]."""
     short_probability: float = 0.1
     """Share of documents whose target length is drawn from 2 to max_length - 3 (Google's 10 %)."""
     pair: str = "nsp"
-    """nsp: B follows A or, half the time, comes from another document; none: the same, without a
-    loss; sop: B follows A, or the two are swapped; single-segment: B is empty."""
+    """nsp: B follows A or, half the time, comes from another document; none: the same examples
+    without a loss; sop: B follows A, or the two are swapped; single-segment: B is empty."""
 
     @property
     def room(self) -> int:
-        """Tokens that A and B may have together."""
+        """The maximum number of tokens of A and B together."""
         return self.max_length - SPECIALS + (self.pair == "single-segment")
 
     def __post_init__(self) -> None:
@@ -84,20 +84,20 @@ class PairOptions:
 
 
 class ShuffleBlock(NamedTuple):
-    """The documents of some shards as one run of tokens (offsets in window coordinates)."""
+    """The documents of some shards as one sequence of tokens (offsets in window coordinates)."""
 
     shards: np.ndarray
-    """(shards,) indices in the store."""
+    """(shards,) the index of each shard in the store."""
     token_bases: np.ndarray
-    """(shards + 1,) first token of each shard."""
+    """(shards + 1,) the first token of each shard."""
     sentences: np.ndarray
-    """(sentences + 1,) first token of each sentence."""
+    """(sentences + 1,) the first token of each sentence."""
     documents: np.ndarray
-    """(documents + 1,) first sentence of each document."""
+    """(documents + 1,) the first sentence of each document."""
 
 
 class Spans(NamedTuple):
-    """Pairs of token spans in window coordinates, one entry an example."""
+    """Pairs of token spans in window coordinates, with one entry for each example."""
 
     document: np.ndarray
     a_start: np.ndarray
@@ -135,18 +135,18 @@ def plan_block(
     epoch: int,
     number: int,
 ) -> np.ndarray:
-    """The examples of one window in random order, as a table of `EXAMPLE_DTYPE`.
+    """Return the examples of one window in random order, as an array of `EXAMPLE_DTYPE`.
 
     Args:
         store: the corpus.
         shards: the window's shards.
-        options: lengths.
-        seed: of the run.
-        epoch: counts from 0.
-        number: the window's number within the epoch; with seed and epoch the key of its randomness.
+        options: how examples are cut.
+        seed: the random seed.
+        epoch: the epoch, counted from 0.
+        number: the window's number; with seed and epoch, it determines the random draws.
 
     Raises:
-        BertkitError: the window has fewer than two documents.
+        BertkitError: the window has fewer than two documents for next-sentence pairs.
     """
     window = open_block(store, shards)
     if len(window.documents) < 3 and options.pair in ("nsp", "none"):
@@ -179,7 +179,7 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
         end = np.searchsorted(starts, starts[first] + target)  # first end that reaches the target
         if (
             options.pair == "single-segment"
-        ):  # no pair that truncation evens out: the last that fits
+        ):  # nothing is truncated, so the segment ends with the last sentence that fits
             end = np.searchsorted(starts, starts[first] + target, side="right") - 1
         end = np.clip(end, first + 1, stop)
         size = end - first
@@ -193,7 +193,7 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
             middle, is_random = starts[end], np.zeros(len(active), dtype=bool)
         else:
             is_random |= size == 1
-            next_cursor = np.where(is_random, first + a_size, end)  # unused ones are walked again
+            next_cursor = np.where(is_random, first + a_size, end)  # unused sentences come again
         found.append(Spans(active, starts[first], middle, middle, starts[end], target, is_random))
         cursor[active] = next_cursor
         active = active[cursor[active] < stop]
@@ -201,16 +201,16 @@ def cut_documents(window: ShuffleBlock, options: PairOptions, rng: np.random.Gen
 
 
 def cut_sentence(start: np.ndarray, end: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A token inside each sentence that is alone in its chunk: where B begins.
+    """Draw a token inside each sentence at which B starts, for chunks of a single sentence.
 
-    A sentence of one token cannot be cut; its B is empty.
+    A sentence of one token cannot be cut, so its B is empty.
     """
     inside = np.floor(rng.random(len(start)) * (end - start - 1)).astype(np.int64)
     return np.minimum(start + 1 + inside, end)
 
 
 def swap(spans: Spans) -> Spans:
-    """Exchange A and B where the label says so; an empty B stays in its place, with label 0."""
+    """Swap A and B if the label is 1; if B is empty, leave them and set the label to 0."""
     swapped = spans.is_random & (spans.b_end > spans.b_start)
     return spans._replace(
         a_start=np.where(swapped, spans.b_start, spans.a_start),
@@ -222,7 +222,7 @@ def swap(spans: Spans) -> Spans:
 
 
 def draw_random_next(window: ShuffleBlock, spans: Spans, rng: np.random.Generator) -> Spans:
-    """Give each random example its B: sentences from a random place of another document."""
+    """Draw B for each random example: sentences from a random position of another document."""
     chosen = np.flatnonzero(spans.is_random)
     current = spans.document[chosen]
     other = rng.integers(0, len(window.documents) - 2, len(chosen))
@@ -240,7 +240,7 @@ def draw_random_next(window: ShuffleBlock, spans: Spans, rng: np.random.Generato
 def search(
     table: np.ndarray, values: np.ndarray, side: Literal["left", "right"] = "left"
 ) -> np.ndarray:
-    """`np.searchsorted` for values in any order, sorted first: neighbours share cached memory."""
+    """Do `np.searchsorted` on sorted values, because neighbouring searches share cached memory."""
     order = np.argsort(values)
     found = np.empty(len(values), dtype=np.int64)
     found[order] = np.searchsorted(table, values[order], side=side)
@@ -248,12 +248,12 @@ def search(
 
 
 def truncation(a: np.ndarray, b: np.ndarray, max_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens to take from A and from B so that both fit: one at a time from the longer, B on ties.
+    """Return the tokens to cut from A and B: one at a time from the longer, from B on ties.
 
     Args:
-        a: (examples,) lengths of A.
-        b: (examples,) lengths of B.
-        max_length: tokens that A and B may have together.
+        a: (examples,) the lengths of A.
+        b: (examples,) the lengths of B.
+        max_length: the maximum number of tokens of A and B together.
     """
     excess = np.maximum(0, a + b - max_length)
     from_a = np.minimum(excess, np.maximum(0, a - b))
@@ -270,13 +270,13 @@ def example_rows(
     number: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Truncate the pairs, shuffle them, and write them in shard coordinates."""
+    """Truncate and shuffle the pairs, and return them as rows in shard coordinates."""
     a_length, b_length = spans.a_end - spans.a_start, spans.b_end - spans.b_start
     from_a, from_b = truncation(a_length, b_length, max_length)
     # Each lost token comes from front or back with probability 1/2.
     a_start = spans.a_start + rng.binomial(from_a, 0.5)
     b_start = spans.b_start + rng.binomial(from_b, 0.5)
-    b_start = np.where(b_length == 0, a_start, b_start)  # it may be the end of the window
+    b_start = np.where(b_length == 0, a_start, b_start)  # an empty B may start at the window's end
     rows = np.zeros(len(a_start), dtype=EXAMPLE_DTYPE)
     for side, start in (("a", a_start), ("b", b_start)):
         shard = np.searchsorted(window.token_bases, start, side="right") - 1
@@ -294,27 +294,27 @@ def example_rows(
 
 
 def example_lengths(rows: np.ndarray) -> np.ndarray:
-    """(rows,) tokens of each example with its specials."""
+    """Return (rows,) the number of tokens of each example, including its special tokens."""
     return rows["a_length"] + rows["b_length"] + SPECIALS - (rows["b_length"] == 0)
 
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """Statistics of a table of examples, which are printed before training."""
+    """Statistics of examples, which are printed before training."""
 
     examples: int
     random_share: float
-    """Share of examples with a random B: above 1/2 where many chunks are one sentence."""
+    """The share of examples with a random B, above 1/2 if many chunks are a single sentence."""
     mean_tokens: float
-    """Mean length with specials."""
+    """The mean length, including special tokens."""
     full_share: float
-    """Share of examples of the maximum length."""
+    """The share of examples of the maximum length."""
     cut_share: float
-    """Share of the drawn tokens that truncation took (as in the original)."""
+    """The share of tokens that truncation removed (as Google's code does)."""
 
 
 def measure_pairs(rows: np.ndarray, max_length: int) -> PairStatistics:
-    """Statistics of a table of `EXAMPLE_DTYPE`."""
+    """Compute the statistics of an array of `EXAMPLE_DTYPE`."""
     tokens = example_lengths(rows)
     cut = rows["cut"].sum(dtype=np.int64)
     return PairStatistics(

@@ -2,8 +2,8 @@
 
 An epoch is a random order of the store's shards, cut into windows of a few shards; a window is a
 shuffled table of examples (`plan_block`; paper, appendix A.2). A position is (epoch, window,
-offset), so seeking costs one window's plan, whatever the size of the corpus. While a window is
-used, another thread plans the next one, and fetches and verifies its shards, so that no step waits.
+offset), so seeking costs one window's plan, whatever the size of the corpus. Once half of a window
+is used, another thread plans the next one and verifies its shards, so that no step waits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bertkit.pretraining_data.pairs import PairOptions, plan_block
 from bertkit.pretraining_data.rng import SHARD_ORDER, keyed_rng
 
 WINDOW_SHARDS = 8
-"""Shards whose examples are shuffled together and lend each other random next sentences."""
+"""The number of shards whose examples are shuffled together and exchange random next sentences."""
 
 
 class DataPosition(NamedTuple):
-    """The position of the stream: the next example to be used."""
+    """A position in the data stream: that of the next example to be used."""
 
     epoch: int = 0
     window: int = 0
@@ -35,7 +35,7 @@ class DataPosition(NamedTuple):
 START = DataPosition()
 
 AnyPosition = tuple[Any, ...]
-"""A `DataPosition`, or where a mixture stands (`mixture.MixedPlace`); `START` begins both."""
+"""A `DataPosition`, or a `mixture.MixedPosition`; `START` is the first position of both."""
 
 
 @runtime_checkable
@@ -43,24 +43,24 @@ class ExampleSource(Protocol):
     """Examples in their order of use: an `ExampleSampler` or a `mixture.MixtureSampler`."""
 
     def take(self, position: Any, count: int) -> tuple[np.ndarray, AnyPosition]:
-        """The next `count` rows from a position, and the position after them."""
+        """Return the next `count` rows from a position, and the position after them."""
 
     def first(self, limit: int | None = None) -> np.ndarray:
-        """Rows from the beginning, to measure or to evaluate on, at most `limit`."""
+        """Return at most `limit` of the first rows, for statistics or evaluation."""
 
     def close(self) -> None:
-        """Cancel the window that is planned ahead."""
+        """Cancel the prefetch of the next window."""
 
 
 class ExampleSampler:
-    """Walks the examples of a store in their order of use, as rows of `pairs.EXAMPLE_DTYPE`.
+    """Iterates over the examples of a store in order, as rows of `pairs.EXAMPLE_DTYPE`.
 
     Args:
         store: one split of a corpus.
         options: how examples are cut.
-        seed: of the run; 0 to 2^63 - 1.
-        first_window: number of the first window; tables of one seed with windows of different
-            numbers draw different pairs and masks.
+        seed: the random seed, 0 to 2^63 - 1.
+        first_window: the number of the first window; samplers with the same seed and different
+            window numbers draw different pairs and masks.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class ExampleSampler:
         self._ahead: Prefetch | None = None
 
     def window_rows(self, epoch: int, window: int) -> np.ndarray:
-        """The table of one window; the last one asked for is kept."""
+        """Return the rows of one window; those of the latest window are cached."""
         wanted = (epoch, window)
         if self._current is None or self._current[0] != wanted:
-            self._current = None  # its memory serves the new one
+            self._current = None  # frees its memory for the new window
             ahead, self._ahead = self._ahead, None
             rows = ahead.result(wanted) if ahead else None
-            # What another thread failed in is tried here, where it can be told.
+            # If the other thread failed, plan again here, where an error can be raised.
             self._current = (wanted, self._plan(wanted) if rows is None else rows)
         return self._current[1]
 
     def window_shards(self, epoch: int, window: int) -> list[int]:
-        """The shards of one window: its share of the epoch's random order."""
+        """Return the shards of one window: its share of the epoch's random order."""
         known = self._order  # another thread may plan the next epoch
         if known is None or known[0] != epoch:
             rng = keyed_rng(self.seed, SHARD_ORDER, epoch=epoch, window=self.first_window)
@@ -108,7 +108,7 @@ class ExampleSampler:
         return plan_block(self.store, shards, self.options, self.seed, epoch, number)
 
     def _plan_ahead(self, name: tuple[int, int], stop: threading.Event) -> np.ndarray | None:
-        """Plan a window in another thread; None if it was cancelled meanwhile."""
+        """Plan a window in another thread; return None if it was cancelled in the meantime."""
         for shard in self.window_shards(*name):
             if stop.is_set():
                 return None
@@ -116,17 +116,17 @@ class ExampleSampler:
         return None if stop.is_set() else self._plan(name)
 
     def close(self) -> None:
-        """Cancel the window that is planned ahead."""
+        """Cancel the prefetch of the next window."""
         if self._ahead is not None:
             self._ahead.give_up()
             self._ahead = None
 
     def first(self, limit: int | None = None) -> np.ndarray:
-        """Rows of the first window, in order, at most `limit`."""
+        """Return at most `limit` rows of the first window, in order."""
         return self.window_rows(0, 0)[:limit]
 
     def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, DataPosition]:
-        """The next `count` rows from a position, and the position after them; epochs run on."""
+        """Return the next `count` rows, across epochs if needed, and the position after them."""
         epoch, window, offset = position
         taken: list[np.ndarray] = []
         missing = count
@@ -146,11 +146,11 @@ class ExampleSampler:
 
 
 class Prefetch:
-    """A window that another thread is planning, one for all tables of the process.
+    """A window that another thread is planning; one thread serves all samplers of the process.
 
     Args:
-        table: whose window it is.
-        name: its epoch and number.
+        table: the sampler that the window belongs to.
+        name: the window's epoch and number.
     """
 
     def __init__(self, table: ExampleSampler, name: tuple[int, int]) -> None:
@@ -161,19 +161,19 @@ class Prefetch:
         )
 
     def result(self, name: tuple[int, int]) -> np.ndarray | None:
-        """The table, if it is the one that is wanted, was begun and was made without an error."""
+        """Return the rows if they are of the named window and were planned without an error."""
         if name != self.name or self.rows.cancel():
             self.give_up()
             return None
         return None if self.rows.exception() else self.rows.result()
 
     def give_up(self) -> None:
-        """Cancel the planning; its result is not kept."""
+        """Cancel the planning and discard its result."""
         self.stop.set()
         self.rows.cancel()
 
 
 @cache
 def start_planner() -> ThreadPoolExecutor:
-    """The thread that plans ahead: one, whatever the number of tables."""
+    """Return the thread that plans ahead, which all samplers share."""
     return ThreadPoolExecutor(1, thread_name_prefix="bertkit-plan")

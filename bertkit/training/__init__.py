@@ -1,1 +1,1 @@
-"""Training: optimizer, loop, checkpoints, journal, pre-training."""
+"""Pre-training: the recipe, the training loop, the optimizer, checkpoints and the journal."""

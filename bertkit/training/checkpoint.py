@@ -1,18 +1,19 @@
-"""Checkpoints from which a run resumes exactly where it was. No pickle.
+"""Checkpoints from which a run resumes exactly where it stopped, without pickle.
 
     checkpoints/step-00001234/model.safetensors
                               optimizer.safetensors
                               progress.json
 
 `progress.json` holds the caller's progress, the size and SHA-256 of each other file, and a SHA-256
-of itself. A checkpoint appears under its name only when it is whole and flushed to disk.
+of itself. A checkpoint appears under its name only when it is complete and flushed to disk.
 
-A single process on a CPU writes a checkpoint at once: a thread would only take time from the same
-cores. Elsewhere the state is copied to memory and written in the background, so training waits only
-for the copy. At most one checkpoint is being written at a time.
+A single process on a CPU writes a checkpoint synchronously, because a thread would only compete for
+the same cores. Otherwise the state is copied to memory and written in the background, so training
+waits only for the copy. At most one checkpoint is being written at a time.
 
 With DDP the first rank writes the whole state. With FSDP2 every rank writes its shard, in files
-`shard-*.safetensors`. Each kind can be resumed by the other, and by any number of processes.
+`shard-*.safetensors`. Either strategy can resume the other's checkpoints, with any number of
+processes.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class Checkpoint:
     path: Path
     step: int
     tensors: dict[str, dict[str, Tensor]]
-    """By file name without its ending ("model", "optimizer"), then by tensor name; {} of shards."""
+    """Tensors by file stem ("model", "optimizer") and name; empty if the checkpoint is sharded."""
     progress: dict[str, Any]
-    """The values that the caller of `save_checkpoint` gave."""
+    """The progress that was passed to `save_checkpoint`."""
     is_sharded: bool = False
-    """Whether each process wrote its shard, which `bertkit.training.parallel` reads."""
+    """Whether each process wrote a shard; `bertkit.training.parallel` reads those."""
 
 
 def save_checkpoint(
@@ -68,18 +69,18 @@ def save_checkpoint(
     progress: dict[str, Any],
     keep: int = 2,
 ) -> Path:
-    """Write `folder`/step-NNNNNNNN, then remove what is no longer needed.
+    """Write `folder`/step-NNNNNNNN, then remove the checkpoints that are no longer needed.
 
-    Removed, and only after the new checkpoint is whole: checkpoints before the newest `keep`,
-    checkpoints of a later step (training went back behind them because they were damaged) and
-    what a killed save left behind. So for a moment `keep` + 1 checkpoints are on the disk.
+    Three things are removed, and only after the new checkpoint is complete: checkpoints older than
+    the newest `keep`, checkpoints of a later step (training resumed before them because they were
+    damaged) and the remains of killed saves. So `keep` + 1 checkpoints are briefly on the disk.
 
     Args:
-        folder: the run's `checkpoints` folder; it is made where it is missing.
-        step: updates made so far.
-        tensors: one file for each key. Tensors on the CPU are written from where they lie.
-        progress: anything JSON can hold; tuples come back as lists, and keys as strings.
-        keep: how many checkpoints stay, at least 1.
+        folder: the run's `checkpoints` folder, which is created if it is missing.
+        step: the number of updates made so far.
+        tensors: tensors by file stem and name; those on the CPU are written without a copy.
+        progress: any JSON value; tuples are read back as lists, and keys as strings.
+        keep: the number of checkpoints to keep, at least 1.
 
     Raises:
         BertkitError: the disk is full or not writable; the earlier checkpoints are untouched.
@@ -102,19 +103,19 @@ def save_shards(
 
     Args:
         folder: the run's `checkpoints` folder.
-        step: updates made so far.
-        shards: a folder on the same disk, with `shard-*.safetensors` of every process; it goes.
-        progress: anything JSON can hold.
-        count: how many processes have written.
-        keep: how many checkpoints stay.
+        step: the number of updates made so far.
+        shards: a folder on the same disk with every process's `shard-*.safetensors`; is removed.
+        progress: any JSON value.
+        count: the number of processes that wrote a shard.
+        keep: the number of checkpoints to keep.
 
     Raises:
-        BertkitError: the file of some process is not there; nothing is removed then.
+        BertkitError: a process's file is missing; nothing is removed in that case.
     """
     found = sorted(shards.glob("shard-*.safetensors"))
     if len(found) != count:
         raise BertkitError(
-            f"{shards} has the parts of {len(found)} of {count} processes; --out must be a folder "
+            f"{shards} has the shards of {len(found)} of {count} processes; --out must be a folder "
             "that all hosts share"
         )
     path = folder / f"step-{step:08d}"
@@ -127,7 +128,7 @@ def save_shards(
 
 
 def seal_checkpoint(checkpoint: Path, step: int, progress: dict[str, Any]) -> None:
-    """Write size and checksum of every file of a new checkpoint beside the progress."""
+    """Write `progress.json`: the progress, and the size and checksum of every other file."""
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": sha256_file(file)}
         for file in sorted(checkpoint.iterdir())
@@ -137,42 +138,42 @@ def seal_checkpoint(checkpoint: Path, step: int, progress: dict[str, Any]) -> No
 
 
 def digest(content: dict[str, Any]) -> str:
-    """The SHA-256 of a value as compact JSON with sorted keys, the same before and after a file."""
-    # Keys that are numbers become strings in the file, and sort as strings.
+    """Return the SHA-256 of a value as compact JSON with sorted keys; it survives a round trip."""
+    # Numeric keys become strings in the file and are sorted as strings.
     plain = json.loads(json.dumps(content))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """(step, path) of each checkpoint in a folder, newest first; the folder may be missing."""
+    """Return (step, path) of each checkpoint in a folder, newest first; it may be missing."""
     found = [(re.fullmatch(r"step-(\d{8,})", path.name), path) for path in folder.glob("step-*")]
     return sorted([(int(match[1]), path) for match, path in found if match], reverse=True)
 
 
 def prune(folder: Path, step: int, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to `step`, and leftovers of killed saves."""
+    """Remove all but the newest `keep` checkpoints up to `step`, and remains of killed saves."""
     known = checkpoints(folder)
     kept = [path for number, path in known if number <= step][:keep]
     with disk_errors(folder):
         for _, path in known:
-            if path not in kept:  # renamed first: a kill here must not leave half a checkpoint
+            if path not in kept:  # rename first, so that a kill leaves no incomplete checkpoint
                 path.rename(path.with_name(f".{path.name}.tmp-removed"))
     remove_unfinished(folder)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove leftovers of killed saves and removals; no other process may be saving."""
+    """Remove what killed saves and removals left; no other process may be saving."""
     for leftover in (*folder.glob(".step-*.tmp-*"), *folder.glob(".shards-*")):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Read the newest whole checkpoint, or None where there is none at all.
+    """Read the newest complete checkpoint, or return None if there is no checkpoint.
 
     Args:
         folder: the run's `checkpoints` folder; it may be missing.
-        warn: is given one line for each damaged checkpoint that was passed over.
+        warn: called with one line for each damaged checkpoint that is skipped.
 
     Raises:
         BertkitError: there are checkpoints, but every one is damaged.
@@ -182,10 +183,10 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
         try:
             return load_checkpoint(path, step)
         except BertkitError as error:
-            warn(f"checkpoint {path} is passed over: {error}")
+            warn(f"skipping checkpoint {path}: {error}")
     if known:
         raise BertkitError(
-            f"none of the {len(known)} checkpoints in {folder} is whole; "
+            f"all {len(known)} checkpoints in {folder} are damaged; "
             "remove that folder to start again from the beginning"
         )
     return None
@@ -195,12 +196,12 @@ def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint
     """Read and verify one checkpoint; the tensors of shards are not read yet.
 
     Args:
-        path: its folder.
-        step: updates made, as its name says.
-        verify: compare checksums; one of several processes is enough.
+        path: the checkpoint's folder.
+        step: the number of updates made, as in the folder's name.
+        verify: whether to compare checksums; on several processes, only one needs to.
 
     Raises:
-        BertkitError: a file is missing, torn or changed, or is no such file; the message names it.
+        BertkitError: a file is missing, truncated, changed or malformed; the message names it.
     """
     files, progress = read_progress(path, step)
     tensors = {}
@@ -214,7 +215,7 @@ def load_checkpoint(path: Path, step: int, *, verify: bool = True) -> Checkpoint
 
 
 def read_progress(path: Path, step: int) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """The records of a checkpoint's files, and its progress; a checksum alone proves no form.
+    """Return the records of a checkpoint's files, and its progress, after checking their form.
 
     Raises:
         BertkitError: see `load_checkpoint`.
@@ -235,11 +236,11 @@ def read_progress(path: Path, step: int) -> tuple[dict[str, dict[str, Any]], dic
         )
     for name in ("files", "progress"):
         if not isinstance(content.get(name), dict):
-            raise BertkitError(f"{PROGRESS} is damaged ({name} is no object)")
+            raise BertkitError(f"{PROGRESS} is damaged ({name} is not an object)")
     files: dict[str, Any] = content["files"]
     for name, expected in files.items():
         if not re.fullmatch(r"[\w.-]+\.safetensors", name):
-            raise BertkitError(f"{PROGRESS} names {name!r:.60}, which is no file beside it")
+            raise BertkitError(f"{PROGRESS} names {name!r:.60}, which is not a file next to it")
         if not isinstance(expected, dict) or not {"bytes", "sha256"} <= expected.keys():
             raise BertkitError(f"{PROGRESS} is damaged (size and checksum of {name} are missing)")
     return files, content["progress"]
@@ -259,14 +260,14 @@ def verify_file(path: Path, expected: dict[str, Any]) -> None:
 
 
 class CheckpointWriter:
-    """The checkpoints of one run.
+    """Saves and restores the checkpoints of one run.
 
     Args:
-        folder: the run's `checkpoints`; all ranks see the same.
-        model: its weights are saved and restored, whole or shared out by FSDP2.
-        optimizer: of that model.
+        folder: the run's `checkpoints` folder, which all ranks must share.
+        model: the model to save and restore, replicated or sharded by FSDP2.
+        optimizer: the model's optimizer.
         ranks: the processes of the run.
-        sharded: every rank writes its part.
+        sharded: whether every rank writes its own shard.
     """
 
     def __init__(
@@ -292,11 +293,11 @@ class CheckpointWriter:
             self.group = distributed.new_group(backend="gloo", timeout=waiting)
 
     def resume(self, say: Callable[[str], None]) -> Checkpoint | None:
-        """Restore the newest whole checkpoint; None where there is none.
+        """Restore the newest complete checkpoint and return it, or None if there is none.
 
         Raises:
-            BertkitError: every checkpoint is damaged, or this rank does not see the one that the
-                first rank has found.
+            BertkitError: every checkpoint is damaged, or this rank cannot read the one that rank 0
+                has found.
         """
         self.ranks.on_rank0(lambda: remove_unfinished(self.folder))
         found = self.ranks.on_rank0(lambda: load_latest(self.folder, say))
@@ -307,7 +308,7 @@ class CheckpointWriter:
         checkpoint = found or load_checkpoint(path, step, verify=False)
         whole = checkpoint.is_sharded or checkpoint.tensors.keys() == {"model", "optimizer"}
         if not whole or "position" not in checkpoint.progress:
-            raise BertkitError(f"{path} is no checkpoint of a pre-training run; remove it")
+            raise BertkitError(f"{path} is not a checkpoint of a pre-training run; remove it")
         if checkpoint.is_sharded:
             from bertkit.training.parallel import load_sharded
 
@@ -320,22 +321,22 @@ class CheckpointWriter:
         return checkpoint
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """The tensors of the model and the optimizer themselves, not copies."""
+        """Return the tensors of the model and the optimizer, without copying them."""
         return {
             "model": model_tensors(self.model),
             "optimizer": optimizer_tensors(self.model, self.optimizer),
         }
 
     def save_async(self, step: int, progress: dict[str, Any]) -> None:
-        """Save the current state; on several ranks all have to call this.
+        """Save the current state; all ranks have to call this.
 
         Args:
-            step: updates made.
-            progress: what JSON can hold.
+            step: the number of updates made so far.
+            progress: any JSON value.
 
         Raises:
-            BertkitError: the disk is full or not writable: this save, if it is written at once,
-                or else the one before.
+            BertkitError: a folder for shards cannot be created; `poll` raises the errors of the
+                save itself.
         """
         assert self.pending is None, "the save before has not been polled"
         started = time.perf_counter()
@@ -359,13 +360,13 @@ class CheckpointWriter:
             self.pending.exception()  # waits
 
     def poll(self, *, wait: bool) -> dict[str, Any] | None:
-        """The journal's record of a save that is finished, once; None where there is none.
+        """Return the journal's record of a finished save, once; None if no save has finished.
 
         Args:
-            wait: until a save that is running ends.
+            wait: whether to wait for a save in progress.
 
         Raises:
-            BertkitError: see `begin`.
+            BertkitError: the save failed because the disk is full or not writable.
         """
         if self.pending is None or not (wait or self.pending.done()):
             return None
@@ -373,7 +374,7 @@ class CheckpointWriter:
         return done.result()
 
     def close(self) -> None:
-        """Wait for a save that is running, and end the thread."""
+        """Wait for a save in progress, and stop the thread."""
         self.pool.shutdown()
 
     def _begin_whole(self, step: int, progress: dict[str, Any]) -> Callable[[], object]:
@@ -405,12 +406,12 @@ class CheckpointWriter:
 
 
 def prefixed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The optimizer's tensors, renamed so that no weight has the same name."""
+    """Return the optimizer's tensors under names that no weight has."""
     return {f"optimizer.{name}": tensor for name, tensor in tensors.items()}
 
 
 def empty_folder(folder: Path) -> None:
-    """Create an empty folder in place of whatever is there."""
+    """Create an empty folder, replacing anything that exists under its name."""
     with disk_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

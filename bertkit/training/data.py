@@ -1,4 +1,4 @@
-"""The examples of a run, those it is evaluated on, and input-independent baselines."""
+"""The training examples of a run, its held-out examples, and input-independent baselines."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from bertkit.training.distributed import Ranks
 from bertkit.training.recipe import PretrainRecipe, mixture_record
 
 Examples = tuple[ExampleSource, BatchBuilder]
-"""Examples in their order of use, and what makes batches of them."""
+"""The examples in their order of use, and the builder that makes batches of them."""
 
 HELD_OUT_BATCH = 64
-"""Sequences in a batch of the evaluation."""
+"""The number of sequences in an evaluation batch."""
 
 
 def phase_seed(seed: int, phase: int) -> int:
-    """The seed of a phase, so that each phase draws its own examples and masks."""
+    """Return the seed of a phase, so that each phase draws its own examples and masks."""
     return seed + (phase << 32)
 
 
 def phase_examples(
     recipe: PretrainRecipe, store: TokenStore, phase: int, masking: MaskingOptions, seed: int
 ) -> Examples:
-    """The examples of a phase in their order, and the builder that makes batches of them."""
+    """Return the examples of a phase in order, and the builder that makes batches of them."""
     phases, seed, wanted = recipe.phases, phase_seed(seed, phase), recipe.objectives
     options = PairOptions(max_length=phases.lengths[phase], pair=wanted.pair)
     table: ExampleSource
@@ -50,15 +50,15 @@ def phase_examples(
 
 
 def training_examples(recipe: PretrainRecipe, store: TokenStore, phase: int) -> Examples:
-    """The examples that a phase trains on."""
+    """Return the examples that a phase trains on."""
     return phase_examples(recipe, store, phase, recipe.masking, recipe.training.seed)
 
 
 class TrainingData:
-    """The examples of one phase after the other.
+    """The training examples of a run, one phase at a time.
 
     Args:
-        recipe: what is trained.
+        recipe: the recipe of the run.
         store: the training split.
     """
 
@@ -67,7 +67,7 @@ class TrainingData:
         self._opened: tuple[int, Examples] | None = None
 
     def open(self, phase: int) -> Examples:
-        """The examples of a phase; those of the phase before are closed."""
+        """Return the examples of a phase, and close those of the previous one."""
         if self._opened is None or self._opened[0] != phase:
             self.close()
             self._opened = (phase, training_examples(self.recipe, self.store, phase))
@@ -76,10 +76,10 @@ class TrainingData:
     def stream(
         self, phase: int, made: int, position: AnyPosition, ranks: Ranks, workers: int
     ) -> Generator[StreamStep, None, None]:
-        """The micro-batches of this rank, for the rest of a phase of which `made` updates are made.
+        """Yield this rank's micro-batches for the rest of a phase after its first `made` updates.
 
         Raises:
-            BertkitError: the batch cannot be shared by the ranks, or `workers` is negative.
+            BertkitError: the batch cannot be divided among the ranks, or `workers` is negative.
         """
         examples, builder = self.open(phase)
         return stream_steps(
@@ -95,7 +95,7 @@ class TrainingData:
         )
 
     def close(self) -> None:
-        """Cancel the window that is planned ahead; calling it again does nothing."""
+        """Cancel the prefetch of the next window; calling this again does nothing."""
         if self._opened is not None:
             self._opened[1][0].close()
             self._opened = None
@@ -104,19 +104,19 @@ class TrainingData:
 class HeldOut:
     """The held-out examples of a run: opened and verified once, planned once for each phase.
 
-    Their seed is 0 and their masks are 15 %, 80/10/10, whatever the recipe says, so that runs with
-    other seeds and masks can be compared.
+    Their seed is 0 and their masking is 15 %, 80/10/10, whatever the recipe says, so that runs with
+    different seeds and masking can be compared.
 
     Args:
-        recipe: what is trained.
-        store: the training split. A mixture is evaluated on its stores that have two held-out
-            documents, in the proportions of training.
+        recipe: the recipe of the run.
+        store: the training split. A mixture is evaluated on those of its stores that have two
+            held-out documents, in the proportions of training.
     """
 
     def __init__(self, recipe: PretrainRecipe, store: TokenStore) -> None:
         self.recipe = recipe
         self.store: TokenStore | None
-        """The held-out split, if it has the two documents that an evaluation needs."""
+        """The held-out split, or None if it lacks the two documents that an evaluation needs."""
         if mixture := mixture_record(store):
             self.store = mixture.held_out
         else:
@@ -129,20 +129,20 @@ class HeldOut:
         return phase_examples(self.recipe, self.store, phase, MaskingOptions(), seed=0)
 
     def rows(self, phase: int) -> np.ndarray:
-        """The examples that a phase is evaluated on."""
+        """Return the examples that a phase is evaluated on."""
         if phase not in self._rows:
             rows = self._examples(phase)[0].first(self.recipe.logging.held_out_sequences)
-            self._rows[phase] = rows.copy()  # without the rest of the window
+            self._rows[phase] = rows.copy()  # a view would keep the whole window in memory
         return self._rows[phase]
 
     def batches(self, phase: int) -> Iterator[PretrainingBatch]:
-        """The examples of a phase, with the same masks at every evaluation."""
+        """Yield the batches of a phase, with the same masks at every evaluation."""
         rows, builder = self.rows(phase), self._examples(phase)[1]
         for start in range(0, len(rows), HELD_OUT_BATCH):
             yield builder[rows[start : start + HELD_OUT_BATCH]]
 
     def majority(self, phase: int) -> float:
-        """The share of the pairs' commoner label: the accuracy of a constant answer."""
+        """Return the share of the more frequent pair label: the accuracy of a constant answer."""
         share = measure_pairs(self.rows(phase), self.recipe.phases.lengths[phase]).random_share
         return max(share, 1 - share)
 
@@ -150,17 +150,17 @@ class HeldOut:
 def baselines(
     store: TokenStore, random_share: float, specials: Sequence[float] = ()
 ) -> dict[str, float]:
-    """Input-independent baselines.
+    """Compute input-independent baselines.
 
     Args:
-        store: gives the unigram counts.
-        random_share: measured share of NSP examples with a random second sentence.
-        specials: shares of [CLS] and [SEP] among the targets, where they are targets.
+        store: the store whose unigram counts are used.
+        random_share: the measured share of NSP examples with a random second sentence.
+        specials: the shares of [CLS] and [SEP] among the targets, if they are targets.
 
     Returns:
-        unigram_entropy in nats: MLM loss of predicting the frequency of each token.
-        most_frequent_accuracy: MLM accuracy of always predicting the commonest token.
-        nsp_majority: NSP accuracy of always predicting the commoner label.
+        unigram_entropy in nats: the MLM loss of predicting the frequency of each token.
+        most_frequent_accuracy: the MLM accuracy of always predicting the most frequent token.
+        nsp_majority: the NSP accuracy of always predicting the more frequent label.
     """
     shares = store.unigrams[store.unigrams > 0] / store.unigrams.sum()
     shares = np.concatenate([shares * (1 - sum(specials)), specials])
@@ -172,7 +172,7 @@ def baselines(
 
 
 def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]:
-    """Shares of special tokens among the targets of causal models, each a token of its own."""
+    """Return the shares of [CLS] and [SEP] among a causal model's targets; [] for other models."""
     if recipe.objectives.direction == "bidirectional":
         return []
     seps = 1 if recipe.objectives.pair == "single-segment" else 2
@@ -183,15 +183,15 @@ def special_shares(recipe: PretrainRecipe, pairs: PairStatistics) -> list[float]
 def start_record(
     recipe: PretrainRecipe, store: TokenStore, table: ExampleSource | None = None
 ) -> dict[str, Any]:
-    """The journal's first record, from the data alone: baselines and the real label balance.
+    """Return the journal's first record, from the data alone: baselines and the label balance.
 
     Args:
-        recipe: what will be trained.
+        recipe: the recipe of the run.
         store: the training split.
-        table: the examples of the first phase, where they are there already.
+        table: the examples of the first phase, if they are open already.
 
     Returns:
-        The record of kind "start", without what only the run knows.
+        The record of kind "start", without the fields that only the run knows.
     """
     phases = recipe.phases
     table = table or training_examples(recipe, store, 0)[0]
@@ -214,22 +214,22 @@ def start_record(
 
 
 def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenStore) -> list[str]:
-    """The lines that a run shows before the first update.
+    """Return the lines that a run prints before the first update.
 
     Args:
         start: the `start_record`, with "parameters" and "precision".
-        recipe: what will be trained.
+        recipe: the recipe of the run.
         store: the training split.
     """
     known, pairs, wanted = start["baselines"], start["pairs"], recipe.objectives
     label_1 = "A and B swapped" if wanted.pair == "sop" else "a random next sentence"
     share = f"{pairs['random_share']:.1%} with {label_1}, " if wanted.has_pairs else ""
-    commoner = f", commoner label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
+    commoner = f", majority label of pairs {known['nsp_majority']:.1%}" if wanted.has_pairs else ""
     return [
         f"{start['parameters']:,} parameters, {start['precision']}; {store.tokens:,} training "
         f"tokens in {store.documents:,} documents; first window: {pairs['examples']:,} examples of "
         f"{pairs['mean_tokens']:.1f} tokens, {share}{pairs['cut_share']:.1%} of tokens cut",
-        f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, commonest token "
+        f"baselines: unigram entropy {known['unigram_entropy']:.3f} nats, top token "
         f"{known['most_frequent_accuracy']:.1%}{commoner}",
         *(
             f"{member['store']}: {member['tokens']:,} tokens, {member['token_share']:.2%} of "
@@ -240,10 +240,10 @@ def opening_lines(start: dict[str, Any], recipe: PretrainRecipe, store: TokenSto
 
 
 def missing_evaluations(start: dict[str, Any], held_out: TokenStore | None) -> list[str]:
-    """Notes about stores that have too few held-out documents to be evaluated."""
+    """Return a note about each store with too few held-out documents for an evaluation."""
     missing = []
     if held_out is None:
-        missing.append("the store has fewer than two held-out documents: no evaluation is made")
+        missing.append("the store has fewer than two held-out documents; nothing is evaluated")
     few = [one["store"] for one in start.get("mixture", []) if one["held_out_documents"] < 2]
     if few:
         missing.append(f"fewer than two held-out documents, no evaluation on: {', '.join(few)}")

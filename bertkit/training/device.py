@@ -1,4 +1,4 @@
-"""Where the numbers are computed: device, precision, what the hardware can do, and seeds."""
+"""The device, the precision, the capabilities of the hardware, and dropout seeds."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device called `name`; "auto" is CUDA or MPS where there is one, else the CPU.
+    """Return the device called `name`; "auto" is CUDA or MPS if available, else the CPU.
 
     Args:
         name: auto, cpu, cuda, cuda:N or mps.
 
     Raises:
-        BertkitError: no such name, or this machine lacks the device.
+        BertkitError: the name is unknown, or this machine lacks the device.
     """
     kind, _, number = name.partition(":")
     if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
@@ -61,10 +61,10 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """The precision called `name`; "auto" is bf16 where the device is known to be fast in it.
+    """Return the precision called `name`; "auto" is bf16 on devices with bf16 instructions.
 
     Raises:
-        BertkitError: it is unknown, or the device lacks it; says what to choose instead.
+        BertkitError: the precision is unknown, or the device does not support it.
     """
     known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
     if name not in known:
@@ -82,45 +82,45 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def slow_precision(precision: str, device: torch.device) -> str:
-    """What to say of bf16 on a CPU that has no instructions for it; else ""."""
+    """Return a warning about bf16 on a CPU that has no instructions for it; else ""."""
     if precision != "bf16" or device.type != "cpu" or has_bf16():
         return ""
-    if torch.cpu.get_capabilities().get("bf16"):  # of Arm
+    if torch.cpu.get_capabilities().get("bf16"):  # the key for Arm
         return ""
     return "this CPU has no instructions for bf16 and may be many times faster in fp32"
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """A context in which matrix products are computed in bf16; for fp32, one with autocast off.
+    """Return a context that computes matrix products in bf16; for fp32, autocast is off in it.
 
-    Weights, gradients and the optimizer stay in fp32 in both.
+    Weights, gradients and the optimizer state stay in fp32 in both.
     """
-    assert precision in PRECISIONS, precision  # "auto" is chosen before
+    assert precision in PRECISIONS, precision  # `choose_precision` resolves "auto"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished its work; on a CPU it always has."""
+    """Wait until the device has finished its work; on a CPU this does nothing."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> float:
-    """The most floating-point operations per second that a matrix product reaches here.
+    """Measure the highest number of FLOP/s that a matrix product reaches on this device.
 
-    Square products of random values, from small to large; each size is repeated for its share of
-    the time and the best repetition counts. This, not a data sheet, is what MFU is measured
-    against. On the CPU it is for the current number of threads.
+    Square products of random values are timed, from small to large. Each size is repeated for its
+    share of the time, and the best repetition counts. MFU is measured against this peak, not
+    against a data sheet. On the CPU it is for the current number of threads.
 
     Args:
-        device: to be measured.
-        precision: of the operands.
-        seconds: about how long to measure.
+        device: the device to measure.
+        precision: the precision of the operands.
+        seconds: the approximate time to measure for.
     """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    # several products between two waits, so that a GPU's launch time does not count
+    # several products per synchronization, so that a GPU's launch time does not count
     sizes, repeats = ((512, 1024, 2048), 1) if device.type == "cpu" else ((2048, 4096, 8192), 8)
-    generator = torch.Generator(device).manual_seed(0)  # the global one is not touched
+    generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone
     best = 0.0
     for size in sizes:
         left, right = torch.randn(2, size, size, device=device, generator=generator).to(dtype)
@@ -145,7 +145,7 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> f
 def training_flops(
     config: ModelConfig, *, tokens: int, targets: int, sequences: int, sum_squared_lengths: int
 ) -> float:
-    """Floating-point operations of a pre-training update that were needed, padding not counted.
+    """Return the floating-point operations that a pre-training update needs, without padding.
 
     A product of (m, k) and (k, n) is 2 m k n. With hidden size h, embedding width e (h in BERT),
     feed-forward width f, L layers and vocabulary V, the forward pass takes
@@ -156,7 +156,8 @@ def training_flops(
         (h^2 + 2 h) * 2                   for each sequence: pooler and next-sentence layer
 
     and the backward pass twice that. Look-ups, norms, activations and softmax are left out. The
-    last layer counts whole, as in the field, though only targets and [CLS] pass all of it here.
+    last layer counts in full, as is customary, although bertkit computes all of it only for targets
+    and [CLS].
     BERT-base with 15 % targets takes 0.545 GFLOP per token at length 128 and 0.588 at 512.
     """
     h, layers = config.hidden_size, config.num_hidden_layers
@@ -173,7 +174,7 @@ def training_flops(
 
 
 def environment() -> dict[str, Any]:
-    """The software and hardware of a run as plain JSON values, without the host's name."""
+    """Return the software and hardware of a run as JSON values, without the host's name."""
     packages = ("numpy", "tokenizers", "safetensors")
     allowed = getattr(os, "sched_getaffinity", None)
     return {
@@ -196,7 +197,7 @@ def environment() -> dict[str, Any]:
 
 
 def keep_environment(folder: Path) -> list[str]:
-    """Write `environment.json`, or return the differences since it was written."""
+    """Write `environment.json` if it is missing; return the differences since it was written."""
     path, now = folder / "environment.json", environment()
     if not path.is_file():
         write_json(path, now)
@@ -207,7 +208,7 @@ def keep_environment(folder: Path) -> list[str]:
 
 
 def cpu_model() -> str:
-    """The processor's name, or its architecture where the system does not tell."""
+    """Return the processor's name, or its architecture if the system does not report the name."""
     information = Path("/proc/cpuinfo")
     if information.is_file():
         for line in information.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -217,7 +218,7 @@ def cpu_model() -> str:
 
 
 def memory_gib(device: torch.device | None = None) -> float | None:
-    """Memory of a CUDA device, else of the machine, in GiB; None where the system does not tell."""
+    """Return the memory of a CUDA device, else of the machine, in GiB; None if it is unknown."""
     if device is not None and device.type == "cuda":
         return round(torch.cuda.get_device_properties(device).total_memory / 2**30, 1)
     try:
@@ -227,10 +228,10 @@ def memory_gib(device: torch.device | None = None) -> float | None:
 
 
 def check_memory(parameters: int, device: torch.device) -> None:
-    """Refuse a network whose weights, gradients and optimizer alone would not fit.
+    """Check that the weights, gradients and optimizer state of a network fit into memory.
 
     Raises:
-        BertkitError: says how much is needed and how much there is.
+        BertkitError: they do not fit; the message gives both sizes.
     """
     needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
     available = memory_gib(device)
@@ -242,7 +243,7 @@ def check_memory(parameters: int, device: torch.device) -> None:
 
 
 def git_commit() -> str | None:
-    """The commit of the repository that bertkit is run from; None for an installed bertkit."""
+    """Return the commit of the repository that bertkit runs from; None if it is installed."""
     source = Path(bertkit.__file__).resolve().parents[1]
     git = shutil.which("git")
     if git is None or not (source / ".git").exists():
@@ -254,9 +255,9 @@ def git_commit() -> str | None:
 
 
 def step_seed(seed: int, step: int, micro_batch: int) -> int:
-    """The 63-bit seed of the dropout of one micro-batch of a step, whichever rank computes it.
+    """Return the 63-bit dropout seed of one micro-batch of a step, on whichever rank it runs.
 
-    A function of its arguments alone, by a cryptographic hash, so that neighbouring steps have
+    The seed is a cryptographic hash of the arguments alone, so that neighbouring steps have
     unrelated seeds and a checkpoint needs no generator state.
     """
     mixed = hashlib.blake2b(f"dropout {seed} {step} {micro_batch}".encode(), digest_size=8).digest()

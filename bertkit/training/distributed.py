@@ -1,12 +1,12 @@
-"""The processes of one training run: which one this is, what they agree on, what they add up.
+"""The processes of one training run: their ranks, collective operations and graceful stop.
 
-torchrun starts them and tells each its number (`RANK`), how many there are (`WORLD_SIZE`) and its
-number on its host (`LOCAL_RANK`). A process alone is a run of one rank, for which all of this is
-nothing. What ranks tell each other here goes as tensors, not as pickled objects.
+torchrun starts the processes and gives each its rank (`RANK`), the number of processes
+(`WORLD_SIZE`) and its rank on its host (`LOCAL_RANK`). A single process is a run of one rank, for
+which these operations do nothing. Ranks exchange tensors here, not pickled objects.
 
 A global batch is cut into micro-batches, and rank r takes micro-batches r, r + world, ...; losses
-are divided by the counts of the whole global batch, and gradients are added up. So the weights do
-not depend on how many processes made them, to rounding, as long as there are no more of them than
+are divided by the counts of the whole global batch, and gradients are summed. So up to rounding,
+the weights do not depend on the number of processes, as long as it is at most the number of
 micro-batches (paper section 3.1: batches of 256 sequences, wherever they are computed).
 """
 
@@ -37,42 +37,42 @@ RankResult = TypeVar("RankResult")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the processes of a run."""
+    """The rank of this process and the number of processes in the run."""
 
     rank: int = 0
-    """Its number from 0; rank 0 writes the run directory."""
+    """The number of this process, counted from 0; rank 0 writes the run directory."""
     world: int = 1
     """The number of processes."""
     timeout: float = 600.0
-    """Seconds to wait for the others before giving them up."""
+    """The number of seconds to wait for the other processes before giving up."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes, prints and decides for all."""
+        """Whether this is rank 0, which writes and prints for all ranks."""
         return self.rank == 0
 
     def micro_batches(self, wanted: int) -> int:
-        """Into how many micro-batches a global batch is cut, over all ranks.
+        """Return the number of micro-batches that a global batch is cut into, over all ranks.
 
         Args:
-            wanted: at least so many (`training.accumulate`).
+            wanted: the minimum number (`training.accumulate`).
 
         Raises:
-            BertkitError: they cannot be shared out evenly.
+            BertkitError: the number is not a multiple of the number of processes.
         """
         count = max(wanted, self.world)
         if count % self.world:
             near = self.world * -(-count // self.world)
             raise BertkitError(
-                f"training.accumulate = {wanted} micro-batches cannot be shared evenly by "
+                f"training.accumulate = {wanted} micro-batches cannot be divided evenly among "
                 f"{self.world} processes; choose {near}, or another number of processes"
             )
         return count
 
     def all_reduce_counts(self, counts: Mapping[str, int]) -> Callable[[], dict[str, int]]:
-        """Begin to add up counts over all ranks; what is returned waits for the sums.
+        """Start to sum counts over all ranks, and return a function that waits for the sums.
 
-        Every rank has to give the same names. Between the two calls this rank may compute.
+        Every rank has to pass the same names. A rank may compute between the two calls.
         """
         if self.world == 1:
             return lambda: dict(counts)
@@ -89,7 +89,7 @@ class Ranks:
         return wait
 
     def all_reduce_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Scalars added up over all ranks, in fp64; on the CPU where there are several ranks."""
+        """Sum scalars over all ranks; with several ranks, in fp64 on the CPU."""
         if self.world == 1:
             return dict(values)
         from torch import distributed
@@ -99,10 +99,10 @@ class Ranks:
         return dict(zip(values, numbers, strict=True))
 
     def on_rank0(self, work: Callable[[], RankResult]) -> RankResult | None:
-        """Do something on the first rank while the others wait; they get None.
+        """Run a function on rank 0 while the other ranks wait; they return None.
 
-        Whatever it raises is raised on the first rank, which alone says it; the others, which would
-        wait in vain, end with status 2.
+        An exception is raised on rank 0, the only rank to report it; the other ranks exit with
+        status 2 instead of waiting in vain.
         """
         if self.world == 1:
             return work()
@@ -120,18 +120,18 @@ class Ranks:
         return result
 
     def broadcast_bool(self, question: Callable[[], bool]) -> bool:
-        """The answer of rank 0, sent to all ranks; it may raise as in `on_rank0`."""
+        """Evaluate a condition on rank 0 and return the result on all ranks; see `on_rank0`."""
         found = self.on_rank0(question)
         return bool(self.all_reduce_counts({"yes": int(bool(found))})()["yes"])
 
     def assert_same_on_all_ranks(self, facts: Mapping[str, str]) -> None:
-        """Make sure that all ranks work on the same.
+        """Check that some values are the same on all ranks.
 
         Args:
-            facts: what has to be equal, by its name in words; the same names on every rank.
+            facts: the values by a name for the message; every rank passes the same names.
 
         Raises:
-            BertkitError: on the first rank, says what differs and where.
+            BertkitError: a value differs; raised on rank 0, with the value's name and the ranks.
         """
         if self.world == 1:
             return
@@ -155,7 +155,7 @@ def check_equal(names: list[str], found: list[Tensor]) -> None:
         if others:
             some = ", ".join(others[:8]) + (", ..." if len(others) > 8 else "")
             raise BertkitError(
-                f"the processes disagree about {name}: rank {some} has another than rank 0; start "
+                f"the processes disagree about {name}: rank {some} differs from rank 0; start "
                 "all with the same bertkit, command and files"
             )
 
@@ -166,20 +166,20 @@ STRATEGIES = ("ddp", "fsdp")
 
 
 def check_strategy(strategy: str) -> None:
-    """Raise a BertkitError unless several processes can share the work in this way."""
+    """Raise a BertkitError unless the strategy is known."""
     if strategy not in STRATEGIES:
         raise BertkitError(f"no strategy is called '{strategy}'{nearest(strategy, STRATEGIES)}")
 
 
 @contextmanager
 def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[Ranks]:
-    """The ranks of this run, joined for the length of a block.
+    """Join the process group of this run for the length of a block, and yield this process's ranks.
 
-    A process group that exists already is used and left as it is.
+    An existing process group is used and left as it is.
 
     Args:
-        device: where this process computes; gloo connects CPUs, NCCL connects GPUs.
-        timeout: seconds to wait for the other processes before giving them up.
+        device: the device of this process; gloo connects CPUs, NCCL connects GPUs.
+        timeout: the number of seconds to wait for the other processes before giving up.
 
     Raises:
         BertkitError: torchrun's variables are incomplete, or another process is lost.
@@ -193,7 +193,7 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         raise BertkitError(f"--timeout must be a number of seconds above 0, got {timeout:g}")
     given = os.environ.get("WORLD_SIZE", "1")
     if not given.isdecimal() or int(given) < 1:
-        raise BertkitError(f"WORLD_SIZE is {given!r}, no number of processes; unset it")
+        raise BertkitError(f"WORLD_SIZE is {given!r}, not a number of processes; unset it")
     world = int(given)
     if world == 1:
         yield ALONE
@@ -212,8 +212,8 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     except (distributed.DistNetworkError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BertkitError(
-            f"the other processes cannot be reached by way of {place} ({error}); is the first one "
-            "there, and is --timeout long enough?"
+            f"cannot reach the other processes through {place} ({error}); check that rank 0 runs "
+            "there, and that --timeout is long enough"
         ) from None
     try:
         yield Ranks(distributed.get_rank(), world, timeout)
@@ -223,7 +223,7 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         reason = str(error).partition("] ")[2].partition(". ")[0] or str(error)
         raise BertkitError(
             f"the connection to another process of this run is lost ({reason}); that process ended "
-            "or did not answer within --timeout seconds. See what it said, and run the same "
+            "or did not answer within --timeout seconds. Read its messages, and run the same "
             "command again"
         ) from error
     finally:
@@ -231,11 +231,11 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
 
 
 class GracefulStop:
-    """Set by Ctrl-C or SIGTERM: the run saves after the current update and ends.
+    """A request by Ctrl-C or SIGTERM to save after the current update and stop.
 
     Args:
-        patient: a second signal does nothing. torchrun sends on a signal that a terminal has sent
-            to every process already, and kills processes that take too long.
+        patient: whether to ignore a second signal. torchrun forwards a signal that the terminal has
+            already sent to every process, and kills processes that take too long.
     """
 
     def __init__(self, *, patient: bool = False) -> None:
@@ -250,11 +250,11 @@ class GracefulStop:
         return self.received is not None
 
     def should_stop(self, all_ranks: bool, ranks: Ranks) -> bool:
-        """Whether the run ends now; several ranks end after the same update.
+        """Whether the run stops now; all ranks stop after the same update.
 
         Args:
-            all_ranks: whether any rank was asked, as all know.
-            ranks: of the run; one alone need not wait for the next update.
+            all_ranks: whether any rank was asked to stop, as exchanged among all ranks.
+            ranks: the ranks of the run; a single rank need not wait for the next update.
         """
         if all_ranks or (ranks.world == 1 and self.asked):
             self.signal = self.received or signal.SIGTERM
@@ -283,27 +283,27 @@ class GracefulStop:
 
 
 def mark_of_first(folder: Path, ranks: Ranks) -> str:
-    """A mark that rank 0 has just written into a folder, as this rank reads it."""
+    """Write a mark into a folder on rank 0, and return what this rank reads there, or "none"."""
     path, mark = folder / ".ranks", secrets.token_hex(8)
     ranks.on_rank0(lambda: write_text(path, mark))
     for _ in range(10):
         if path.is_file():
             return path.read_text()
-        time.sleep(0.5)  # shared folders may be late
+        time.sleep(0.5)  # a shared folder may show new files late
     return "none"
 
 
 def local_device(name: str) -> str:
-    """The device called `name` for this process: each process of a host takes its own GPU."""
+    """Return the name of this process's device; each process of a host takes its own GPU."""
     local = os.environ.get("LOCAL_RANK")
     if is_alone() or local is None or name not in ("auto", "cuda"):
         return name
-    # of several processes, gloo has no tensors on Apple's GPU
+    # gloo, which connects several processes, does not support tensors on Apple's GPU
     return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else "cpu"
 
 
 def code_digest() -> str:
-    """The SHA-256 of this package's source files."""
+    """Return the SHA-256 of this package's source files."""
     folder = Path(bertkit.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

@@ -1,8 +1,8 @@
-"""What a run writes down (`journal.jsonl`, TensorBoard events) and what it shows while it runs.
+"""The log of a run (`journal.jsonl`, TensorBoard events) and its live progress on the console.
 
-A journal is a text file with one JSON object a line, and each has a `kind`: "start", "step",
-"evaluation", "checkpoint", "note" or "end". It is standard JSON: a number that is not finite is
-written as null.
+A journal is a text file with one JSON object per line. Each has a `kind`: "start", "step",
+"evaluation", "checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as
+null.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Journal:
     """The journal of one run, open for writing.
 
     Args:
-        folder: the run's; it is made where it is missing.
-        resume_step: updates made so far. Records of later steps, which a killed run made after
-            its last checkpoint, are dropped.
-        tensorboard: also write the numbers as TensorBoard events to `folder`/tensorboard, where
-            that package is installed; a note in the journal says so where it is not.
+        folder: the run directory, which is created if it is missing.
+        resume_step: the number of updates made so far. Records of later steps, which a killed run
+            wrote after its last checkpoint, are dropped.
+        tensorboard: whether to also write the numbers as TensorBoard events to
+            `folder`/tensorboard; if that package is not installed, a note in the journal says so.
 
     Raises:
-        BertkitError: there is a journal already and `resume_step` was not given, the journal is
-            damaged, or the disk is full.
+        BertkitError: a journal exists and `resume_step` is None, the journal is damaged, or the
+            disk is full.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Journal:
             self.events = SummaryWriter(folder / "tensorboard", purge_step=purge)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record with its `time` in Unix seconds, and hand it to the operating system.
+        """Append one record with its `time` in Unix seconds, and flush the file.
 
         Raises:
             BertkitError: the disk is full.
@@ -92,14 +92,14 @@ class Journal:
                 if name not in NOT_PLOTTED and isinstance(value, int | float):
                     place = f"{group}/{name}"
                     self.events.add_scalar(place, value, record["step"], stamped["time"])
-        except OSError as error:  # its thread could not write; the training continues without it
+        except OSError as error:  # TensorBoard's thread could not write; training continues
             self.events = None
             message = f"no more TensorBoard events: {error.strerror or error}"
             self.write({"kind": "note", "step": record["step"], "message": message})
 
     def close(self) -> None:
-        """Close the files; calling it again does nothing."""
-        with suppress(OSError):  # on a full disk write() has said so
+        """Close the files; calling this again does nothing."""
+        with suppress(OSError):  # write() has already reported a full disk
             self.file.close()
         if self.events is not None:
             with suppress(OSError):
@@ -108,12 +108,12 @@ class Journal:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """One line of standard JSON."""
+    """Format a record as one line of standard JSON."""
     return json.dumps(standard(record), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def standard(value: Any) -> Any:
-    """Convert a value to standard JSON: no NaN, infinity, NumPy or torch scalars, or paths."""
+    """Convert a value to standard JSON: without NaN, infinity, NumPy or torch scalars, or paths."""
     if isinstance(value, dict):
         return {str(key): standard(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -126,7 +126,7 @@ def standard(value: Any) -> Any:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All records of a journal, in order; a last line torn by a kill is left out.
+    """Return all records of a journal in order, without a last line truncated by a kill.
 
     Raises:
         BertkitError: the file is missing, or a line before the last is damaged.
@@ -179,27 +179,27 @@ SHOWN = {
         "sop_accuracy": "SOP accuracy {:.1%}",
     },
 }
-"""What the console shows of a record: field and format, in order."""
+"""The fields of a record that the console shows, in order, each with its format."""
 
 RATE_SECONDS = 60.0
-"""Rate and remaining time are measured over this long."""
+"""The number of seconds over which the rate and the remaining time are measured."""
 
 
 class Console:
-    """Live progress: one bar on a terminal, elsewhere one plain line now and then.
+    """Live progress: a bar on a terminal, otherwise a plain line at intervals.
 
         with Console() as console:
             console.start(total=1000)
             console.update({"kind": "step", "step": 1, "mlm_loss": 9.8})
             console.say("saved")
 
-    Training gives it journal records; other work {"done": 120, "bytes": 123456}, how much is done
-    and any other counts to show. What anyone prints while the bar is up appears above it.
+    Training passes journal records; other work passes records such as {"done": 120, "bytes": 3456},
+    with the amount done and any other counts to show. Printed text appears above the bar.
 
     Args:
-        interval: seconds between two plain lines.
-        stream: where to; the standard error where not given, as results go to standard output. Of
-            the processes of torchrun only the first one shows anything there.
+        interval: the number of seconds between two plain lines.
+        stream: the stream to write to; the default is standard error, because results go to
+            standard output. By default only rank 0 of torchrun's processes shows anything.
     """
 
     def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
@@ -215,13 +215,13 @@ class Console:
     def start(
         self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
     ) -> None:
-        """Begin to show a task; an earlier one is closed.
+        """Start to show a task, and close the previous one.
 
         Args:
-            total: how many units in all, or None where that is not known.
-            done: how many were done before now, by the run that is resumed.
-            title: one or two words before the bar or on each line.
-            unit: what is counted, in the plural.
+            total: the total number of units, or None if it is not known.
+            done: the number of units done before now, as in a resumed run.
+            title: one or two words to show before the bar or on each line.
+            unit: the name of the units, in the plural.
         """
         self.close()
         self.total, self.unit, self.title = total, unit, title
@@ -233,7 +233,7 @@ class Console:
             self.bar.start()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Show a record: its `step` or `done` moves the bar; an evaluation gets its own line."""
+        """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
         if record.get("kind") == "evaluation":
             self.say(f"step {record['step']:,}, held out: {', '.join(shown_record(record))}")
             return
@@ -252,14 +252,14 @@ class Console:
             self._print_pending(now)
 
     def say(self, message: str) -> None:
-        """Print a line, above the bar where there is one."""
+        """Print a line, above the bar if there is one."""
         if self.bar is not None:
             self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
         else:
             print(message, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Take the bar down, or print the last state; calling it again does nothing."""
+        """Remove the bar, or print the last state; calling this again does nothing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
@@ -293,7 +293,7 @@ class Console:
 
 
 def progress_bar(stream: TextIO) -> Progress:
-    """A rich progress display: title, bar, then one text that is cut where the line ends."""
+    """Build a rich progress display: a title, a bar, and a text truncated to the line."""
     import rich.console
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
@@ -313,7 +313,7 @@ def progress_bar(stream: TextIO) -> Progress:
 
 
 def shown_record(record: dict[str, Any]) -> list[str]:
-    """The parts of a record worth showing, as text."""
+    """Format the fields of a record that the console shows."""
     formats = SHOWN.get(record.get("kind", ""))
     if formats is None:
         return [count_text(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
@@ -321,7 +321,7 @@ def shown_record(record: dict[str, Any]) -> list[str]:
 
 
 def count_text(name: str, value: Any) -> str:
-    """A count of anything, such as `1,234 documents` or `56.7 MB`."""
+    """Format a count with its unit, such as `1,234 documents` or `56.7 MB`."""
     if name == "bytes":
         return f"{value / 1e6:,.1f} MB"
     return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
@@ -329,20 +329,20 @@ def count_text(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunLog:
-    """The journal of a run, which only rank 0 has, and the console; both are closed at the end."""
+    """The journal of a run, None except on rank 0, and the console; leaving a block closes both."""
 
     journal: Journal | None
     console: Console
 
     def write(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Append a record to the journal, and `show` it on the console."""
+        """Append a record to the journal and, if `show` is true, show it on the console."""
         if self.journal is not None:
             self.journal.write(record)
         if show:
             self.console.update(record)
 
     def note(self, step: int, message: str) -> None:
-        """Write a message into the journal and say it."""
+        """Write a message to the journal and print it."""
         self.write({"kind": "note", "step": step, "message": message})
         self.console.say(message)
 

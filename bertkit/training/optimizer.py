@@ -1,7 +1,7 @@
-"""The optimizer: AdamW or the paper's own Adam, its two parameter groups, and clipping.
+"""The optimizer: AdamW or BERT's original Adam, its two parameter groups, and gradient clipping.
 
-Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. What Google's
-`optimization.py` does beyond that text is `OriginalAdam`.
+Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. `OriginalAdam` follows
+Google's `optimization.py` where it goes beyond that text.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError
 
 PAST_BIAS_CORRECTION = 2.0**40
-"""A step so late that 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
+"""A step at which 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
 
 
 class OriginalAdam(torch.optim.AdamW):
-    """Adam as BERT was trained: no bias correction of the two averages.
+    """The Adam that BERT was trained with, without bias correction of the two averages.
 
     With gradient g, learning rate r and weight decay d, an update of a parameter p is
 
@@ -28,12 +28,12 @@ class OriginalAdam(torch.optim.AdamW):
         p = p - r * (m / (sqrt(v) + epsilon) + d * p)
 
     which is AdamW at a step so late that the corrections 1 - beta ** step are 1. So every parameter
-    starts at such a step, and torch's fused kernel does the rest. Early updates are larger than
-    those of AdamW: the first is 0.1 / sqrt(0.001) = 3.2 learning rates instead of 1.
+    starts at such a step, and torch's fused kernel computes the update. Early updates are larger
+    than those of AdamW: the first is 0.1 / sqrt(0.001) = 3.2 learning rates instead of 1.
     """
 
     def step(self, closure: Any = None) -> Any:
-        """One update of every parameter that has a gradient; `closure` as in torch."""
+        """Update every parameter that has a gradient; `closure` is as in torch."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if not self.state[parameter]:
@@ -42,7 +42,7 @@ class OriginalAdam(torch.optim.AdamW):
 
 
 def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """The state of a parameter before its first update: two tensors of its shape, a scalar step."""
+    """Return the state of a parameter before its first update: zero averages and a scalar step."""
     first = PAST_BIAS_CORRECTION if isinstance(optimizer, OriginalAdam) else 0.0
     fused = optimizer.defaults.get("fused", False)
     return {
@@ -56,15 +56,15 @@ def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[s
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: weights, which decay, and biases and LayerNorms, which do not.
+    """Divide the parameters into weights, which decay, and biases and LayerNorms, which do not.
 
-    A parameter is kept from decay when its own name begins or ends with `bias`, or when it
-    belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
-    frozen one (`requires_grad` false) in no group.
+    A parameter does not decay if the last part of its name starts with `bias` or ends with `_bias`,
+    or if it belongs to an `nn.LayerNorm`. A tied parameter appears once, under its first name; a
+    frozen one (`requires_grad` false) is in neither group.
 
     Args:
-        model: its parameters, in the order of `named_parameters`.
-        weight_decay: for the first group; the second has 0.
+        model: the model, whose parameters are taken in the order of `named_parameters`.
+        weight_decay: the weight decay of the first group; the second has 0.
 
     Returns:
         Dictionaries for a torch optimizer, each with `params`, their `names` and `weight_decay`.
@@ -90,7 +90,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Name and value of each parameter that is trained, tied ones once."""
+    """Return the name and value of each parameter that is trained, tied ones once."""
     return ((name, value) for name, value in model.named_parameters() if value.requires_grad)
 
 
@@ -103,18 +103,18 @@ def build_optimizer(
     epsilon: float = 1e-6,
     bias_correction: bool = True,
 ) -> torch.optim.Optimizer:
-    """AdamW over the two `parameter_groups`, by torch's fused kernel.
+    """Build an AdamW over the two `parameter_groups`, with torch's fused kernel.
 
     Args:
-        model: already on the device it is trained on.
-        learning_rate: of the first update; see `set_learning_rate`.
-        weight_decay: times the parameter and the learning rate, taken off at each update.
-        betas: how much of the two running averages is kept at each update.
-        epsilon: added to the root of the second average, outside the root.
-        bias_correction: false for `OriginalAdam`, the paper's.
+        model: the model, already on the device that it is trained on.
+        learning_rate: the learning rate of the first update; see `set_learning_rate`.
+        weight_decay: each update subtracts this times the learning rate times the parameter.
+        betas: the decay rates of the two running averages.
+        epsilon: the constant added to the square root of the second average.
+        bias_correction: whether to correct the averages; if not, the optimizer is `OriginalAdam`.
 
     Raises:
-        BertkitError: no parameter of the model is trained.
+        BertkitError: the model has no trainable parameter.
     """
     groups = parameter_groups(model, weight_decay)
     if not any(group["params"] for group in groups):
@@ -124,7 +124,7 @@ def build_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Give every parameter group the learning rate of the next update."""
+    """Set the learning rate of the next update in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = value
 
@@ -134,8 +134,8 @@ def clip_gradients(model: nn.Module, maximum: float) -> Tensor:
 
     Returns:
         The norm before clipping, a scalar on the gradients' device: reading it here would make the
-        host wait for the device. It is not finite when a gradient is not.
+        host wait for the device. It is not finite if a gradient is not finite.
     """
     norm = nn.utils.clip_grad_norm_(model.parameters(), maximum)
-    # of weights that are shared out (FSDP2), each rank has its part of the norm
+    # with sharded weights (FSDP2), each rank has a part of the norm
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,15 +1,15 @@
-"""A network on several processes, whole on each (DDP) or divided (FSDP2), and compiled layers.
+"""A network on several processes, replicated (DDP) or sharded (FSDP2), and compiled layers.
 
-Both *add* gradients up, because every rank has divided its losses by the counts of the whole global
-batch already (`bertkit.objectives`); torch's own default is the mean over the ranks.
+Both *sum* gradients, because every rank has already divided its losses by the counts of the whole
+global batch (`bertkit.objectives`); torch's default is the mean over the ranks.
 
-FSDP2 (`fully_shard`) keeps a part of the weights, gradients and moments on each process and
-gathers one layer at a time: for networks that do not fit otherwise. Its checkpoints are written by
-`torch.distributed.checkpoint`, every process its own part, as safetensors: no pickle.
+FSDP2 (`fully_shard`) keeps a shard of the weights, gradients and moments on each process and
+gathers one layer at a time: for networks that do not fit otherwise. In its checkpoints every
+process writes its shard with `torch.distributed.checkpoint`, as safetensors, without pickle.
 
 On CUDA the layers may be compiled: dropout, residual, LayerNorm and GELU become a few fused
-kernels, forward and backward. Only the layers are compiled, because they are most of the work and
-share their code. Matrix products and attention stay the library's own kernels.
+kernels, forward and backward. Only the layers are compiled, because they do most of the work and
+share their code. Matrix products and attention still use the library's kernels.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from bertkit.model.encoder import Encoder, Layer
 from bertkit.pretraining_data.buckets import on_rounded_batches
 
 COMPILED_SHAPES = 64
-"""How often torch may compile the same code: a handful of shapes in each phase, and once more for
-the last layer, which computes chosen rows. Beyond that torch would run the code uncompiled."""
+"""How often torch may compile the same code: for a few shapes in each phase, and again for the
+last layer, which computes selected rows. Beyond this limit torch would run the code uncompiled."""
 
 
 def apply_fsdp(model: nn.Module, device: torch.device) -> None:
-    """FSDP2: leave on this process its part of every weight; before the optimizer is built.
+    """Shard a model in place with FSDP2; call this before the optimizer is built.
 
     Args:
-        model: whole, on the device.
-        device: of this process.
+        model: the full model, on the device.
+        device: the device of this process.
     """
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:
@@ -61,9 +61,9 @@ def apply_fsdp(model: nn.Module, device: torch.device) -> None:
 
 
 def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
-    """DDP: the same model, whose backward pass adds gradients up over the ranks.
+    """Wrap a model in DDP, whose backward pass sums gradients over the ranks.
 
-    It begins with the first rank's weights everywhere.
+    All ranks start with the weights of rank 0.
     """
     one = [device] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(
@@ -82,9 +82,9 @@ def add_gradients(bucket: Any) -> torch.futures.Future[Tensor]:
 
 @contextmanager
 def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """Whether the backward pass of a block exchanges gradients: of micro-batches, the last one's.
+    """Set whether the backward pass in a block exchanges gradients, as only the last one should.
 
-    The forward pass belongs into the block, too.
+    The block must also contain the forward pass.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)
@@ -97,11 +97,11 @@ def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def gather_full(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str, Tensor]:
-    """Tensors gathered from all ranks, one after the other, on the CPU; all have to call this.
+    """Gather full tensors from all ranks, one at a time, on the CPU; all ranks have to call this.
 
     Args:
-        tensors: parts, or what is the same everywhere.
-        keep: whether this rank wants them; {} otherwise.
+        tensors: tensors by name, sharded (DTensor) or the same on every rank.
+        keep: whether this rank keeps the result; otherwise it returns {}.
     """
     found = {}
     for name, tensor in tensors.items():
@@ -112,7 +112,7 @@ def gather_full(tensors: Mapping[str, Tensor], *, keep: bool = True) -> dict[str
 
 
 def shard_like(whole_tensor: Tensor, own: Tensor) -> Tensor:
-    """The shard of a whole tensor that belongs on this process, placed as `own` is."""
+    """Return this process's shard of a full tensor, with the placement of `own`."""
     if not isinstance(own, DTensor):
         return whole_tensor
     here = whole_tensor.to(own.device)
@@ -122,26 +122,26 @@ def shard_like(whole_tensor: Tensor, own: Tensor) -> Tensor:
 def begin_sharded_save(
     folder: Path, tensors: Mapping[str, Tensor], group: distributed.ProcessGroup
 ) -> Any:
-    """Copy this process's parts and begin to write them in the background.
+    """Copy this process's shards and start to write them in the background.
 
     Args:
-        folder: of this checkpoint, the same on all ranks; files named `shard-...` come into it.
-        tensors: parts (DTensor) or what is the same everywhere.
-        group: used by nothing else, as the save runs beside the training.
+        folder: the folder for the files `shard-...`, the same on all ranks.
+        tensors: tensors by name, sharded (DTensor) or the same on every rank.
+        group: a process group that nothing else uses, because training continues during the save.
 
     Returns:
-        A future; it is done when the files of all ranks are there.
+        A future that is done when the files of all ranks are written.
     """
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     return async_save(dict(tensors), storage_writer=writer, process_group=group)
 
 
 def load_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Read a checkpoint of any number of ranks into tensors that are shared out in any way.
+    """Read a checkpoint of any number of ranks into tensors with any sharding.
 
     Args:
-        folder: with `shard-...` files.
-        tensors: written in place; on several ranks all have to call this.
+        folder: the checkpoint, with files `shard-...`.
+        tensors: the tensors to fill in place; all ranks have to call this.
     """
     alone = not distributed.is_initialized()
     try:
@@ -150,15 +150,15 @@ def load_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
         reason = str(error).strip().splitlines()[-1]
         raise BertkitError(
             f"{folder} does not fit this run ({reason}); resume with the recipe that it was made "
-            "with, or remove it to resume from the one before"
+            "with, or remove it to resume from the previous checkpoint"
         ) from error
 
 
 def wait_for_shards(written: Any, folder: Path) -> None:
-    """Wait for what `begin_sharded_save` has begun.
+    """Wait for the save that `begin_sharded_save` started.
 
     Raises:
-        BertkitError: the disk of some process is full or not writable.
+        BertkitError: a process failed to write, for example because its disk is full.
     """
     try:
         written.result()
@@ -172,15 +172,15 @@ def wait_for_shards(written: Any, folder: Path) -> None:
 
 
 def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
-    """Compile the layers of an encoder in place; names and values of parameters stay.
+    """Compile the layers of an encoder in place, without changing its parameters or their names.
 
-    Code is made for exact shapes (`dynamic=False`), so batches are rounded up to a few. The first
-    update of a shape waits for the compiler.
+    Code is compiled for exact shapes (`dynamic=False`), so batches are rounded up to a few shapes.
+    The first update of each shape waits for the compiler.
 
     Args:
-        encoder: to be trained.
-        loss_fn: (model, `PretrainingBatch`) → sums, of a model with that encoder.
-        device: where it is trained.
+        encoder: the encoder that will be trained.
+        loss_fn: (model, `PretrainingBatch`) → sums, for a model with that encoder.
+        device: the device of the encoder.
 
     Returns:
         The loss on rounded batches, for `train_steps`.
@@ -189,7 +189,7 @@ def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
         BertkitError: the device is not CUDA.
     """
     if device.type != "cuda":
-        raise BertkitError(f"compiled training is for CUDA devices; leave it off for {device}")
+        raise BertkitError(f"compiled training needs a CUDA device; turn it off on {device}")
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = COMPILED_SHAPES
@@ -199,13 +199,13 @@ def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
 
 
 def compile_in_training(layer: nn.Module, **options: Any) -> None:
-    """Give a layer compiled code that runs while the layer is in training mode.
+    """Make a layer run compiled code while it is in training mode.
 
-    In evaluation it runs uncompiled: batches of many shapes would all be compiled.
+    It runs uncompiled in evaluation mode, because every new batch shape would be compiled.
 
     Args:
-        layer: is changed.
-        options: of `torch.compile`.
+        layer: the layer, which is changed in place.
+        options: more options for `torch.compile`.
     """
     uncompiled = layer.forward
     compiled = torch.compile(uncompiled, dynamic=False, **options)

@@ -2,8 +2,8 @@
 
 A run directory holds `recipe.json` (the resolved recipe), `environment.json`, `journal.jsonl`,
 `checkpoints/`, `model/` and `report.html`. Running the same command again resumes from the last
-good checkpoint, and the weights at the end are byte for byte those of an undisturbed run. Where
-torchrun starts many processes (`bertkit launch`), they share every batch, and the first one writes.
+good checkpoint, and the final weights are byte for byte those of an uninterrupted run. If torchrun
+starts many processes (`bertkit launch`), they share every batch, and rank 0 writes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def arithmetic(self) -> dict[str, Any]:
-        """The settings that decide the last digits of an update."""
+        """The settings that affect how an update is rounded."""
         return {"micro_batches": self.micro_batches, "precision": self.precision}
 
     @cached_property
@@ -113,30 +113,30 @@ def pretrain(
     timeout: float = 600.0,
     console: Console | None = None,
 ) -> int | None:
-    """Pre-train a model and write its run directory; `bertkit report` draws it.
+    """Pre-train a model and write its run directory; `bertkit report` makes a report of it.
 
     Args:
         recipe: a `PretrainRecipe`, or the path or name of one.
-        store: a token store or its folder, or several stores as a `mixture.mix_stores`; its
+        store: a token store or its folder, or several stores joined by `mixture.mix_stores`; its
             tokenizer becomes the model's.
         out: the run directory; an unfinished run of the same recipe is resumed.
-        recipe_name: for the report, where the recipe is not given by name.
-        workers: loader processes; 0 suits CPUs.
+        recipe_name: the name to report if the recipe is not given by name.
+        workers: the number of loader processes; 0 suits CPUs.
         device: "auto", "cpu", "cuda", "cuda:1", ...
-        compiled: compile the layers, for long runs on CUDA.
+        compiled: whether to compile the layers, which suits long runs on CUDA.
         save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
         init_from: a model to take the weights and sizes from, such as one with domain words added
             (`bertkit vocab extend`).
-        strategy: of several processes: "ddp", or "fsdp" for a network too large for one.
-        timeout: seconds to wait for another process before giving it up.
-        console: shows progress; a new one where absent.
+        strategy: how several processes train: "ddp", or "fsdp" for a network too large for one.
+        timeout: the number of seconds to wait for another process before giving up.
+        console: the console that shows progress; the default is a new one.
 
     Returns:
-        None when the recipe was finished, else the number of the signal that stopped the run.
+        None if the recipe was finished, else the number of the signal that stopped the run.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or store, or something else; another
-            process works in it; the ranks disagree; training diverged; a shard is damaged; or the
+            process is using it; the ranks disagree; training diverged; a shard is damaged; or the
             disk is full.
     """
     name = recipe if isinstance(recipe, str) else recipe_name
@@ -177,7 +177,7 @@ def pretrain(
 
 
 def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
-    """Draw or load the network and move it to the device, divided among the ranks for FSDP2."""
+    """Initialize or load the network, move it to the device and, with FSDP2, shard it."""
     recipe, tokenizer = run.recipe, run.store.tokenizer
     if init_from is None:
         parts = run.ranks.world if run.sharded else 1
@@ -193,18 +193,18 @@ def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
 
 
 def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
-    """Lock the run directory, check that all ranks do the same, and write the recipe down.
+    """Lock the run directory, check that all ranks agree, and write the recipe down.
 
     Args:
         run: see `Run`.
-        digest: of the initial weights.
-        held: keeps the lock.
+        digest: the SHA-256 of the initial weights.
+        held: the stack that holds the lock.
 
     Returns:
-        What has changed since the run was begun, on the first rank.
+        The changes since the run was started; [] on ranks other than rank 0.
     """
     ranks, recipe = run.ranks, as_json(run.recipe)
-    # of several, the first may have been cut off and replaced, and still be saving
+    # an earlier rank 0 may have lost its connection and been replaced while it still saves
     wait = ranks.timeout / 2 if ranks.world > 1 else 0.0
     ranks.on_rank0(lambda: held.enter_context(exclusive_lock(run.folder, wait)))
     if ranks.world > 1:
@@ -219,7 +219,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
                 "the run directory, which all hosts have to share": mark_of_first(
                     run.folder, ranks
                 ),
-                "the kind of device": run.device.type,
+                "the type of device": run.device.type,
                 "the precision (training.precision)": run.precision,
                 "--strategy": run.strategy,
                 "--save-models-at": str(sorted(run.save_models_at)),
@@ -232,7 +232,7 @@ def claim_folder(run: Run, digest: str, held: ExitStack) -> list[str]:
 
 
 def resume(run: Run, state: TrainState, checkpoints: CheckpointWriter) -> list[str]:
-    """Restore the newest whole checkpoint, if any; returns what will be computed differently."""
+    """Restore the newest complete checkpoint, if any; return what changed in `Run.arithmetic`."""
     checkpoint = checkpoints.resume(run.console.say)
     if checkpoint is None:
         return []
@@ -246,7 +246,7 @@ def resume(run: Run, state: TrainState, checkpoints: CheckpointWriter) -> list[s
 
 
 def is_finished(run: Run, state: TrainState) -> bool:
-    """Whether all updates are made and `model/` holds their weights."""
+    """Whether all updates are made and `model/` holds the final weights."""
     model = run.folder / "model"
     if state.step != run.recipe.phases.total_steps or not (model / "model.safetensors").is_file():
         return False
@@ -262,10 +262,10 @@ def train(
     stop: GracefulStop,
     changes: Sequence[str],
 ) -> int | None:
-    """Make the updates that are left, and write the model.
+    """Make the remaining updates, and write the model.
 
     Returns:
-        None at the end of the recipe, else the number of the signal that stopped the run.
+        None if the recipe was finished, else the number of the signal that stopped the run.
 
     Raises:
         BertkitError: training diverged, a shard is damaged, or the disk is full.
@@ -306,7 +306,7 @@ def announce(
     held_out: HeldOut,
     changes: Sequence[str],
 ) -> None:
-    """Log what is about to be trained, and on which data."""
+    """Log the model and the data of the run before the first update."""
     phase, _ = run.recipe.phases.locate(state.step)
     start = start_record(run.recipe, run.store, None if phase else data.open(0)[0])
     start |= {
@@ -391,7 +391,7 @@ def train_phases(
 
 
 def log_window(window: PretrainMetrics, checkpoints: CheckpointWriter, log: RunLog) -> None:
-    """Write down the updates since the last line of the journal.
+    """Log the updates since the journal's last record of them.
 
     Raises:
         DivergedError: the loss or the gradient became NaN or infinite.
@@ -402,7 +402,7 @@ def log_window(window: PretrainMetrics, checkpoints: CheckpointWriter, log: RunL
 
 
 def log_checkpoint(checkpoints: CheckpointWriter, log: RunLog, *, wait: bool) -> None:
-    """Write down a checkpoint that has been saved, or raise the error that it met."""
+    """Log a checkpoint that has been saved, or raise the error of a failed save."""
     if record := checkpoints.poll(wait=wait):
         log.write(record)
 
@@ -413,7 +413,7 @@ def evaluate_held_out(
     """Measure the model on the held-out examples of a phase, if there are any."""
     if held_out.store is None:
         return
-    torch.manual_seed(0)  # a generator's draws, too, are the same at every evaluation
+    torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
     means, counts = evaluate_batches(
         state.model, state.eval_loss_fn, held_out.batches(phase), settings
     )
@@ -429,16 +429,16 @@ def evaluate_held_out(
 def begin_checkpoint(
     run: Run, state: TrainState, checkpoints: CheckpointWriter, log: RunLog
 ) -> None:
-    """Begin to save the current state; the checkpoint before is finished first."""
+    """Start to save the current state, after the previous save has finished."""
     log_checkpoint(checkpoints, log, wait=True)
     checkpoints.save_async(state.step, {"position": list(state.position), **run.arithmetic})
     log_checkpoint(checkpoints, log, wait=False)
 
 
 def write_model(run: Run, state: TrainState, folder: Path) -> None:
-    """Write the weights as a model directory, and ELECTRA's generator before it.
+    """Write the weights as a model directory, after the generator of an ELECTRA model.
 
-    All ranks have to call this; the first one writes.
+    All ranks have to call this; rank 0 writes.
     """
     tensors: dict[str, Tensor] = {}
     if run.sharded:
@@ -461,7 +461,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
         if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
             save_generator(folder.with_name(beside), model, run.store.tokenizer, details)
-        # last, because a run with a model is a finished one
+        # written last, because `is_finished` looks for this folder
         save_model(folder, model, run.store.tokenizer, details)
 
     run.ranks.on_rank0(write)

@@ -1,4 +1,4 @@
-"""The pre-training recipe: every field of the TOML file, and the run directory that it claims.
+"""The pre-training recipe: every field of the TOML file, and the record of a run's settings.
 
 The defaults are those of the paper's BERT-base (section 3.1 and appendix A.2).
 """
@@ -33,7 +33,7 @@ SCHEDULES = ("linear", "original", "constant")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSize:
-    """The network; its vocabulary comes from the store's tokenizer."""
+    """The size of the network; its vocabulary comes from the store's tokenizer."""
 
     hidden_size: int = 768
     """Width of a hidden state (H in the paper)."""
@@ -42,20 +42,20 @@ class ModelSize:
     num_attention_heads: int = 12
     """Attention heads (A in the paper)."""
     max_position_embeddings: int = 512
-    """Longest sequence the model will ever see, in tokens."""
+    """Maximum sequence length of the model, in tokens."""
     dropout: float = 0.1
     """Dropout of hidden states and of attention weights."""
     initializer_range: float = 0.02
-    """Standard deviation of new weights, cut at two. 0.02 is for widths of 768 and 1024; in narrow
-    networks attention stays even for long with it."""
+    """Standard deviation of new weights, truncated at two. 0.02 suits widths of 768 and 1024; in
+    narrow networks it keeps attention nearly uniform for a long time."""
     embedding_size: int = 0
-    """Width of the embeddings where it is another than that of hidden states (ALBERT); 0: it is
+    """Width of the embeddings if it differs from that of hidden states (ALBERT); 0: it does
     not."""
     share_layers: bool = False
-    """All layers have the same weights (ALBERT)."""
+    """Whether all layers share their weights (ALBERT)."""
 
     def config(self, vocabulary_size: int, *, direction: str = "bidirectional") -> ModelConfig:
-        """The configuration with a feed-forward width of four times the hidden size, as in BERT."""
+        """Return the model configuration; feed-forward layers have four times the hidden size."""
         from bertkit.model.encoder import ModelConfig
 
         return ModelConfig(
@@ -76,16 +76,16 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Training runs through phases of different length, one entry of each list a phase (A.2)."""
+    """The phases of training (A.2): each list has one entry for each phase."""
 
     lengths: tuple[int, ...] = (128, 512)
-    """Longest example of each phase, in tokens."""
+    """Maximum length of an example in each phase, in tokens."""
     steps: tuple[int, ...] = (900_000, 100_000)
     """Updates in each phase."""
     batch_sizes: tuple[int, ...] = (256, 256)
     """Sequences per update in each phase."""
     max_predictions: tuple[int, ...] = (20, 77)
-    """Most masked tokens per sequence in each phase."""
+    """Maximum number of masked tokens per sequence in each phase."""
 
     def __post_init__(self) -> None:
         lists = (self.lengths, self.steps, self.batch_sizes, self.max_predictions)
@@ -100,11 +100,11 @@ class Phases:
 
     @property
     def total_steps(self) -> int:
-        """Updates over all phases."""
+        """The number of updates over all phases."""
         return sum(self.steps)
 
     def locate(self, done: int) -> tuple[int, int]:
-        """(phase, updates made within it) after `done` updates in all."""
+        """Return (phase, updates made within it) after `done` updates in total."""
         for phase, steps in enumerate(self.steps):
             if done < steps:
                 return phase, done
@@ -114,29 +114,29 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class Objectives:
-    """What a model is trained to do (paper sections 3.1 and 5.1).
+    """The pre-training objectives (paper sections 3.1 and 5.1).
 
     | `token`      | model         | a target is                                         |
     |--------------|---------------|-----------------------------------------------------|
     | mlm          | bidirectional | the token that was masked (task 1)                  |
     | clm          | left to right | the next token (section 5.1)                        |
-    | clm-reversed | right to left | the token before                                    |
+    | clm-reversed | right to left | the previous token                                  |
     | rtd          | bidirectional | whether the token was replaced (`model.electra`)    |
 
     | `pair`         | B                                              | loss          |
     |----------------|------------------------------------------------|---------------|
     | nsp            | what follows A, or half the time a random text | NSP, task 2   |
-    | sop            | what follows A, or the two swapped (ALBERT)    | which of them |
+    | sop            | what follows A, or the two swapped (ALBERT)    | SOP           |
     | none           | as with nsp                                    | none          |
-    | single-segment | empty: A is all that fits                      | none          |
+    | single-segment | empty: A is as many sentences as fit           | none          |
     """
 
     token: str = "mlm"
-    """mlm, clm (left to right), clm-reversed (right to left) or rtd (ELECTRA)."""
+    """Token objective: mlm, clm (left to right), clm-reversed (right to left) or rtd (ELECTRA)."""
     pair: str = "nsp"
-    """nsp, sop, none or single-segment."""
+    """Pair objective: nsp, sop, none or single-segment."""
     generator_share: float = 1 / 3
-    """Width of the generator as a share of the model's, for rtd."""
+    """For rtd: width of the generator as a fraction of the model's width."""
 
     def __post_init__(self) -> None:
         for name, known in (("token", TOKEN_OBJECTIVES), ("pair", PAIR_OBJECTIVES)):
@@ -157,7 +157,7 @@ class Objectives:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether there is a loss on sentence pairs."""
+        """Whether sentence pairs contribute a loss."""
         return self.pair in ("nsp", "sop")
 
     @property
@@ -167,7 +167,7 @@ class Objectives:
         return causal.get(self.token, "bidirectional")
 
     def model(self, config: ModelConfig) -> nn.Module:
-        """A new network for these objectives, drawn from torch's generator."""
+        """Return a new network for these objectives, initialized by torch's random generator."""
         if self.token == "rtd":
             from bertkit.model.electra import ReplacedTokenModel
 
@@ -177,7 +177,7 @@ class Objectives:
         return PretrainingModel(config, pairs=self.has_pairs)
 
     def function(self) -> Callable[[Any, PretrainingBatch], Sums]:
-        """The loss of these objectives: (model, batch) → sums."""
+        """Return the loss function of these objectives: (model, batch) → sums."""
         from bertkit.objectives import pretraining_objective, replaced_objective
 
         if self.token == "rtd":
@@ -193,23 +193,23 @@ class Training:
     """The optimizer and the learning-rate schedule (A.2)."""
 
     learning_rate: float = 1e-4
-    """Peak, reached at the end of the warm-up."""
+    """Peak learning rate, reached at the end of the warm-up."""
     warmup_steps: int = 10_000
     """Updates until the peak."""
     schedule: str = "linear"
-    """linear (decays to 0 from the peak), original (Google's code: see docs), constant."""
+    """linear (decays to 0 from the peak), original (as in Google's code) or constant."""
     weight_decay: float = 0.01
-    """Weight decay; none on biases and LayerNorm."""
+    """Weight decay, which excludes biases and LayerNorm."""
     bias_correction: bool = True
-    """False: Adam as in Google's code."""
+    """Whether Adam corrects the bias of its averages; Google's code does not."""
     max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     accumulate: int = 1
-    """Micro-batches per update: less memory, the same gradients but for dropout, drawn for each."""
+    """Micro-batches per update: less memory for the same gradients, except for dropout masks."""
     precision: str = "auto"
-    """bf16 (autocast), fp32, or auto: bf16 where the device is made for it."""
+    """bf16 (autocast), fp32, or auto: bf16 if the device has instructions for it."""
     seed: int = 0
-    """Decides weights, examples, masks and dropout."""
+    """Random seed of the weights, examples, masks and dropout."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -229,13 +229,13 @@ class Logging:
     """How often a run logs, evaluates and saves, in updates."""
 
     log_every: int = 50
-    """Updates between lines of the journal."""
+    """Updates between records in the journal."""
     evaluate_every: int = 1000
-    """Updates between measurements on held-out documents."""
+    """Updates between evaluations on held-out documents."""
     held_out_sequences: int = 2048
-    """Sequences of each such measurement."""
+    """Sequences in each evaluation."""
     checkpoint_every: int = 1000
-    """Updates between checkpoints; two are kept."""
+    """Updates between checkpoints; the newest two are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,24 +263,24 @@ class PretrainRecipe:
                 f"phases.batch_sizes has {min(self.phases.batch_sizes)} sequences, too few for "
                 f"training.accumulate = {self.training.accumulate} micro-batches"
             )
-        if self.model != ModelSize():  # the defaults are right, and `--help` needs no torch
+        if self.model != ModelSize():  # the defaults are valid, and `--help` must not import torch
             self.config(vocabulary_size=1)
-        self.learning_rate(0)  # refuses an impossible schedule before anything is made
+        self.learning_rate(0)  # rejects an invalid schedule before the run starts
         if min(vars(self.logging).values()) < 1:
             raise BertkitError("the logging fields must be at least 1")
 
     def config(self, vocabulary_size: int) -> ModelConfig:
-        """The network's configuration."""
+        """Return the network's configuration."""
         return self.model.config(vocabulary_size, direction=self.objectives.direction)
 
     def num_targets(self, tokens: int, max_predictions: int) -> int:
-        """Targets of an example of `tokens` tokens: its masks, or for clm all tokens but one."""
+        """Return the number of targets of an example: its masks, or for clm all tokens but one."""
         if self.objectives.direction != "bidirectional":
             return tokens - 1
         return count_targets(tokens, self.masking.probability, max_predictions)
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of the update that follows `step` updates."""
+        """Return the learning rate of the update that follows `step` updates."""
         return learning_rate(
             step,
             peak=self.training.learning_rate,
@@ -293,7 +293,7 @@ class PretrainRecipe:
 def learning_rate(
     step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: str = "linear"
 ) -> float:
-    """The learning rate of one update (paper section A.2).
+    """Return the learning rate of one update (paper section A.2).
 
     `step` is the number of updates already made: 0 for the first, total_steps - 1 for the last.
 
@@ -302,15 +302,15 @@ def learning_rate(
       peak * (total_steps - step) / (total_steps - warmup_steps), which is the peak at
       step = warmup_steps and would be 0 at step = total_steps.
     - "original": Google's. Warm-up peak * step / warmup_steps, whose first update has rate 0; then
-      peak * (1 - step / total_steps), a decay that began at step 0, so at the end of the
-      warm-up the rate jumps down by peak * warmup_steps / total_steps.
+      peak * (1 - step / total_steps), a decay that counts from step 0, so at the end of the
+      warm-up the rate drops by peak * warmup_steps / total_steps.
     - "constant": the warm-up of "linear", then the peak.
 
     From step = total_steps on, "linear" and "original" are 0.
 
     Raises:
-        BertkitError: unknown schedule, or a warm-up that does not end before training does.
-        ValueError: a negative step.
+        BertkitError: the schedule is unknown, or the warm-up does not end before training does.
+        ValueError: the step is negative.
     """
     if schedule not in SCHEDULES:
         raise BertkitError(f"no schedule is called '{schedule}'{nearest(schedule, SCHEDULES)}")
@@ -330,7 +330,7 @@ def learning_rate(
 
 
 def mixture_record(store: TokenStore) -> MixedStore | None:
-    """The store, if it is a mixture of several."""
+    """Return the store if it is a mixture of several, else None."""
     if type(store) is TokenStore:
         return None
     from bertkit.pretraining_data.mixture import MixedStore
@@ -339,7 +339,7 @@ def mixture_record(store: TokenStore) -> MixedStore | None:
 
 
 def origin(store: TokenStore) -> dict[str, Any]:
-    """The run's record of its corpus: the folder, or a mixture's stores and shares."""
+    """Return the run's record of its corpus: the folder, or a mixture's stores and shares."""
     mixture = mixture_record(store)
     return mixture.origin() if mixture else {"store": store.place}
 
@@ -347,17 +347,17 @@ def origin(store: TokenStore) -> dict[str, Any]:
 def claim_run_folder(
     folder: Path, recipe: dict[str, Any], name: str, store: TokenStore, init_from: str = ""
 ) -> list[str]:
-    """Write the recipe of a new run down, or check that the directory holds this very run.
+    """Write down the recipe of a new run, or check that the directory holds this same run.
 
     Args:
         folder: the run directory.
-        recipe: resolved, as JSON values.
-        name: of the recipe.
+        recipe: the resolved recipe, as JSON values.
+        name: the name of the recipe.
         store: the corpus.
-        init_from: SHA-256 of the initial weights; "" for random ones.
+        init_from: the SHA-256 of the initial weights; "" for random ones.
 
     Returns:
-        What is different since the run was begun: its logging settings, and this machine.
+        The changes since the run was started: logging settings, software and hardware.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or corpus, or something else.

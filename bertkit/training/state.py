@@ -1,7 +1,7 @@
-"""What a pre-training run changes: the network, its optimizer and its position in the data.
+"""The state of a pre-training run: the network, its optimizer and its position in the data.
 
-The weights are drawn at random or come from an existing model, such as one whose vocabulary was
-extended.
+The weights are initialized at random or taken from an existing model, such as one whose vocabulary
+was extended.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from bertkit.training.recipe import ModelSize, PretrainRecipe
 
 @dataclass
 class TrainState:
-    """A network in training, on its device, with the progress of its training."""
+    """A network in training, on its device, with its optimizer and progress."""
 
     model: Any
     optimizer: torch.optim.Optimizer
     loss_fn: Callable[..., Any]
-    """(model, batch) → sums; compiled where that was asked for."""
+    """(model, batch) → sums; compiled if that was requested."""
     eval_loss_fn: Callable[..., Any]
     """The uncompiled loss, used for evaluation."""
     step: int = 0
-    """Updates made."""
+    """The number of updates made."""
     position: AnyPosition = START
-    """The next example of the phase."""
+    """The position of the next example of the phase."""
 
 
 def build_train_state(
     recipe: PretrainRecipe, model: Any, device: torch.device, *, compiled: bool
 ) -> TrainState:
-    """Build the loss and the optimizer of a network that is on its device.
+    """Build the loss and the optimizer for a network that is already on its device.
 
     Raises:
         BertkitError: the network cannot be compiled.
@@ -75,7 +75,7 @@ class InitialNetwork(NamedTuple):
     """A network before its first update."""
 
     recipe: PretrainRecipe
-    """The recipe with the sizes of the model that the weights come from."""
+    """The recipe, with the sizes of the model that the weights come from."""
     model: nn.Module
     digest: str = ""
     """The SHA-256 of the weights; "" if they are random."""
@@ -84,13 +84,13 @@ class InitialNetwork(NamedTuple):
 def random_network(
     recipe: PretrainRecipe, tokenizer: Tokenizer, device: torch.device, parts: int
 ) -> InitialNetwork:
-    """Draw a new network from torch's generator.
+    """Initialize a new network with torch's random generator.
 
     Args:
-        recipe: what to do.
-        tokenizer: of the corpus.
-        device: whose memory the network will take.
-        parts: the number of processes that FSDP2 divides the network among, or 1.
+        recipe: the recipe of the run.
+        tokenizer: the tokenizer of the corpus.
+        device: the device whose memory has to hold the network.
+        parts: the number of processes that FSDP2 shards the network among, or 1.
 
     Raises:
         BertkitError: the device's memory is too small.
@@ -105,17 +105,17 @@ def pretrained_network(
 ) -> InitialNetwork:
     """Build the recipe's network with the weights of an existing model.
 
-    The model's sizes replace the recipe's; dropout and everything else stay the recipe's.
+    The sizes come from the model; dropout and everything else come from the recipe.
 
     Args:
         path: a model directory, a run, or a Google checkpoint.
-        recipe: what to do.
-        tokenizer: of the corpus.
-        say: is told which weights are new and which are left behind.
+        recipe: the recipe of the run.
+        tokenizer: the tokenizer of the corpus.
+        say: called with a message about new and unused weights.
 
     Raises:
-        BertkitError: there is no such model, or it has another tokenizer or direction than the
-            corpus and the recipe.
+        BertkitError: the model does not exist, or its tokenizer or direction differs from that of
+            the corpus or the recipe.
     """
     from bertkit.checkpoints.pretrained import read_pretrained
 
@@ -140,7 +140,7 @@ def pretrained_network(
         found.config,
         hidden_dropout_prob=recipe.model.dropout,
         attention_probs_dropout_prob=recipe.model.dropout,
-        pooler_act=ModelConfig.pooler_act,  # pre-training reads pairs as BERT does
+        pooler_act=ModelConfig.pooler_act,  # the pair objective uses BERT's pooler
     )
     tensors = dict(found.tensors)
     if (found.pair == "sop") != (recipe.objectives.pair == "sop"):
@@ -149,8 +149,8 @@ def pretrained_network(
     loaded = given.build(recipe.objectives.model, keep_head=True)
     unused = [*loaded.unexpected_keys, *(name for name in found.tensors if name not in tensors)]
     new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
-    left = f"; left behind: {shown_names(unused)}" if unused else ""
-    say(f"the weights are those of {path}{new}{left}")
+    left = f"; unused: {shown_names(unused)}" if unused else ""
+    say(f"weights loaded from {path}{new}{left}")
     return InitialNetwork(recipe, loaded.model.train(), found.digest)
 
 
@@ -158,9 +158,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, a tied one once, under its first name.
+    """Return parameters and persistent buffers by name, a tied one once, under its first name.
 
-    The tensors are the model's own, not copies.
+    The tensors share memory with the model.
     """
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
@@ -172,11 +172,11 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Write saved values into a model, bit by bit; the inverse of `model_tensors`.
+    """Copy saved values into a model exactly; the inverse of `model_tensors`.
 
     Raises:
-        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
-            been changed then.
+        BertkitError: a tensor is missing, unexpected, or of another shape or type. The model is
+            unchanged in that case.
     """
     own = model_tensors(model)
     check_tensors("model", own, tensors)
@@ -185,7 +185,7 @@ def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def copy_tensor(own: Tensor, saved: Tensor) -> None:
-    """Write a saved tensor into one of this process, which may hold only a part of it (FSDP2)."""
+    """Copy a saved tensor into this process's tensor, which may be only a shard of it (FSDP2)."""
     if hasattr(own, "device_mesh") and not hasattr(saved, "device_mesh"):
         from bertkit.training.parallel import shard_like
 
@@ -194,10 +194,10 @@ def copy_tensor(own: Tensor, saved: Tensor) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
+    """Return an AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
 
-    NAME is the parameter's in the model. A parameter that never had a gradient has no state yet
-    and is written with the state it would start from, so that nothing can be missing unseen. The
+    NAME is the name of the parameter in the model. A parameter that never had a gradient has no
+    state yet and is saved with its initial state, so that a missing tensor is always an error. The
     hyperparameters are not saved: they come from the recipe and the schedule.
     """
     tensors: dict[str, Tensor] = {}
@@ -210,11 +210,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 def restore_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Give an optimizer its saved state, bit by bit; the inverse of `optimizer_tensors`.
+    """Restore an optimizer's saved state exactly; the inverse of `optimizer_tensors`.
 
     Raises:
-        BertkitError: a tensor is missing, unexpected, or of another shape or type. Nothing has
-            been changed then.
+        BertkitError: a tensor is missing, unexpected, or of another shape or type, or the bias
+            correction differs. The optimizer is unchanged in that case.
     """
     fresh = {
         name: initial_state(optimizer, parameter) for name, parameter in trainable_parameters(model)
@@ -253,13 +253,13 @@ def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first three names in order, and the number of the others."""
+    """List the first three names in order, and the number of the others."""
     ordered = sorted(names)
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
     return ", ".join(ordered[:3]) + more
 
 
 def shape_text(value: Tensor) -> str:
-    """Type and shape of a tensor, such as `float32 (768, 768)`."""
+    """Format the type and shape of a tensor, such as `float32 (768, 768)`."""
     shape = ", ".join(str(size) for size in value.shape)
     return f"{str(value.dtype).removeprefix('torch.')} ({shape})"

@@ -1,6 +1,6 @@
-"""The only training loop: a generator that makes one update at a time and yields what it did.
+"""The only training loop: a generator that makes one update at a time and yields its record.
 
-The caller logs, evaluates, saves, and stops by no longer asking for the next step.
+The caller logs, evaluates and saves between updates, and stops by leaving its loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
 
 class BatchLike(Protocol):
-    """The interface of a batch that the loop relies on; an objective needs more."""
+    """The part of a batch's interface that the loop relies on; an objective may need more."""
 
     @property
     def packed(self) -> Packed:
@@ -33,10 +33,10 @@ class BatchLike(Protocol):
 
     @property
     def counts(self) -> dict[str, int]:
-        """What losses are divided by, for example {"sequences": 32}."""
+        """The counts that losses are divided by, for example {"sequences": 32}."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
 
 
 AnyBatch = TypeVar("AnyBatch", bound=BatchLike)
@@ -44,7 +44,7 @@ Position = TypeVar("Position")
 
 
 Objective = Callable[[Any, AnyBatch], Sums]
-"""(model, batch) → sums; those named `..._loss` are minimised, each divided by its count."""
+"""(model, batch) → sums; those whose name ends in `loss` are minimised, divided by their counts."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class StepRecord(Generic[Position]):
     """One update of the weights."""
 
     step: int
-    """Counts from 1."""
+    """The number of the update, counted from 1."""
     after: Position
     """The position of the data stream after this step's batch."""
     sums: Sums
     """The sums over this rank's micro-batches, detached, still on the device."""
     counts: dict[str, int]
     gradient_norm: Tensor
-    """The norm before clipping."""
+    """The gradient norm before clipping."""
     learning_rate: float
     tokens: int
-    """Tokens in the sequences of all ranks; the counts above are of all ranks, too."""
+    """The number of tokens over all ranks; `counts` is over all ranks, too."""
     sum_squared_lengths: int
     stop: bool = False
     """Whether any rank was asked to stop before this update."""
@@ -70,14 +70,14 @@ class StepRecord(Generic[Position]):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """The settings of an update besides model, optimizer, objective and data."""
+    """The settings of the training loop other than model, optimizer, objective and data."""
 
     device: torch.device
     precision: str
     seed: int
     max_gradient_norm: float
     learning_rate: Callable[[int], float]
-    """(updates made) → learning rate of the next update."""
+    """(number of updates made) → learning rate of the next update."""
     ranks: Ranks = ALONE
     """The processes that share each global batch."""
     asked_to_stop: Callable[[], bool] = lambda: False
@@ -87,7 +87,7 @@ class LoopSettings:
 def run_objective(
     objective: Objective[AnyBatch], model: nn.Module, batch: AnyBatch, settings: LoopSettings
 ) -> Sums:
-    """The objective of one batch, on the device and in the precision of the settings."""
+    """Compute the objective of one batch, on the device and in the precision of the settings."""
     with autocast(settings.device, settings.precision):
         return objective(model, batch.to(settings.device, non_blocking=True))
 
@@ -113,16 +113,16 @@ def train_steps(
 
     The loss of a step is normalised by the counts of all its micro-batches on all ranks together,
     so one micro-batch of 64 and four of 16 give the same gradient. Dropout is seeded by (seed,
-    step, micro-batch): it does not depend on what ran before, nor on which rank has the
-    micro-batch, and a resumed run draws the same.
+    step, micro-batch): it depends neither on what ran before nor on which rank has the micro-batch,
+    so a resumed run has the same dropout.
 
     Args:
-        model: in training mode; on several ranks as `bertkit.training.parallel` makes it.
-        optimizer: of the model's parameters.
+        model: the model in training mode; with several ranks, see `bertkit.training.parallel`.
+        optimizer: the optimizer of the model's parameters.
         objective: (model, batch) → sums.
         steps: (micro-batches of this rank, position after them) for each update.
         settings: see `LoopSettings`.
-        done: updates already made.
+        done: the number of updates already made.
     """
     ranks = settings.ranks
     for step, (micro_batches, after) in enumerate(steps, start=done):
@@ -157,11 +157,11 @@ def train_steps(
 
 
 ALL_TOKENS, SQUARES, STOP = "all tokens", "squared lengths", "asked to stop"
-"""What ranks tell each other besides the counts of the losses."""
+"""The names of the counts that ranks exchange in addition to those of the losses."""
 
 
 def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict[str, int]:
-    """The counts that this rank contributes to a step."""
+    """Return the counts that this rank contributes to a step."""
     counts: Counter[str] = Counter()
     lengths: list[int] = []
     for batch in micro_batches:
@@ -174,7 +174,7 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
 def synchronized(
     model: nn.Module, ranks: Ranks, *, last: bool
 ) -> AbstractContextManager[None, bool | None]:
-    """The context of a micro-batch's pass: ranks exchange gradients only in a step's last one."""
+    """Return the context of a micro-batch, in which only a step's last one exchanges gradients."""
     if ranks.world == 1:
         return nullcontext()
     from bertkit.training.parallel import gradient_sync
@@ -183,7 +183,7 @@ def synchronized(
 
 
 def mean_losses(sums: Sums, counts: Mapping[str, int]) -> dict[str, float]:
-    """Sums → means, by name, and their total as "loss"; waits for the device."""
+    """Divide sums by their counts, and add the total loss as "loss"; waits for the device."""
     means = {name: float(s.value) / max(1, counts[s.per]) for name, s in sums.items()}
     losses = [sums[name].weight * v for name, v in means.items() if name.endswith("loss")]
     return {"loss": sum(losses), **means}
@@ -196,7 +196,7 @@ def evaluate_batches(
     batches: Iterable[AnyBatch],
     settings: LoopSettings,
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Means of the objective's sums over all batches with dropout off, and the counts.
+    """Return the objective's means over all batches, with dropout off, and the counts.
 
     Raises:
         BertkitError: there is no batch.
@@ -215,10 +215,10 @@ def evaluate_batches(
 
 
 def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: float) -> None:
-    """Stop a run whose loss or gradient is no longer a number.
+    """Check that the loss and the gradient norm are finite.
 
     Raises:
-        DivergedError: says at which step and what to change.
+        DivergedError: one of them is NaN or infinite; the message gives the step and advice.
     """
     if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
         raise DivergedError(
@@ -229,10 +229,10 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
 
 
 class MetricWindow:
-    """The updates since the last journal line, averaged over all ranks.
+    """The updates since the last record in the journal, averaged over all ranks.
 
     Args:
-        ranks: the processes that made them; all have to close the window together.
+        ranks: the processes of the run, which have to close the window together.
     """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
@@ -240,7 +240,7 @@ class MetricWindow:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new window now, so that evaluation and saving are not counted as training."""
+        """Start a new window now, so that evaluation and saving are not counted as training."""
         self.began = time.perf_counter()
         self.sums: Sums | None = None
         self.counts: dict[str, int] = {}
@@ -248,7 +248,7 @@ class MetricWindow:
         self.last: StepRecord[Any] | None = None
 
     def add(self, record: StepRecord[Any]) -> None:
-        """Count one update."""
+        """Add one update to the window."""
         self.sums = merge_sums(self.sums, record.sums)
         for name, count in record.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
@@ -258,10 +258,10 @@ class MetricWindow:
         self.last = record
 
     def close(self) -> dict[str, Any]:
-        """The journal's record of the window; the next one begins.
+        """Return the journal's record of the window, and start the next window.
 
         Raises:
-            BertkitError: the loss is not a number.
+            DivergedError: the loss or the gradient norm is NaN or infinite.
         """
         assert self.sums is not None
         assert self.last is not None
@@ -289,7 +289,7 @@ class MetricWindow:
 
 
 class PretrainMetrics(MetricWindow):
-    """A window of pre-training, whose record also says the phase and the MFU."""
+    """A window of pre-training, whose record also contains the phase and the MFU."""
 
     def __init__(
         self, model: nn.Module, matmul_peak: float, phase: int, ranks: Ranks = ALONE
@@ -298,7 +298,7 @@ class PretrainMetrics(MetricWindow):
         self.model, self.matmul_peak, self.phase = model, matmul_peak, phase
 
     def close(self) -> dict[str, Any]:
-        """See `MetricWindow`."""
+        """Return the record of `MetricWindow.close` with the phase and the MFU."""
         squares, record = self.squares, super().close()
         work = sum(
             training_flops(
@@ -315,7 +315,7 @@ class PretrainMetrics(MetricWindow):
 
 
 def network_sizes(model: nn.Module) -> list[tuple[ModelConfig, bool]]:
-    """The encoders of a model in training, and whether a vocabulary projection is on each."""
+    """Return the encoder configurations of a model, each with whether it has a token decoder."""
     generator = getattr(model, "generator", None)
     assert isinstance(model.config, ModelConfig)
     if generator is None:

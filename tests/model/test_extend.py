@@ -329,7 +329,7 @@ def test_the_verb(tmp_path: Path, small: Tokenizer, capsys: pytest.CaptureFixtur
         "--words", str(tmp_path / "words.txt"),
     )  # fmt: skip
     shown = capsys.readouterr().err
-    assert "26 pieces, 2 of them new: mitochondrial, lines" in shown
+    assert "26 tokens, 2 of them new: mitochondrial, lines" in shown
     assert "blank line: 1 (first: " in shown
     one, two = tmp_path / "one.txt", tmp_path / "two.txt"
     one.write_text("the cells . " * 5)
@@ -339,8 +339,8 @@ def test_the_verb(tmp_path: Path, small: Tokenizer, capsys: pytest.CaptureFixtur
         str(two), "--count", "2", "--place", "unused", "--processes", "1",
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().err.split())
-    assert "21 words in 41 pieces, 1 words [UNK]" in shown
-    assert "2 words of at least 2 occurrences would save 17 pieces" in shown
+    assert "21 words in 41 tokens, 1 words [UNK]" in shown
+    assert "2 words with at least 2 occurrences would save 17 tokens" in shown
     assert Tokenizer.load(tmp_path / "text").vocabulary[5:8] == ["lines", "cells", "[unused2]"]
     report = tmp_path / "report.json"
     run("measure", str(tmp_path / "text"), str(one), str(two), "--json", str(report))

@@ -190,7 +190,7 @@ def test_files_of_a_checkpoint_lie_beside_it(tmp_path: Path) -> None:
     for name in ("../model.safetensors", "/model.safetensors", ".."):
         content["files"] = {name: {"bytes": 1, "sha256": "0"}}
         write_json(path / PROGRESS, {**content, "sha256": digest(content)})
-        with pytest.raises(BertkitError, match="is no file beside it"):
+        with pytest.raises(BertkitError, match="is not a file next to it"):
             load_checkpoint(path, 3)
 
 

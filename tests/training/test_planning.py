@@ -413,7 +413,7 @@ def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Pat
     (tmp_path / "one.txt").write_text("A line.\nAnother line.\n")
     size = CorpusSize(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
     found = measure_corpus(size, [32], "nsp")
-    assert found.assumed[0] == "4.7 bytes a token, as the sample is of one document"
+    assert found.assumed[0] == "4.7 bytes per token, as the sample has one document"
     assert found.tokens == pytest.approx(22 / 4.7)
     (tmp_path / "one.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
     size = CorpusSize(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
@@ -429,11 +429,11 @@ def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Pat
         (CorpusSize(tokens=5, text=("x",)), "say how much text there is by one of --store"),
         (CorpusSize(text=("nowhere.txt",)), r"nowhere\.txt does not exist"),
         (CorpusSize(store=Path("nowhere")), "nowhere is not a token store"),
-        (CorpusSize(text=("hf:some",)), "shows only when it is read"),
+        (CorpusSize(text=("hf:some",)), "does not tell its amount"),
         (CorpusSize(tokens=0), "at least 1 token"),
         (CorpusSize(tokens=5, vocabulary_size=0), "--vocabulary-size"),
         (CorpusSize(tokens=5, column="y"), "are for --text"),
-        (CorpusSize(store=Path("nowhere"), vocabulary_size=9), "leave out its size"),
+        (CorpusSize(store=Path("nowhere"), vocabulary_size=9), "remove --vocabulary-size"),
     ],
 )
 def test_corpora_that_are_not_there(size: CorpusSize, message: str) -> None:

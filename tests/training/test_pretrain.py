@@ -463,7 +463,7 @@ def test_corpus_without_held_out_documents_trains_with_a_note(
     records = read_journal(tmp_path / "run" / "journal.jsonl")
     assert not [record for record in records if record["kind"] == "evaluation"]
     notes = [record["message"] for record in records if record["kind"] == "note"]
-    assert any("no evaluation is made" in note for note in notes)
+    assert any("nothing is evaluated" in note for note in notes)
 
 
 def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(

@@ -232,7 +232,7 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert started.returncode != 0
-    message = "error: the processes disagree about the recipe: rank 1 has another than rank 0"
+    message = "error: the processes disagree about the recipe: rank 1 differs from rank 0"
     assert started.stderr.count(message) == 1
     assert "Traceback" not in started.stderr.split("elastic/multiprocessing")[0]
     assert not (tmp_path / "run" / "recipe.json").exists(), "nothing was begun"
@@ -358,7 +358,7 @@ def test_what_differs_is_named() -> None:
     other = same.clone()
     other[1, 5] = 1
     check_equal(["the recipe", "the corpus"], [same, same])
-    with pytest.raises(BertkitError, match="disagree about the corpus: rank 1, 2 has another"):
+    with pytest.raises(BertkitError, match="disagree about the corpus: rank 1, 2 differs from"):
         check_equal(["the recipe", "the corpus"], [same, other, other])
 
 
