@@ -381,7 +381,7 @@ def late_faults(name: str, folder: Path) -> tuple[Path, str]:
     rows = [f"{i},{sentence(i)}" for i in range(20)]
     if name == "id":
         file.write_text("\n".join(["id,text", *rows, "3,river"]))
-        return file, r"a\.csv:22: ID '3' stands at .*a\.csv:5 already"
+        return file, r"a\.csv:22: ID '3' is already used at .*a\.csv:5"
     if name == "ragged":
         file.write_text("\n".join(["id,text", *rows, *["river"] * 21]))
         return file, "and so 21 of 41 rows"
