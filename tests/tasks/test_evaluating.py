@@ -81,7 +81,7 @@ def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
     predictions = [found(0, "Paris")._replace(null_odds=-7.0)]
     assert task.calibrated(inputs, predictions).threshold == 0
     [said] = task.remarks(inputs, choosing=True)
-    assert "the threshold for giving none stays at 0" in said
+    assert "the threshold for no answer stays at 0" in said
     assert task.remarks(inputs) == []
 
 

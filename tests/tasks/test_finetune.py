@@ -752,7 +752,7 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     )
     with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
         load(folder, null_threshold=0)
-    with pytest.raises(BertkitError, match="was tuned for no task"):
+    with pytest.raises(BertkitError, match="was not fine-tuned for a task"):
         load(pretrained, null_threshold=0)
     run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
@@ -945,7 +945,7 @@ def test_wrong_requests(
         capsys, "finetune", "classification", *own, "--frozen"
     )
     assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
-    assert "tuned for no task" in fails(
+    assert "not fine-tuned for a task" in fails(
         capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather
     )
     with pytest.raises(BertkitError, match="no model"):

@@ -455,7 +455,7 @@ def test_absent_test_files_are_counted(tmp_path: Path) -> None:
     assert [name for name, _ in found.test] == ["test"]
     assert found.counts.skipped == {"test-mismatched file is absent: nothing to submit": 1}
     with pytest.raises(
-        BertkitError, match="ax has no training data: tune on mnli, then bertkit ev"
+        BertkitError, match="ax has no training data: fine-tune on mnli, then bertkit ev"
     ):
         glue_dataset("ax", DataFiles(data=data), WindowLengths(), 40)
 
