@@ -191,7 +191,7 @@ def separated_rows(
         yield line, None
     if 2 * ragged > total:
         raise BertkitError(
-            f"{example}, as have {ragged} of {total} rows; check the separator, the quotes and "
+            f"{example}; {ragged} of {total} rows are ragged; check the separator, the quotes and "
             f"whether the first line names the columns"
         )
 

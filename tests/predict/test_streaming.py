@@ -384,7 +384,7 @@ def late_faults(name: str, folder: Path) -> tuple[Path, str]:
         return file, r"a\.csv:22: ID '3' is already used at .*a\.csv:5"
     if name == "ragged":
         file.write_text("\n".join(["id,text", *rows, *["river"] * 21]))
-        return file, "and so 21 of 41 rows"
+        return file, "21 of 41 rows are ragged"
     file.write_text("\n".join(["id,text", *rows, '20,"river']))
     return file, r"a\.csv:22: bad quotes in the row that begins here"
 
@@ -445,5 +445,5 @@ def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
         next(read_inputs("classification", str(tmp_path), ColumnFlags(format="text")))
     (tmp_path / "a.txt").write_text("\n \n")
-    with pytest.raises(BertkitError, match="holds no text; give one input a line"):
+    with pytest.raises(BertkitError, match="holds no text; give one input per line"):
         next(read_inputs("classification", str(tmp_path / "a.txt")))

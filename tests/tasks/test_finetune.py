@@ -611,7 +611,7 @@ def test_pairs_and_single_texts_are_told_apart(
     assert load(out)("river", "stone").label in {"wet", "dry"}
     with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
         load(out)("river")
-    with pytest.raises(BertkitError, match="cannot mix models tuned on pairs"):
+    with pytest.raises(BertkitError, match="cannot mix models fine-tuned on pairs"):
         load([tmp_path / "run", out])
     details = json.loads((out / "model" / "bertkit.json").read_text())
     (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))

@@ -485,11 +485,11 @@ def test_submit(
     run("submit", runs, "--out", out)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("WNLI.tsv was filled with 0")
-    assert said[1:] == [f"{out}: 11 files, 10 of them of these runs"]
+    assert said[1:] == [f"{out}: 11 files, 10 of them from these runs"]
     with zipfile.ZipFile(out) as archive:
         assert set(archive.namelist()) == set(submission)
     again = write(tmp_path / "again", "CoLA.tsv", "")
     with pytest.raises(BertkitError, match=r"again.CoLA\.tsv and .* are both CoLA\.tsv; name one"):
         submit_command(runs, again.parent, out=out)
-    with pytest.raises(BertkitError, match="nowhere is no folder"):
+    with pytest.raises(BertkitError, match="nowhere is not a folder"):
         submit_command(tmp_path / "nowhere", out=out)
