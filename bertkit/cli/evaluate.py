@@ -1,4 +1,4 @@
-"""`bertkit evaluate`: tuned models on labelled or unlabelled data → scores and official files."""
+"""The command `bertkit evaluate`, which scores fine-tuned models or writes official files."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bertkit.training.journal import Console
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Where the data is; the part that --split names is read."""
+    """The files of a data set; only the split that --split names is read."""
 
     data: Annotated[Path | None, DATA] = None
     """The folder of an official data set."""
     train: Annotated[str, TEXT] = ""
-    """Own data for --split train."""
+    """Your data for --split train."""
     dev: Annotated[str, TEXT] = ""
-    """Own data for --split dev; also overrules an official file of SQuAD, SWAG or CoNLL."""
+    """Your data for --split dev; it also replaces an official file of SQuAD, SWAG or CoNLL."""
     test: Annotated[str, TEXT] = ""
-    """Own data for --split test, with or without labels."""
+    """Your data for --split test, with or without labels."""
 
 
 SCORED = Scored()
@@ -48,27 +48,27 @@ def evaluate_command(
     files: Annotated[Scored, FLATTEN] = SCORED,
     columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
-    """Score tuned models on a data set, or write the file that its server waits for.
+    """Score fine-tuned models on a data set, or write predictions for its server.
 
     Parameters
     ----------
     task
         The name of a data set, or a task type, as in `bertkit finetune`.
     model
-        A tuned model; of several the outputs are averaged (an ensemble).
+        A fine-tuned model; the outputs of several are averaged (an ensemble).
     split
-        dev, test, or another of the set, such as dev-mismatched.
+        dev, test, or another split of the set, such as dev-mismatched.
     out
-        A folder for predictions, the official file, scores, and how they were made.
+        The folder for predictions, official files, scores, and a record of the evaluation.
     precision
-        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it. The scores of
-        int8 are shown beside those of fp32.
+        fp32, bf16, int8 (CPUs only), or auto: bf16 if the device computes it fast. With int8, the
+        scores of fp32 are shown too.
     bound
-        The most that the deciding score may fall below that of fp32, in points of 100; beyond it,
-        the precision is refused.
+        The maximum drop of the main score below that of fp32, in percentage points; a larger drop
+        is an error.
     null_threshold
-        Of models that answer: there is no answer where the odds of none are above it. The model's
-        own where not given; one of transformers has none, and gives an answer to everything.
+        For question answering: the null odds above which a question gets no answer. The default is
+        saved with the model; a model of transformers has none and answers every question.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """

@@ -1,4 +1,4 @@
-"""`bertkit explain`: one example followed from its characters to its losses."""
+"""The command `bertkit explain`, which traces one example from its characters to its losses."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def explain_command(
     layer: int | None = None,
     head: int | None = None,
 ) -> None:
-    """Follow one example through a model: words, pieces, masks, vectors, attention, losses.
+    """Trace one example through a model: words, tokens, masks, vectors, attention, losses.
 
-    Every step names its place in the paper and its file here. Layers and heads count from 1.
+    Every step names its section in the paper and its source file. Layers and heads count from 1.
 
     Parameters
     ----------
@@ -37,14 +37,13 @@ def explain_command(
     pair
         A second text, which may or may not follow the first.
     html
-        Write one self-contained page there, with every layer and head to click through, instead of
-        printing.
+        The file for one self-contained page with every layer and head, instead of printing.
     seed
-        Seed of the masks.
+        The seed of the masks.
     layer
-        The layer whose attention is printed; the last where not given.
+        The layer whose attention is printed; by default the last.
     head
-        The head whose attention is printed in full; the mean of all where not given.
+        The head whose attention is printed in full; by default the mean of all heads.
     """
     if html is not None and (layer is not None or head is not None):
         raise BertkitError("the page has every layer and head; leave --layer and --head out")

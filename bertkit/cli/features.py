@@ -1,4 +1,4 @@
-"""`bertkit features`, `predict embed` and `predict similar`: the texts of a file as vectors."""
+"""The commands `bertkit features`, `predict embed` and `predict similar`: vectors of texts."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def embed_command(
     out
         The file to write.
     normalize
-        Divide vectors by their norm; by default as the model's directory says, else yes.
+        Divide vectors by their norm; by default as the model's directory specifies, else yes.
     cut
-        Drop what is beyond the model's length, as sentence-transformers does.
+        Drop the text beyond the model's length, as sentence-transformers does.
     """
     embed_file(
         model,

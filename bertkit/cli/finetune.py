@@ -1,4 +1,4 @@
-"""`bertkit finetune`: a pre-trained model and labelled data → a tuned model."""
+"""The command `bertkit finetune`, which fine-tunes a pre-trained model on labelled data."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def finetune_command(
     windows: Annotated[WindowFlags, FLATTEN] = NO_WINDOWS,
     settings: Annotated[FinetuneSettings, FLATTEN] = SETTINGS,
 ) -> None:
-    """Tune a model on labelled data: one run, or a grid of settings and seeds.
+    """Fine-tune a model on labelled data: one run, or a grid of settings and seeds.
 
-    Official data by name, with --data FOLDER: cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli,
-    squad-1.1, squad-2.0, swag, conll-2003. Your own data by task type, with --train FILE:
-    classification, multi-label-classification, regression, multiple-choice, token-classification,
-    question-answering.
+    Name an official data set and give --data FOLDER: cola, sst-2, mrpc, sts-b, qqp, mnli, qnli,
+    rte, wnli, squad-1.1, squad-2.0, swag, conll-2003. Or name a task type and give your data with
+    --train FILE: classification, multi-label-classification, regression, multiple-choice,
+    token-classification, question-answering.
 
-    Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. The
-    same command again makes only the runs that are missing.
+    Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. If you
+    repeat the command, it trains only the missing runs.
 
     Parameters
     ----------
     task
         The name of a data set, or a task type.
     model
-        What to initialise from: a model directory, a run directory, or a Google checkpoint.
+        The model to initialise from: a model directory, a run directory, or a Google checkpoint.
     out
         The folder for runs, the best model and its results.
     """

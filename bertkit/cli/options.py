@@ -1,7 +1,7 @@
 """Flags that several commands share, each documented once.
 
-Each task type has its own options for reading files and for windows. A command takes the flags of
-all of them, and those that were given become the options of its task type.
+Each task type has different options for reading files and for windows. A command takes the flags of
+all task types, and those that were given become the options of its task type.
 """
 
 from __future__ import annotations
@@ -37,72 +37,74 @@ VectorFile = Written("file", beside=".json")
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnFlags:
-    """What the columns of own data are called."""
+    """The column names of your data."""
 
     text: str | None = None
-    """The text ("text" by default); of multiple choice, the context."""
+    """The column of the text ("text" by default); for multiple-choice, of the context."""
     pair: str | None = None
-    """The second text of a pair."""
+    """The column of the second text of a pair."""
     label: str | None = None
-    """The label, the number, or the right choice: a column's name, a letter, or an index ("label"
-    by default)."""
+    """The column of the label, the number, or the right choice, given as a column's name, a letter
+    or an index ("label" by default)."""
     choices: tuple[str, ...] | None = None
-    """Of multiple-choice: the columns of the choices, or the one that holds a list of them."""
+    """For multiple-choice: the columns of the choices, or the one that holds a list of them."""
     id: str | None = None
-    """An identifier; the number of the row where not given."""
+    """The column of the ID; by default, the number of the row is the ID."""
     separator: str | None = None
-    """Of multi-label-classification: between several labels in one field ("|" by default)."""
+    """For multi-label-classification: the separator of labels in one field ("|" by default)."""
     format: str | None = None
-    """csv, tsv, jsonl, parquet, huggingface, text (an input on each line, for predict alone), or
-    auto (the default)."""
+    """csv, tsv, jsonl, parquet, huggingface, text (one input per line, only for predict), or auto
+    (the default)."""
     header: bool | None = None
-    """Whether the first row names the columns, as by default; where it does not, they are called 0,
-    1, 2, ..."""
+    """Whether the first row names the columns (the default); if it does not, they are called 0, 1,
+    2, ..."""
     first_choice: int | None = None
-    """Of multiple-choice: what the first choice is called where labels are numbers: 0, 1, or -1
-    (the default) to decide by the training file."""
+    """For multiple-choice: the number of the first choice if labels are numbers: 0, 1, or -1 (the
+    default) to infer it from the training file."""
     question: str | None = None
-    """Of question-answering: the column of the question ("question" by default)."""
+    """For question-answering: the column of the question ("question" by default)."""
     passage: str | None = None
-    """Of question-answering: the column of the text to answer from ("context" by default)."""
+    """For question-answering: the column of the text to answer from ("context" by default)."""
     answers: str | None = None
-    """Of question-answering: the column of the answers ("answers" by default)."""
+    """For question-answering: the column of the answers ("answers" by default)."""
     words: str | None = None
-    """Of token-classification, in rows: the column of the words ("tokens" by default)."""
+    """For token-classification in rows: the column of the words ("tokens" by default)."""
     tags: str | None = None
-    """Of token-classification, in rows: the column of the tags ("ner_tags" by default)."""
+    """For token-classification in rows: the column of the tags ("ner_tags" by default)."""
     document: str | None = None
-    """Of token-classification, in rows: a column that is equal in all sentences of a document."""
+    """For token-classification in rows: a column with the same value in all sentences of a
+    document."""
     word_column: int | None = None
-    """Of token-classification, with a word a line: the column of the word, from 0 (the default); -1
-    is the last."""
+    """For token-classification with one word per line: the column of the word, from 0 (the
+    default); -1 is the last."""
     tag_column: int | None = None
-    """Of token-classification, with a word a line: the column of the tag; the last by default."""
+    """For token-classification with one word per line: the column of the tag; by default the
+    last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowFlags:
-    """How long sequences are; longer inputs become several windows."""
+    """The length of sequences; longer inputs become several windows."""
 
     max_length: int | None = None
-    """Tokens of a window; by default 384 in question answering, and all the model can take
-    elsewhere."""
+    """Maximum tokens of a window; by default 384 for question-answering, otherwise the model's
+    maximum."""
     stride: int | None = None
-    """Tokens from one window to the next; by default 3/4 of the room, in question answering 128 at
-    most."""
+    """Tokens from one window to the next; by default 3/4 of the room, for question-answering at
+    most 128."""
     max_question_length: int | None = None
-    """Of question-answering: longer questions are cut here, and counted; by default 64 tokens, as
-    in the published code, or half of a window where that is less."""
+    """For question-answering: the maximum tokens of a question; longer ones are cut and counted. By
+    default 64, as in the published code, or half of a window if that is less."""
     max_answer_length: int | None = None
-    """Of question-answering: the most tokens that an answer has; by default 30, as in the published
-    code. Longer ones in the data are counted."""
+    """For question-answering: the maximum tokens of a predicted answer; by default 30, as in the
+    published code. Longer answers in the data are counted."""
     context: str | None = None
-    """Of token-classification: sentence (the default), or document, where every word sees the
-    sentences around its own, too."""
+    """For token-classification: sentence (the default), or document, in which every word also sees
+    the surrounding sentences."""
 
 
 def given(flags: ColumnFlags | WindowFlags) -> dict[str, Any]:
-    """The flags that were given, by name."""
+    """Return the flags that were given, by name."""
     return {name: value for name, value in vars(flags).items() if value is not None}
 
 

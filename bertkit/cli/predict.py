@@ -1,4 +1,4 @@
-"""`bertkit predict`: a tuned model on a file, and a pre-trained one on a text."""
+"""The command `bertkit predict`, for fine-tuned models on files and pre-trained ones on texts."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ def predict_command(
     device: str = "auto",
     columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
-    """Predict for every input of a file with a tuned model: a JSON object a line.
+    """Predict for every input of a file with a fine-tuned model; write one JSON object per line.
 
-    CSV, TSV, JSON lines, Parquet and hf:NAME by columns; plain text (.txt) has an input on each
-    line; a tagger also reads CoNLL columns, a model that answers SQuAD's JSON, or rows with the
-    columns "question" and "context"; a model of GLUE or SWAG knows its set's columns. Some
-    thousand inputs are held at a time, so a file (but SQuAD's JSON and SWAG's) may be larger than
-    memory.
+    CSV, TSV, JSON lines, Parquet and hf:NAME are read by columns; plain text (.txt) has one input
+    per line. A tagger also reads CoNLL columns; a question answering model reads SQuAD's JSON, or
+    rows with the columns "question" and "context"; a GLUE or SWAG model knows the columns of its
+    data set. A few thousand inputs are in memory at a time, so a file may be larger than memory
+    (except SQuAD's JSON and SWAG's files).
 
     Parameters
     ----------
     model
-        A tuned model's directory.
+        The directory of a fine-tuned model.
     file
         The inputs: .csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON.
     ensemble
         More models of the same task; the outputs of all are averaged.
     out
-        The file for the predictions, which appears when all are made; the terminal where not
-        given.
+        The file for the predictions, which is created once all are made; by default they are
+        printed.
     precision
-        fp32, bf16, int8 (CPUs only), or auto: bf16 where the device is made for it.
+        fp32, bf16, int8 (CPUs only), or auto: bf16 if the device computes it fast.
     null_threshold
-        Of models that answer: there is no answer where the odds of none are above it. The model's
-        own where not given; one of transformers has none, and gives an answer to everything.
+        For question answering: the null odds above which a question gets no answer. The default is
+        saved with the model; a model of transformers has none and answers every question.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
@@ -66,7 +66,7 @@ def predict_command(
 
 
 def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "auto") -> None:
-    """Guess what stands at each [MASK] of a text.
+    """Predict the tokens at each [MASK] of a text.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "au
     text
         A text with one or more [MASK].
     top
-        Guesses per mask.
+        The number of predictions per mask.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
@@ -88,7 +88,7 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "au
 
 
 def next_sentence_command(model: Path, text: str, following: str, *, device: str = "auto") -> None:
-    """How probable it is that one text follows another.
+    """Estimate the probability that one text follows another.
 
     Parameters
     ----------

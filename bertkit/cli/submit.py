@@ -1,4 +1,4 @@
-"""`bertkit submit`: the GLUE predictions of several runs → glue.zip."""
+"""The command `bertkit submit`, which packs the GLUE predictions of several runs into glue.zip."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ SUBMISSIONS = Read("data", ("*.tsv",))
 def submit_command(
     *runs: Annotated[Path, SUBMISSIONS], out: Annotated[Path, FILE] = Path("glue.zip")
 ) -> None:
-    """Collect GLUE predictions into the zip file of its server.
+    """Pack GLUE predictions into the zip file for its server.
 
-    Every run of `bertkit finetune` on a GLUE task leaves its file in RUN/results; those of AX come
-    from `bertkit evaluate ax`. Each file is checked; WNLI may be absent: it is filled with its
-    commoner label, as the paper leaves WNLI out.
+    Every run of `bertkit finetune` on a GLUE task writes its file to RUN/results; the file of AX
+    comes from `bertkit evaluate ax`. Each file is checked. WNLI may be missing: it is filled with
+    its more frequent label, as the paper leaves WNLI out.
 
     Parameters
     ----------
     runs
-        Folders that hold such files, at any depth.
+        The folders that contain such files, at any depth.
     out
-        The zip file.
+        The zip file to write.
     """
     found: dict[str, Path] = {}
     for run in runs:
         if not run.is_dir():
-            raise BertkitError(f"{run} is no folder; name those of the runs")
+            raise BertkitError(f"{run} is not a folder; name the folders of the runs")
         for path in sorted(run.rglob("*.tsv")):
             if path.name in ZIPPED and path.name in found:
                 raise BertkitError(
@@ -41,4 +41,4 @@ def submit_command(
                 found[path.name] = path
     for remark in write_glue_zip(found, out):
         print(remark)  # noqa: T201
-    print(f"{out}: {len(ZIPPED)} files, {len(found)} of them of these runs")  # noqa: T201
+    print(f"{out}: {len(ZIPPED)} files, {len(found)} of them from these runs")  # noqa: T201

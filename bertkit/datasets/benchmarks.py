@@ -1,7 +1,7 @@
 """Data sets by name: the nine tasks of GLUE and AX, SQuAD 1.1 and 2.0, SWAG, CoNLL-2003.
 
-They are those of paper sections 4 and 5.3. Here is where their files are and how they are read; the
-user's own files are read beside them, by the names of their columns.
+These are the data sets of paper sections 4 and 5.3. This module knows where their files are and how
+to read them. The user's files are read here too, by the names of their columns.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from bertkit.text.lines import TextCounts
 
 @dataclass(frozen=True, kw_only=True)
 class DataFiles:
-    """Where the data is."""
+    """The files of a data set: an official folder, or one file for each split."""
 
     data: Annotated[Path | None, DATA] = None
     """The folder of an official data set."""
     train: Annotated[str, TEXT] = ""
-    """Own training data; also overrules an official file of SQuAD, SWAG or CoNLL."""
+    """Your training data; it also replaces an official file of SQuAD, SWAG or CoNLL."""
     dev: Annotated[str, TEXT] = ""
-    """Labelled data to choose the best run by; without it a share of the training data is set
-    apart."""
+    """Labelled data for choosing the best run; without it, a share of the training data is held
+    out."""
     test: Annotated[str, TEXT] = ""
     """Data to predict at the end, with or without labels."""
     dev_share: float = 0.1
-    """Share of the training data that is set apart where there is no --dev."""
+    """The share of the training data that is held out if there is no --dev."""
 
     def __post_init__(self) -> None:
-        """From Python the files may be paths, or data in memory."""
+        """Convert what Python callers may pass: paths, and data in memory."""
         for name in ("train", "dev", "test"):
             given = getattr(self, name)
             source = "" if given is None else as_source(given, name)
@@ -50,15 +50,15 @@ class DataFiles:
 
 
 class Benchmark(NamedTuple):
-    """What is particular to an official set with a file for each split."""
+    """The task type, files and reader of an official set that has one file for each split."""
 
     task_type: str
     files: Mapping[str, str]
-    """Split -> name of the file."""
+    """Split -> file name."""
     read: Callable[..., Sequence[Any]]
-    """(path, counts, scoring=whether it is only scored) -> examples."""
+    """(path, counts, scoring=whether the file is only scored) -> examples."""
     where: str
-    """Where to get the files."""
+    """Where to get the files; ends an error message."""
 
 
 BENCHMARKS = {
@@ -91,11 +91,11 @@ OTHER_NAMES = {
     "valid.txt": ("eng.testa", "dev.txt"),
     "test.txt": ("eng.testb",),
 }
-"""What CoNLL-2003's files are called where its own script has made them."""
+"""Other names of CoNLL-2003's files, such as those that its own script gives them."""
 
 
 def benchmark_task_type(name: str) -> str:
-    """The task type of an official set; any other name as it is."""
+    """Return the task type of an official set, or any other name unchanged."""
     key = name.lower()
     if key in GLUE:
         return GLUE[key].task_type
@@ -103,13 +103,13 @@ def benchmark_task_type(name: str) -> str:
 
 
 def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, Any] | None) -> None:
-    """Refuse flags that would have no effect.
+    """Reject flags that would have no effect.
 
-    Official sets have columns of their own, GLUE's files names of their own; a task type reads no
+    Official sets have fixed columns, GLUE also has fixed file names, and a task type reads no
     official folder.
 
     Raises:
-        BertkitError: names the flag.
+        BertkitError: a flag would have no effect; the message names it.
     """
     if name in OFFICIAL and columns:
         raise BertkitError(
@@ -132,14 +132,18 @@ def check_sources(name: str, files: DataFiles, columns: Columns | Mapping[str, A
 
 
 def benchmark_folder(files: DataFiles, name: str) -> Path:
-    """The folder of an official set."""
+    """Return the folder of an official set.
+
+    Raises:
+        BertkitError: no folder was given.
+    """
     if files.data is None:
         raise BertkitError(f"{name} is read from its official files: give --data FOLDER")
     return files.data
 
 
 def glue_columns(name: str, path: str, columns: TextColumns) -> TextColumns:
-    """What a file's texts are called, for a model of GLUE: as usual, or as in the files of its set.
+    """Return the text columns of a file for a GLUE model: those given, or those of its GLUE task.
 
     Raises:
         BertkitError: the file has neither.
@@ -164,7 +168,7 @@ def glue_columns(name: str, path: str, columns: TextColumns) -> TextColumns:
 
 
 def official_paths(name: str, files: DataFiles) -> dict[str, str]:
-    """The files of an official set, in its folder or as overruled; test only where it is there."""
+    """Return split -> file of an official set; "test" is absent if its official file is missing."""
     paths = {split: official_path(name, split, files) for split in ("train", "dev")}
     if files.test or (files.data is not None and "test" in BENCHMARKS[name].files):
         test = official_path(name, "test", files)
@@ -174,10 +178,10 @@ def official_paths(name: str, files: DataFiles) -> dict[str, str]:
 
 
 def official_path(name: str, split: str, files: DataFiles) -> str:
-    """The file of one split of an official set, in its folder or as overruled.
+    """Return the file of one split of an official set: the one given, or the one in its folder.
 
     Raises:
-        BertkitError: there is no such split, or nothing says where it is.
+        BertkitError: there is no such split, or neither a file nor a folder was given.
     """
     if given := split_path(files, split):
         return given
@@ -193,7 +197,7 @@ def official_path(name: str, split: str, files: DataFiles) -> str:
 
 
 def split_path(files: DataFiles, split: str) -> str:
-    """The file that was given for a split, "" for none.
+    """Return the file that was given for a split, or "" if none was.
 
     Raises:
         BertkitError: there is no such split.
@@ -205,10 +209,10 @@ def split_path(files: DataFiles, split: str) -> str:
 
 
 def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) -> Sequence[Any]:
-    """The examples of a file of SQuAD, SWAG or CoNLL-2003.
+    """Read the examples of a file of SQuAD, SWAG or CoNLL-2003.
 
     Raises:
-        BertkitError: it is absent (the message says where to get it) or damaged.
+        BertkitError: the file is missing (the message says where to get it) or damaged.
     """
     if "://" not in path and not Path(path).expanduser().exists():
         raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
@@ -216,7 +220,7 @@ def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) ->
 
 
 def split_file(name: str, split: str, files: DataFiles) -> str:
-    """The file that `read_split` reads.
+    """Return the file that `read_split` reads.
 
     Raises:
         BertkitError: there is no such split or file.
@@ -230,18 +234,18 @@ def split_file(name: str, split: str, files: DataFiles) -> str:
 def read_split(
     name: str, split: str, files: DataFiles, columns: Columns | None, counts: TextCounts
 ) -> Sequence[Any]:
-    """The examples of one split of a data set, for scoring or predicting.
+    """Read the examples of one split of a data set, for scoring or predicting.
 
     Args:
-        name: one of `OFFICIAL` or a task type; of a task type, the file is that of the split.
-        split: train, dev, test, or another of an official set.
-        files: where it is.
-        columns: of own data; None for an official set.
-        counts: is told of what is skipped.
+        name: one of `OFFICIAL`, or a task type, whose file is the one given for the split.
+        split: "train", "dev", "test", or another split of an official set.
+        files: the files of the data set.
+        columns: the columns of the user's data; None for an official set.
+        counts: collects what is skipped.
 
     Raises:
-        BertkitError: there is no such split or file; or files or columns of one's own are named for
-            an official set.
+        BertkitError: there is no such split or file, or an official set was given files or columns
+            that it does not take.
     """
     key = name.lower()
     check_sources(key, files, columns)
@@ -252,5 +256,5 @@ def read_split(
     path = split_path(files, split)
     if not path:
         raise BertkitError(f"give the file as --{split} FILE, and --split {split}")
-    assert columns is not None, "own data has columns"
+    assert columns is not None, "data of a task type needs columns"
     return columns.read_labelled(path, counts, scoring=True, test=split == "test")

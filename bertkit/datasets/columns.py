@@ -1,4 +1,4 @@
-"""What the columns of labelled files are called, and how a row becomes an example: by task type."""
+"""The column names of labelled files, and how a row becomes an example, for each task type."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from bertkit.text.lines import TextCounts
 from bertkit.text.sources import source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
-"""Formats in which sentences of tagged words are rows; elsewhere they are one word a line."""
+"""Formats with one tagged sentence per row; the others have one word per line."""
 NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first-choice 1), kept"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns(Columns):
-    """Texts or pairs of texts, each with the name of a label; JSON's 1 is "1", true is "true"."""
+    """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "true"."""
 
     text: str = "text"
     """The column of the text."""
@@ -47,11 +47,11 @@ class TextColumns(Columns):
     input_options = ("text", "pair")
 
     def label_in(self, value: object, place: str) -> str | float | tuple[str, ...] | None:
-        """The label that a field holds; None where it is empty."""
+        """Return the label in a field, or None if the field is empty."""
         return single_label(value, self.label, place)
 
     def row_reader(self, reading: Reading) -> RowReader:
-        """See `Columns`: a row with an empty text is left out."""
+        """See `Columns`; a row with an empty text is left out."""
         columns = (self.text, self.pair) if self.pair else (self.text,)
 
         def example(row: Fields, place: str) -> TextExample | None:
@@ -66,10 +66,10 @@ class TextColumns(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumns(TextColumns):
-    """Texts or pairs of texts, each with a number."""
+    """Columns of texts or text pairs with one number each."""
 
     def label_in(self, value: object, place: str) -> float | None:
-        """The finite number that a field holds; None where it is empty."""
+        """Return the finite number in a field, or None if the field is empty."""
         if value is None or (isinstance(value, str) and not value.strip()):
             return None
         return row_number(value, self.label, place)
@@ -77,44 +77,44 @@ class NumberColumns(TextColumns):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSetColumns(TextColumns):
-    """Texts or pairs of texts, each with any number of labels.
+    """Columns of texts or text pairs with any number of labels each.
 
-    The labels are a JSON list of names, or names between separators. An empty field has none.
+    The labels are a JSON list of names, or names between separators. An empty field holds no label.
     """
 
     separator: str = "|"
-    """Between several labels in one field."""
+    """What separates several labels in one field."""
 
     def __post_init__(self) -> None:
         """Check the separator.
 
         Raises:
-            BertkitError: it is empty.
+            BertkitError: the separator is empty.
         """
         if not self.separator:
-            raise BertkitError("--separator is empty; give what stands between several labels")
+            raise BertkitError("--separator is empty; give the text that separates the labels")
 
     def label_in(self, value: object, place: str) -> tuple[str, ...] | None:
-        """The names that a field holds; None for null."""
+        """Return the label names in a field, or None for null."""
         return label_names(value, self.separator, place)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceColumns(Columns):
-    """Texts with several ways to go on or to answer, one of them right.
+    """Columns of texts with several continuations or answers, of which one is right.
 
-    A label is the name of a choice's column (where the file has a header), a letter from A or a, or
-    an index. A row may have fewer choices than others: empty ones at its end are left off.
+    A label is the name of a choice's column (if the file has a header), a letter from A or a, or an
+    index. A row may have fewer choices than others: empty choices at its end are dropped.
     """
 
     text: str = "text"
     """The column of the context."""
     choices: tuple[str, ...] = ()
-    """The columns of the choices, or the one that holds a list of them."""
+    """The columns of the choices, or the one column that holds a list of them."""
     label: str = "label"
     """The column of the right choice (a column's name, a letter, or an index)."""
     first_choice: int = -1
-    """What the first choice is called where labels are numbers: 0, 1, or -1 to decide by the
+    """The number of the first choice if labels are numbers: 0, 1, or -1 to infer it from the
     training file."""
 
     @property
@@ -124,11 +124,11 @@ class ChoiceColumns(Columns):
 
     @property
     def names(self) -> Sequence[str]:
-        """The names by which a key can mean a choice."""
+        """The column names that a label may use to name a choice."""
         return self.choices if self.header and len(self.choices) > 1 else ()
 
     def check(self) -> None:
-        """Raise unless there is a column or more, each once, and keys count from 0 or 1."""
+        """Check that at least one column is named, each once, and that keys count from 0 or 1."""
         if len(set(self.choices)) != len(self.choices) or not self.choices:
             raise BertkitError(
                 f"choices need two columns or more, each once, or one of lists, not "
@@ -138,24 +138,24 @@ class ChoiceColumns(Columns):
             raise BertkitError(f"keys of choices count from 0 or 1, not from {self.first_choice}")
 
     def fitted(self, path: str | Records, counts: TextCounts) -> Self:
-        """See `Columns`: whether keys count from 0 or 1 is decided by the training file."""
+        """See `Columns`; whether keys count from 0 or 1 is inferred from the training file."""
         if self.first_choice >= 0:
             return self
         return replace(self, first_choice=self.lowest_key(path, counts))
 
     def lowest_key(self, path: str | Path | Records, counts: TextCounts) -> int:
-        """Whether the keys of a file count from 0 or from 1; the file is read for it.
+        """Return whether the keys of a file count from 0 or from 1; this reads the file.
 
-        From 1 where the file shows that it means so: most of its keys are letters (as in ARC,
-        which mixes "A" and "1"), or no key is 0 and one is the number of choices of its own row.
-        `counts` is told where no key is 0 and nothing shows that they count from 1.
+        They count from 1 if the file shows it: most of its keys are letters (as in ARC, which mixes
+        "A" and "1"), or no key is 0 and some key equals the number of choices in its row. If no key
+        is 0 but nothing shows that they count from 1, `counts` records a note.
 
         Raises:
             BertkitError: see `read`.
         """
         self.check()
         keys = letters = zeros = lasts = 0
-        counted = ""  # where the first key that is a number stands
+        counted = ""  # location of the first numeric key
         columns = [*self.choices, self.label]
         for place, row in read_rows(
             path, TextCounts(), self.format, header=self.header, columns=columns
@@ -176,7 +176,7 @@ class ChoiceColumns(Columns):
         return 0
 
     def row_reader(self, reading: Reading) -> RowReader:
-        """See `Columns`: a row is left out if a text is empty or its key is out of range."""
+        """See `Columns`; a row is left out if a text is empty or its key is out of range."""
         self.check()
         first = self.first_choice
         if first < 0:
@@ -202,21 +202,21 @@ class ChoiceColumns(Columns):
         return example
 
     def index_of(self, key: str, first: int) -> int:
-        """The index of the choice that a key means, be it out of range; -1 for no key."""
+        """Return the index of the choice that a key names, possibly out of range; -1 for no key."""
         if key in self.names:
             return self.names.index(key)
         if key.isdecimal():
-            return int(key[:9]) - first  # nine digits are out of range already
+            return int(key[:9]) - first  # any nine-digit number is out of range
         return letter_index(key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionColumns(Columns):
-    """Questions about contexts, with their answers, in rows or in SQuAD's JSON.
+    """Columns of questions, contexts and answers, in rows or in SQuAD's JSON.
 
-    In rows an answer is a text, which is looked for in the context; an object with `text` and
+    In rows, an answer is a text, which is searched for in the context; an object with `text` and
     `answer_start`, each a value or a list, as in the Hugging Face copies of SQuAD; or a list of
-    these. An empty text, an empty list and null say that the context holds no answer.
+    these. An empty text, an empty list or null means that the context holds no answer.
     """
 
     question: str = "question"
@@ -229,7 +229,7 @@ class QuestionColumns(Columns):
     target_option = "answers"
 
     def in_rows(self, path: str | Path) -> bool:
-        """See `Columns`: else it is SQuAD's JSON."""
+        """See `Columns`; a file without rows is SQuAD's JSON."""
         path = from_home(path)
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
@@ -238,11 +238,11 @@ class QuestionColumns(Columns):
         return path.startswith("hf:") or source_format(path, "auto") in {*ROW_FORMATS, "tsv"}
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
-        """See `Columns`; SQuAD's JSON is one value, so all of it is held in memory."""
+        """See `Columns`; SQuAD's JSON is one value, so the whole file is held in memory."""
         return iter(read_squad(reading.file, reading.counts, scoring=reading.scoring))
 
     def row_reader(self, reading: Reading) -> RowReader:
-        """See `Columns`: answers are corrected or left out as in `read_squad`."""
+        """See `Columns`; answers are corrected or left out as in `read_squad`."""
 
         def example(row: Fields, place: str) -> QuestionExample | None:
             texts = row_texts(row, (self.question, self.passage), place, reading.counts)
@@ -261,10 +261,10 @@ class QuestionColumns(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class WordColumns(Columns):
-    """Sentences with a tag for every word, one a row, or one word a line as in CoNLL's files.
+    """Columns of tagged sentences: one sentence per row, or one word per line as in CoNLL's files.
 
-    In rows, words and tags are lists, or stand between spaces. Class numbers of a Hugging Face data
-    set become names; other numbers are taken as they are and counted.
+    In rows, words and tags are lists or are separated by spaces. Class numbers of a Hugging Face
+    data set become names; other numbers are kept as tags and counted.
     """
 
     words: str = "tokens"
@@ -272,17 +272,17 @@ class WordColumns(Columns):
     tags: str = "ner_tags"
     """The column of the tags, in rows."""
     document: str = ""
-    """A column that is equal in the rows of a document, which follow each other in one file;
-    without one, or null in a row, a sentence is a document of its own."""
+    """A column with the same value in all rows of a document, which must be adjacent in one file;
+    without the column, or if a row has null in it, each sentence is a document."""
     word_column: int = 0
-    """The column of the word where each has a line, from 0; -1 is the last."""
+    """The column of the word in files with one word per line, from 0; -1 is the last."""
     tag_column: int = -1
-    """The column of the tag where each word has a line."""
+    """The column of the tag in files with one word per line."""
     input_options = ("words", "document")
     target_option = "tags"
 
     def in_rows(self, path: str | Path) -> bool:
-        """See `Columns`: else there is one word a line."""
+        """See `Columns`; a file without rows has one word per line."""
         if self.format != "auto":
             return self.format in {*ROW_FORMATS, "tsv"}
         path = from_home(path)
@@ -299,13 +299,13 @@ class WordColumns(Columns):
         )
 
     def row_reader(self, reading: Reading) -> RowReader:
-        """See `Columns`: every word needs a tag, and a row without words is left out."""
+        """See `Columns`; every word needs a tag, and a row without words is left out."""
         before, number = ("", ""), -1
 
         def example(row: Fields, place: str) -> WordsExample | None:
             nonlocal before, number
             own = value_name(row[self.document]) if self.document else ""
-            here = (place.rpartition(":")[0], own)  # the names of another file are its own
+            here = (place.rpartition(":")[0], own)  # document names are per file
             number += not own or here != before
             before = here
             given = row_words(row[self.words], self.words, place, reading.counts)
@@ -328,6 +328,6 @@ class WordColumns(Columns):
 
 
 def from_home(path: str | Path) -> str:
-    """A path with the folder that its ~ stands for, as the readers take it."""
+    """Return a path with a leading ~ expanded, as the readers expect it."""
     path = str(path)
     return str(Path(path).expanduser()) if path.startswith("~") else path

@@ -1,13 +1,13 @@
-"""Words with tags in columns, as CoNLL-2003 has them (BERT section 5.3), and the score of entities.
+"""Files of tagged words in columns, such as CoNLL-2003 (BERT section 5.3), and entity scores.
 
-What an entity is follows the `conlleval` script of that shared task in every scheme: IOB1 (the
-original files), IOB2, IOBES and BILOU.
+Entities are extracted as in the `conlleval` script of that shared task, whatever the tagging
+scheme: IOB1 (the original files), IOB2, IOBES or BILOU.
 
-CoNLL-U (Universal Dependencies) is read as other files with one word a line. Such files have lines
-that are no words (https://universaldependencies.org/format.html): comments before a sentence,
-ranges such as `1-2` for a token that is written as one and counts as several words, and empty nodes
-such as `8.1` for words that are not in the text. In files of other kinds the same lines are words,
-so a file is taken for CoNLL-U only by its first line.
+CoNLL-U (Universal Dependencies) is read like other files with one word per line. It also has lines
+that are not words (https://universaldependencies.org/format.html): comments before a sentence,
+ranges such as `1-2` for one written token that counts as several words, and empty nodes such as
+`8.1` for words that are not in the text. In other formats the same lines are words, so a file is
+recognized as CoNLL-U only by its first lines.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ TAG = re.compile(r"(?![BIESLU]-$)\S+")
 DOCUMENT = "-DOCSTART-"
 SPACES = re.compile(" +")
 COMMENT = re.compile(r"# *(?:(?:newdoc|newpar)\b|id +\S|(?:sent_id|text) *=|[^\s=]+ += )")
-"""What CoNLL-U, and others after it, say of a file or a sentence: `# sent_id = 1`, `# newpar`."""
+"""Comments of CoNLL-U and similar formats, such as `# sent_id = 1` and `# newpar`."""
 NEW_DOCUMENT = re.compile(r"# *newdoc\b")
 NO_WORD = re.compile(r"\d+([-.])\d+")
 REASONS = {"-": "range of words (CoNLL-U), its words kept", ".": "empty node (CoNLL-U)"}
 CONLLU = (True, 10)
-"""Ten columns between tabs."""
+"""The line shape of CoNLL-U: ten columns separated by tabs."""
 UNREAD = "columns beside that of the word, not read (running text to be tagged: --format text)"
 ENTITY_TAG = re.compile(r"O|[BIESLU](-.+)?")
-"""Also without a type, where all entities are of one."""
+"""An entity tag; it has no type if all entities are of one type."""
 
 
 NO_TAGS = {"[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "<PAD>", "PAD", "X"}
-"""Labels that some code gives to padding, to special tokens and to pieces but the first."""
+"""Labels that some code gives to padding, special tokens and the later tokens of a word."""
 
 
 def entity_tags(labels: Iterable[str]) -> list[str]:
-    """The labels that words can have: without those of padding and the like."""
+    """Return the labels that words can have, without those for padding and special tokens."""
     return [label for label in labels if label not in NO_TAGS]
 
 
 def are_entity_tags(tags: Collection[str]) -> bool:
-    """Whether tags are those of entities: O and B-X, I-X and the like.
+    """Return whether tags are entity tags: O, B-X, I-X and so on.
 
-    B, I, E and S of every word, without O, are of word segmentation.
+    Tags B, I, E and S without any O belong to word segmentation instead.
     """
     marked = "O" in tags or any("-" in tag for tag in tags)
     return marked and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
@@ -64,24 +64,24 @@ def are_entity_tags(tags: Collection[str]) -> bool:
 
 
 def conllu_fields(line: str) -> list[str]:
-    """The columns of a line."""
+    """Split a line into its columns, at tabs if it has any, else at spaces."""
     return line.split("\t") if "\t" in line else SPACES.split(line.strip(" "))
 
 
 def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterator[tuple[int, str]]:
-    """Number and text of every line; in CoNLL-U of those only that are words or end a sentence.
+    """Yield (line number, text) for every line; for CoNLL-U only words and ends of sentences.
 
-    Comments stand before the first word of a sentence, begin with # and have other columns than
-    words, so that a word # stays one. `# newdoc` becomes `-DOCSTART-`. Ranges and empty nodes are
-    known by the first of ten columns.
+    Comments precede the first word of a sentence, begin with # and have other columns than word
+    lines, so that the word # is kept. `# newdoc` becomes `-DOCSTART-`. Ranges and empty nodes are
+    recognized by the first of ten columns.
 
     Args:
         source: the file.
-        counts: is told of invalid UTF-8 and of every line left out.
-        word_column: where the words are.
+        counts: collects invalid UTF-8 and every line left out.
+        word_column: the column of the words.
 
     Raises:
-        BertkitError: it is CoNLL-U, and the words are said to be where it has their numbers.
+        BertkitError: the file is CoNLL-U, and `word_column` is its column of word numbers.
     """
     words, commented = conllu_shape(source)
     if words is None:
@@ -110,9 +110,9 @@ def conll_lines(source: Source, counts: TextCounts, word_column: int) -> Iterato
 
 
 def conllu_shape(source: Source) -> tuple[tuple[bool, int] | None, bool]:
-    """The shape of the words' lines and whether there are comments; None for another kind of file.
+    """Return the shape of the word lines, or None if not CoNLL-U, and whether there are comments.
 
-    It is CoNLL-U if its first line is a comment, or has ten columns and number 1.
+    A file is CoNLL-U if its first line is a comment, or has ten columns and the number 1 or 1-2.
     """
     lines = (line for _, line in text_lines(source, TextCounts()) if line.strip(" \t"))
     first = next(lines, "")
@@ -123,7 +123,7 @@ def conllu_shape(source: Source) -> tuple[tuple[bool, int] | None, bool]:
 
 
 def conllu_line_shape(line: str) -> tuple[bool, int]:
-    """Whether tabs divide a line, and into how many columns."""
+    """Return whether a line is split at tabs, and its number of columns."""
     return "\t" in line, len(conllu_fields(line))
 
 
@@ -138,24 +138,24 @@ def conll_sentences(
     tag_column: int | None = -1,
     untagged_ok: bool = False,
 ) -> Iterator[WordsExample]:
-    """The sentences of a file with one word a line and a blank line after each, as they are read.
+    """Yield the sentences of a file with one word per line and a blank line after each sentence.
 
-    Columns stand between tabs where a line has one, else between spaces. Nothing else separates: a
-    word of other whitespace or of zero-width characters stays a word. A `-DOCSTART-` line (CoNLL-U:
-    `# newdoc`) begins a document; in a file without any, every sentence is a document of its own:
-    the file is looked through for the first such line before it is read. The ID is the number of
-    the sentence, from 0. Tags stay in the file's scheme; see `to_iob2`.
+    Columns are separated by tabs if a line has one, else by spaces, and by nothing else: a word of
+    other whitespace or of zero-width characters is kept. A `-DOCSTART-` line (CoNLL-U: `# newdoc`)
+    starts a document; in a file without any, every sentence is a document. To know this, the file
+    is first scanned for such a line. The ID of a sentence is its number, from 0. Tags stay in the
+    file's scheme; see `to_iob2`.
 
     Args:
         path: a local file or URL, compressed or not.
-        counts: is told at the end of invalid UTF-8, and of lines left out (see `conll_lines`).
-        word_column: from 0, or -1 for the last.
-        tag_column: the same; None for a file without tags.
-        untagged_ok: whether a file with one column only may be read, as words without tags.
+        counts: collects, at the end, invalid UTF-8 and lines left out (see `conll_lines`).
+        word_column: the column of the words, from 0, or -1 for the last.
+        tag_column: the column of the tags, counted likewise; None to read no tags.
+        untagged_ok: whether a file with only one column may be read, as words without tags.
 
     Raises:
-        BertkitError: the file is absent or holds no sentence, a line has another number of columns
-            than the first, or a tag is none; the message names the line.
+        BertkitError: the file is missing or holds no sentence, a line has a different number of
+            columns than the first, or a tag is not valid; the message names the line.
     """
     source = one_source(path)
     found = TextCounts(files=1)
@@ -183,13 +183,13 @@ def conll_sentences(
 
 
 def marks_documents(source: Source, word_column: int) -> bool:
-    """Whether a line begins a document; looks no further than the first that does."""
+    """Return whether any line starts a document; reading stops at the first such line."""
     lines = conll_lines(source, TextCounts(), word_column)
     return any(DOCUMENT in line and conllu_fields(line)[0] == DOCUMENT for _, line in lines)
 
 
 class WordRow(NamedTuple):
-    """What is read of a line."""
+    """The word and the tag of a line; the tag is None if tags are not read."""
 
     word: str
     tag: str | None
@@ -202,7 +202,7 @@ def sentence_rows(
     tag_column: int | None,
     untagged_ok: bool,
 ) -> Iterator[tuple[int, list[WordRow]]]:
-    """First line and rows of every sentence; no rows for the line that begins a document."""
+    """Yield (first line, rows) of every sentence; a line that starts a document has no rows."""
     rows: list[WordRow] = []
     start = columns = 0
     for number, line in conll_lines(source, counts, word_column):
@@ -239,7 +239,11 @@ def sentence_rows(
 def word_row(
     fields: Sequence[str], word_column: int, tag_column: int | None, place: str
 ) -> WordRow:
-    """The word and the tag of a line."""
+    """Return the word and the tag of a line.
+
+    Raises:
+        BertkitError: the line lacks a column, or its tag is not valid.
+    """
     count = len(fields)
     wanted = [word_column] if tag_column is None else [word_column, tag_column]
     chosen = {column % count for column in wanted if -count <= column < count}
@@ -264,16 +268,17 @@ def write_conll(
 ) -> None:
     """Write the lines "word gold predicted" that the conlleval script reads.
 
-    Whitespace inside a word becomes "_", since spaces separate the columns. Tags of entities are
-    written as IOB2 on both sides, since the script knows no U- and L- (BILOU); others as they are.
+    Whitespace inside a word becomes "_", since spaces separate the columns. Entity tags, gold and
+    predicted, are written as IOB2, since the script does not know the U- and L- of BILOU; other
+    tags are written unchanged.
 
     Args:
         path: the file to write.
-        inputs: sentences; the gold tag is O where they have none.
-        predicted: the tags of each.
+        inputs: the sentences; the gold tag is O if a sentence has no tags.
+        predicted: the predicted tags of each sentence.
 
     Raises:
-        BertkitError: a sentence has another number of words than of predicted tags.
+        BertkitError: the numbers of words and predicted tags of a sentence differ.
     """
     every = [*(given.tags or () for given in inputs), *predicted]
     entity_tags = are_entity_tags({tag for tags in every for tag in tags})
@@ -283,7 +288,7 @@ def write_conll(
         if len(tags) != len(given.words):
             raise BertkitError(
                 f"{given.place}: {len(tags)} predicted tags for {len(given.words)} words; predict "
-                f"one a word"
+                f"one tag per word"
             )
         gold = given.tags or ["O"] * len(tags)
         words = [re.sub(r"\s", "_", word) or "_" for word in given.words]
@@ -297,10 +302,10 @@ def write_conll(
 
 
 def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(type, first word, word after the last) of every entity, by conlleval's rule.
+    """Return (type, first word, one after the last word) of every entity, by conlleval's rule.
 
-    B and S begin an entity; so does I or E after O, after E or S, or after another type. An entity
-    ends where the next begins or at O.
+    B and S start an entity; so does I or E after O, after E or S, or after another type. An entity
+    ends where the next one starts or at O.
     """
     found: list[tuple[str, int, int]] = []
     start, before, type_before = 0, "O", ""
@@ -317,16 +322,16 @@ def find_entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def conll_scheme(tags: Sequence[str]) -> list[str]:
-    """Tags with L- (last) and U- (unit), of the BILOU scheme, as E- and S-; others unchanged."""
+    """Replace the L- (last) and U- (unit) of BILOU by E- and S-; leave other tags unchanged."""
     same = {"L-": "E-", "U-": "S-", "L": "E", "U": "S"}
     return [same.get(tag[:2], tag[:2]) + tag[2:] for tag in tags]
 
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
-    """The same entities with B- on the first word of each and I- on the others.
+    """Convert entity tags to IOB2: B- on the first word of each entity and I- on the others.
 
     Args:
-        tags: IOB1, IOB2, IOBES or BILOU.
+        tags: the tags of a sentence in IOB1, IOB2, IOBES or BILOU.
     """
     converted = ["O"] * len(tags)
     for kind, start, end in find_entities(conll_scheme(tags)):
@@ -338,15 +343,15 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 def entity_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Precision, recall and F1 of entities, right only with both borders and the type.
+    """Compute precision, recall and F1 of entities, which must match in boundaries and type.
 
     Args:
-        gold: the tags of every sentence.
-        predicted: the same, with as many tags in each.
+        gold: the gold tags of every sentence.
+        predicted: the predicted tags, as many per sentence.
 
     Returns:
-        "precision", "recall" and "f1" over all entities, and "f1/PER" and the like for every type
-        of either side, as fractions of 1; a share of nothing is 0.
+        "precision", "recall" and "f1" over all entities, and "f1/PER" and so on for every gold or
+        predicted type, as fractions of 1; a score without any entity to divide by is 0.
 
     Raises:
         BertkitError: the numbers of sentences or tags differ.
@@ -368,7 +373,7 @@ def entity_scores(
 
 
 def precision_recall_f1(right: int, given: int, wanted: int, suffix: str) -> dict[str, float]:
-    """Precision, recall and F1 of counts, under names with a suffix."""
+    """Compute precision, recall and F1 from counts, under names with a suffix."""
     return {
         f"precision{suffix}": right / given if given else 0.0,
         f"recall{suffix}": right / wanted if wanted else 0.0,

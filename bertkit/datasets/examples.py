@@ -1,8 +1,8 @@
-"""What a task is asked about: one named tuple for each kind of input, as readers yield them.
+"""The examples that readers yield: one named tuple for each type of task input.
 
-`place` is "file:line" (or "file, question ID") and ends up in error messages. A label is None where
-the file has none, as in a test set. Labels are *names*, never numbers: numbers are given out when
-the training file has been read, and the names travel with the model.
+`place` is the location, "file:line" or "file, question ID", for error messages. A label is None if
+the file has none, as in a test set. Labels are *names*, never numbers: numbers are assigned once
+the training file has been read, and the names are saved with the model.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 
 class TextExample(NamedTuple):
-    """One text or a pair of texts: to classify or to give a number to."""
+    """One text or a pair of texts, for classification or regression."""
 
     id: str
     text: str
     pair: str | None
     label: str | float | tuple[str, ...] | None
-    """A name; a number (regression); any number of names (multi-label classification)."""
+    """A name, a number (regression), or any number of names (multi-label classification)."""
     place: str
 
     @property
     def gold(self) -> str | float | tuple[str, ...] | None:
-        """The label or labels; None where the file has none."""
+        """The label or labels, or None if the file has none."""
         return self.label
 
     @property
@@ -34,18 +34,18 @@ class TextExample(NamedTuple):
 
 
 class ChoiceExample(NamedTuple):
-    """One context with n ways to go on, of which one is right."""
+    """One context with n choices, of which one is right."""
 
     id: str
     text: str
     choices: tuple[str, ...]
     label: int | None
-    """Index into `choices`."""
+    """The index of the right choice in `choices`."""
     place: str
 
     @property
     def gold(self) -> int | None:
-        """The index of the right choice; None where the file has none."""
+        """The index of the right choice, or None if the file has none."""
         return self.label
 
     @property
@@ -61,16 +61,16 @@ class WordsExample(NamedTuple):
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     document: int
-    """Sentences with the same number follow each other in one document."""
+    """The number of the document; its sentences are adjacent and share this number."""
     place: str
     text: str = ""
-    """The running text that the words were found in; "" where words were given."""
+    """The running text that was split into words; "" if words were given."""
     spans: tuple[tuple[int, int], ...] = ()
-    """Of each word in the text: its first character and one after its last."""
+    """The half-open character span of each word in `text`."""
 
     @property
     def gold(self) -> tuple[str, ...] | None:
-        """The tags; None where the file has none."""
+        """The tags, or None if the file has none."""
         return self.tags
 
     @property
@@ -80,14 +80,14 @@ class WordsExample(NamedTuple):
 
 
 def joined(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Words with a space between them, and where each begins and ends in that text."""
+    """Join words by spaces; return the text and the half-open character span of each word."""
     ends = list(accumulate(len(word) + 1 for word in words))
     spans = [(end - len(word) - 1, end - 1) for word, end in zip(words, ends, strict=True)]
     return " ".join(words), spans
 
 
 class GoldAnswer(NamedTuple):
-    """An accepted answer; `start` is its first character in the context."""
+    """An accepted answer; `start` is the index of its first character in the context."""
 
     text: str
     start: int
@@ -100,14 +100,14 @@ class QuestionExample(NamedTuple):
     question: str
     context: str
     answers: tuple[GoldAnswer, ...] | None
-    """() where the file says that there is no answer; None where it says nothing."""
+    """() if the file marks the question as unanswerable; None if it has no answers field."""
     place: str
     version2: bool = False
-    """Whether it is scored by the rules of SQuAD 2.0; `is_version2` asks this of a whole set."""
+    """Whether to score it by the rules of SQuAD 2.0; `is_version2` decides for a whole set."""
 
     @property
     def gold(self) -> tuple[GoldAnswer, ...] | None:
-        """The answers; None where the file has none."""
+        """The answers, or None if the file has none."""
         return self.answers
 
     @property

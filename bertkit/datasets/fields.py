@@ -1,7 +1,7 @@
-"""What one field of a row says: a label, a number, choices, answers, words or tags.
+"""Parsers for one field of a row: a label, a number, choices, answers, words or tags.
 
-Data sets keep lists and objects inside of fields: as they are (JSON lines, Parquet, Hugging Face
-data sets) or written as JSON (CSV, TSV).
+Fields may hold lists and objects: as values (JSON lines, Parquet, Hugging Face data sets) or
+written as JSON (CSV, TSV).
 """
 
 from __future__ import annotations
@@ -19,32 +19,36 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts
 
 LARGEST_NUMBER = 1e15
-"""Larger ones overflow the 32-bit sums of training, where they are squared."""
+"""The largest regression label; the squares of larger ones overflow the 32-bit sums of training."""
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 Gold = list[tuple[str, int | None]]
-"""Text and first character of every answer; None where that is not known."""
+"""(text, index of the first character) of every answer; the index is None if it is unknown."""
 
 
 # Labels ------------------------------------------------------------------------------------------
 
 
 def single_label(value: object, column: str, place: str) -> str | None:
-    """The name of the one label that a field holds; None where it is empty.
+    """Return the name of the one label in a field, or None if the field is empty.
 
     Raises:
-        BertkitError: it holds a list or an object.
+        BertkitError: the field holds a list or an object.
     """
     if isinstance(value, list | dict):
         raise BertkitError(
             f"{place}: '{column}' holds a {type(value).__name__}, not one name; for several labels "
-            f"a text use the task type multi-label-classification"
+            f"per text use the task type multi-label-classification"
         )
     return label_name(value, place) or None
 
 
 def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | None:
-    """The names in a field of several labels, each once, in order; None for null."""
+    """Return the distinct label names in a field, in order, or None for null.
+
+    Raises:
+        BertkitError: the field holds objects or nested lists, or looks like a 0 or 1 per label.
+    """
     if value is None:
         return None
     if isinstance(value, str):
@@ -71,12 +75,12 @@ def label_names(value: object, separator: str, place: str) -> tuple[str, ...] | 
 
 
 def row_number(value: object, column: str, place: str) -> float:
-    """A finite number that a network can be trained on."""
+    """Return the number in a field; raise unless it is finite and at most `LARGEST_NUMBER`."""
     try:
         number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     except (ValueError, OverflowError):
         number = math.nan
-    # Python alone reads 1_000 as a number
+    # only Python reads 1_000 as a number
     if isinstance(value, bool) or "_" in str(value) or not math.isfinite(number):
         raise BertkitError(
             f"{place}: '{column}' is {str(value)[:40]!r}, not a finite number; correct it, or use "
@@ -94,10 +98,12 @@ def row_number(value: object, column: str, place: str) -> float:
 
 
 def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fields, Sequence[str]]:
-    """A row with a field for every choice, and their names; of a list those are made here.
+    """Return a row with one field per choice, and the names of these fields.
+
+    If one column holds the list of choices, its items get fields named "COLUMN 1" and so on.
 
     Raises:
-        BertkitError: one column is named, and this field of it is no list.
+        BertkitError: only one column is named, and its field is not a list.
     """
     if len(choices) > 1:
         return row, fill_choices(row, choices)
@@ -113,7 +119,7 @@ def expand_choices(row: Fields, choices: Sequence[str], place: str) -> tuple[Fie
 
 
 def fill_choices(row: Fields, choices: Sequence[str]) -> Sequence[str]:
-    """The columns of the choices up to the last that is not empty; at least two."""
+    """Return the columns of the choices up to the last one that is not empty, at least two."""
     count = len(choices)
     while count > 2 and is_empty_choice(row[choices[count - 1]]):
         count -= 1
@@ -121,12 +127,12 @@ def fill_choices(row: Fields, choices: Sequence[str]) -> Sequence[str]:
 
 
 def is_empty_choice(value: object) -> bool:
-    """Whether a field holds nothing but white space."""
+    """Return whether a field is empty or holds only white space."""
     return not str(value or "").strip()
 
 
 def letter_index(key: str) -> int:
-    """0 for A or a, 1 for B or b, ...; -1 for anything else."""
+    """Return 0 for A or a, 1 for B or b, and so on; -1 for anything else."""
     return LETTERS.find(key.lower()) if len(key) == 1 else -1
 
 
@@ -134,12 +140,12 @@ def letter_index(key: str) -> int:
 
 
 def row_answers(value: Any, column: str, place: str) -> Gold:
-    """The answers of a field; empty texts are none."""
+    """Return the answers in a field, without those of empty text."""
     return [gold for item in flat(value) for gold in answers_in(item, column, place)]
 
 
 def flat(value: Any) -> Iterator[Any]:
-    """The items of lists within lists, however deep, in order; what is no list by itself."""
+    """Yield the items of arbitrarily nested lists in order; yield any other value itself."""
     pending = [value]
     while pending:
         item = pending.pop()
@@ -150,7 +156,7 @@ def flat(value: Any) -> Iterator[Any]:
 
 
 def answers_in(value: Any, column: str, place: str) -> Gold:
-    """The answers of a text or an object."""
+    """Return the answers in a text, or in an object with `text` and `answer_start`."""
     if value is None or isinstance(value, str):
         return with_text([(value or "", None)])
     if not isinstance(value, dict):
@@ -173,9 +179,9 @@ def answers_in(value: Any, column: str, place: str) -> Gold:
 
 
 def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
-    """The answer of a text and a start, as they stand in a file; none where the text is empty."""
+    """Check the text and the start of one answer; return [] if the text is empty."""
     if isinstance(start, float) and start.is_integer():
-        start = int(start)  # a column of integers with a gap comes as floats
+        start = int(start)  # integer columns with missing values are read as floats
     if not isinstance(text, str | None) or not (start is None or type(start) is int):
         raise BertkitError(
             f"{place}: '{column}' holds the text {text!r:.40} with the start {start!r:.40}; they "
@@ -185,19 +191,19 @@ def answer_at(text: Any, start: Any, column: str, place: str) -> Gold:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list as it is, anything else as a list of one, None as an empty one."""
+    """Return a list unchanged, None as an empty list, and any other value in a list."""
     if isinstance(value, list):
         return value
     return [] if value is None else [value]
 
 
 def from_json(value: Any, items: Any, place: str) -> Any:
-    """What a field holds that is written as a JSON list of such items, or as an object with `text`.
+    """Parse a field that is a JSON list of items of some types, or a JSON object with `text`.
 
-    Any other field stays as it is: a text may begin with a bracket.
+    Any other field is returned unchanged, since a text may begin with a bracket.
 
     Raises:
-        BertkitError: it is written as Python shows lists and objects.
+        BertkitError: the field is a list or object in Python's notation.
     """
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
@@ -214,7 +220,7 @@ def from_json(value: Any, items: Any, place: str) -> Any:
 
 
 def row_words(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...]:
-    """The words of a field; () where it is empty."""
+    """Return the words in a field; () if it is empty."""
     for number, word in enumerate(items := list_items(value, str, column, place), 1):
         if not isinstance(word, str):
             raise BertkitError(f"{place}: word {number} in '{column}' is {word!r:.40}, not text")
@@ -222,7 +228,7 @@ def row_words(value: Any, column: str, place: str, counts: TextCounts) -> tuple[
 
 
 def row_tags(value: Any, column: str, place: str, counts: TextCounts) -> tuple[str, ...] | None:
-    """The tags of a field; None where it is empty or null."""
+    """Return the tags in a field, or None if it is empty or null."""
     if value is None or value == "":
         return None
     tags = []
@@ -240,10 +246,10 @@ def row_tags(value: Any, column: str, place: str, counts: TextCounts) -> tuple[s
 
 
 def list_items(value: Any, items: Any, column: str, place: str) -> Sequence[Any]:
-    """A list, one of such items written as JSON, or what stands between the spaces of a text."""
+    """Return the items of a list, of a list written as JSON, or of a text split at spaces."""
     value = from_json(value, items, place)
     if value is None or isinstance(value, str):
-        # spaces alone separate, as in CoNLL's files: other white space may be a word
+        # split only at spaces, as in CoNLL's files: other white space may be a word
         return [item for item in SPACES.split(value or "") if item]
     if not isinstance(value, list):
         raise BertkitError(

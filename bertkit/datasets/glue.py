@@ -1,7 +1,7 @@
 """The nine tasks of GLUE and its diagnostic set AX, as one table (BERT section 4.1, appendix B.1).
 
-Each task's own TSV files are read with their quirks. Label names are readable ones, which travel
-with the model; the files' own spellings, which the server wants too, stand beside them.
+The official TSV files are read with their quirks. Models are saved with readable label names; the
+table also has the spellings of the files, which the GLUE server expects too.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ SPLIT_FILES: Mapping[str, tuple[str, ...]] = {
     "dev": ("dev.tsv",),
     "test": ("test.tsv",),
 }
-"""Split -> the names that its file may have."""
+"""Split -> possible names of its file."""
 
 
 class GlueTask(NamedTuple):
-    """What is particular to one task."""
+    """The files, columns, labels and metrics of one GLUE task."""
 
     folder: str
-    """The official folder's name."""
+    """The name of the official folder."""
     labels: tuple[str, ...]
-    """In the order of the outputs; () for STS-B, whose label is a number from 0 to 5."""
+    """The label names in the order of the outputs; () for STS-B, whose label is a number 0-5."""
     file_labels: tuple[str, ...]
     """The same labels as the files and the server spell them."""
     text: str
-    """Column of sentence A."""
+    """The column of sentence A."""
     pair: str
-    """Column of sentence B; "" where there is none."""
+    """The column of sentence B; "" if there is none."""
     label: str
-    """Column of the label in train and dev."""
+    """The column of the label in train and dev."""
     metrics: tuple[str, ...]
-    """What GLUE reports, the main one first."""
+    """The metrics that GLUE reports, the main one first."""
     submissions: Mapping[str, tuple[str, int]]
-    """Split without labels -> the file's name in glue.zip, and its rows."""
+    """Split without labels -> (name of its file in glue.zip, number of rows)."""
     files: Mapping[str, tuple[str, ...]] = SPLIT_FILES
     test_id: str = "index"
-    """Column of the number in files without labels."""
+    """The column of the row number in files without labels."""
     columns: Mapping[str, tuple[str, str, str]] = MappingProxyType({})
-    """Split -> text, pair and label, where its file calls them otherwise."""
+    """Split -> (text, pair, label), if its file has other column names."""
 
     @property
     def task_type(self) -> str:
-        """Classification or regression."""
+        """The task type: "classification" or "regression"."""
         return "classification" if self.labels else "regression"
 
     def of_split(self, split: str) -> GlueTask:
-        """The same task with the columns of a split's file."""
+        """Return the same task with the column names of a split's file."""
         text, pair, label = self.columns.get(split, (self.text, self.pair, self.label))
         return self._replace(text=text, pair=pair, label=label)
 
@@ -138,28 +138,28 @@ GLUE: dict[str, GlueTask] = {
 
 
 def glue_task(name: str) -> GlueTask:
-    """The task of a name, which may be written in any case."""
+    """Return the task of a name in any case; raise if GLUE has no such task."""
     if name.lower() not in GLUE:
         raise BertkitError(f"GLUE has no task '{name}'{nearest(name.lower(), GLUE)}")
     return GLUE[name.lower()]
 
 
 def read_glue(name: str, folder: str | Path, split: str, counts: TextCounts) -> list[TextExample]:
-    """One split of a task.
+    """Read one split of a task.
 
-    A test set's ID is the file's own number; elsewhere it is the number of the row, from 0. A text
-    that is empty in the official file is kept, so that scores stay comparable.
+    In a test set the ID is the number in the file; elsewhere it is the number of the row, from 0.
+    Empty texts of the official files are kept, so that scores stay comparable.
 
     Args:
         name: one of `GLUE`.
-        folder: the task's own folder, or the one that has it inside.
-        split: "train", "dev" or "test"; for mnli "dev-mismatched" and "test-mismatched" too. For ax
-            "dev" is the whole set with its labels.
-        counts: is told of every row left out: ragged ones (QQP has some), MNLI's without agreement.
+        folder: the folder of the task, or its parent.
+        split: "train", "dev" or "test"; for mnli also "dev-mismatched" and "test-mismatched". For
+            ax, "dev" is the whole set with labels.
+        counts: collects the rows left out: ragged ones (QQP has some) and MNLI's without agreement.
 
     Raises:
-        BertkitError: task or split is unknown, the file is absent (the message says where to get
-            it) or another one, a label is unknown, or a row of a test set cannot be used.
+        BertkitError: the task or split is unknown, the file is missing (the message says where to
+            get it) or a different one, a label is unknown, or a row of a test set is unusable.
     """
     task = glue_task(name).of_split(split)
     path = find_file(name, task, Path(folder), split)
@@ -183,7 +183,7 @@ def read_glue(name: str, folder: str | Path, split: str, counts: TextCounts) -> 
 
 
 def without_agreement(label: object, place: str, counts: TextCounts) -> bool:
-    """Whether MNLI's annotators did not agree on a label; such rows are left out."""
+    """Return whether MNLI's annotators did not agree on a label; `counts` records such a row."""
     if label == "-":
         counts.note("row without a majority label", place)
     return label == "-"
@@ -192,7 +192,7 @@ def without_agreement(label: object, place: str, counts: TextCounts) -> bool:
 def glue_example(
     task: GlueTask, number: str, row: Fields, labelled: bool, place: str, counts: TextCounts
 ) -> TextExample:
-    """A row as an input."""
+    """Make an example of a row; a label must be one of the task's."""
     text, pair = str(row[task.text]), str(row[task.pair]) if task.pair else None
     if not text.strip() or (pair is not None and not pair.strip()):
         counts.note("empty text, kept", place)
@@ -210,7 +210,11 @@ def glue_example(
 
 
 def find_file(name: str, task: GlueTask, folder: Path, split: str) -> Path:
-    """The file of a split, in the folder or in the task's folder inside it."""
+    """Find the file of a split, in a folder or in the task's folder inside it.
+
+    Raises:
+        BertkitError: the task has no such split, or its file is missing.
+    """
     if split not in task.files:
         raise BertkitError(f"{task.folder} has no split '{split}'{nearest(split, task.files)}")
     names = {comparable_name(name), comparable_name(task.folder)}
@@ -236,7 +240,7 @@ def find_file(name: str, task: GlueTask, folder: Path, split: str) -> Path:
 
 
 def comparable_name(name: str) -> str:
-    """A folder's name for comparing: SST-2, sst2 and SST_2 are one."""
+    """Normalize a folder name, so that SST-2, sst2 and SST_2 are equal."""
     return name.lower().replace("-", "").replace("_", "")
 
 
@@ -245,7 +249,7 @@ def comparable_name(name: str) -> str:
 HEADER = "index\tprediction"
 
 ZIPPED = {name: (task, rows) for task, t in GLUE.items() for name, rows in t.submissions.values()}
-"""File of glue.zip -> task and number of predictions."""
+"""File in glue.zip -> (task, number of predictions)."""
 
 
 def write_submission(
@@ -255,13 +259,13 @@ def write_submission(
 
     Args:
         name: one of `GLUE`.
-        split: one without labels.
-        ids: of `read_glue`: 0 to n-1 in any order.
-        predictions: label names; for STS-B numbers, which are brought into 0 to 5.
+        split: a split without labels.
+        ids: the IDs from `read_glue`: 0 to n-1 in any order.
+        predictions: label names; for STS-B numbers, which are clipped to 0 to 5.
         path: the file to write; `GLUE[name].submissions[split]` has its official name.
 
     Raises:
-        BertkitError: the IDs are not 0 to n-1, or a prediction is no label or not finite.
+        BertkitError: the IDs are not 0 to n-1, or a prediction is not a label or not finite.
     """
     task = glue_task(name)
     if split not in task.submissions:
@@ -285,17 +289,17 @@ def write_submission(
 def write_glue(
     name: str, folder: Path, split: str, ids: Sequence[str], predictions: Sequence[str | float]
 ) -> list[Path]:
-    """Write the file of glue.zip for a test split of a GLUE task; for other data nothing.
+    """Write the file of glue.zip for a test split of a GLUE task; write nothing for other data.
 
     Args:
-        name: of the data set, or of a task type.
-        folder: where the file goes.
-        split: that was predicted.
+        name: the name of the data set or task type.
+        folder: the folder for the file.
+        split: the predicted split.
         ids: see `write_submission`.
         predictions: see `write_submission`.
 
     Returns:
-        The files written.
+        The written files.
     """
     if name not in GLUE or split not in GLUE[name].submissions:
         return []
@@ -305,7 +309,11 @@ def write_glue(
 
 
 def spelt(task: GlueTask, prediction: str | float) -> str:
-    """A prediction as the server wants it."""
+    """Return a prediction in the server's spelling.
+
+    Raises:
+        BertkitError: the prediction is not a label of the task, or not a finite number.
+    """
     if task.labels:
         if prediction not in task.labels:
             known = nearest(str(prediction), task.labels)
@@ -317,21 +325,21 @@ def spelt(task: GlueTask, prediction: str | float) -> str:
 
 
 def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = True) -> list[str]:
-    """Check the eleven files of a submission and put them into one archive.
+    """Check the eleven files of a submission and pack them into one archive.
 
     The same files give the same bytes.
 
     Args:
         files: official name ("CoLA.tsv") -> file, as `write_submission` wrote it.
         out: the archive to write, `glue.zip`.
-        fill_wnli: where WNLI.tsv is absent, say 0 (no entailment) throughout, the majority class.
+        fill_wnli: whether to fill a missing WNLI.tsv with 0 (no entailment), the majority class.
             The paper leaves WNLI out, since its dev set's labels contradict the training set's.
 
     Returns:
-        Remarks for the user: what was filled in.
+        Notes for the user on what was filled in.
 
     Raises:
-        BertkitError: files are missing, or one is not what the server takes; all in one line.
+        BertkitError: files are missing, or the server would reject one; the message names them all.
     """
     for name in files:
         if name not in ZIPPED:
@@ -352,7 +360,7 @@ def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = Tr
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ZIPPED:
-            entry = zipfile.ZipInfo(name)  # dated 1980
+            entry = zipfile.ZipInfo(name)  # its date is always 1980
             entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, texts[name])
@@ -361,7 +369,7 @@ def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = Tr
 
 
 def submission_text(path: Path) -> str:
-    """The text of a file to submit."""
+    """Read the text of a file to submit."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -369,7 +377,7 @@ def submission_text(path: Path) -> str:
 
 
 def problems_of(name: str, text: str) -> Iterator[str]:
-    """The first thing in a file that the server would not take."""
+    """Yield the first problem for which the server would reject a file, if there is one."""
     task, rows = GLUE[ZIPPED[name][0]], ZIPPED[name][1]
     header, *lines = text.removesuffix("\n").split("\n")
     if header != HEADER:
@@ -388,7 +396,7 @@ def problems_of(name: str, text: str) -> Iterator[str]:
 
 
 def is_score(value: str) -> bool:
-    """Whether it is a number from 0 to 5."""
+    """Return whether a text is a number from 0 to 5."""
     try:
         return 0 <= float(value) <= 5
     except ValueError:

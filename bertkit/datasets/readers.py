@@ -1,7 +1,7 @@
-"""The loop that reads the user's own labelled files: rows to examples, the same for every task.
+"""The reader of the user's labelled files, which turns rows into examples for every task.
 
-BERT's section 4 fits one network to any sentence or pair task; this is where "any" comes in. What
-a row becomes is up to the subclasses of `Columns` in `columns.py`.
+BERT's section 4 fits one network to any task on sentences or pairs, hence on any labelled file. The
+subclasses of `Columns` in `columns.py` define how a row becomes an example.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
 RowReader = Callable[[Fields, str], Example | None]
-"""(fields, place) -> an example without its ID; None, counted, where the row cannot be used."""
+"""(fields, location) -> an example without ID, or None (and a count) if the row is unusable."""
 
 
 class Reading(NamedTuple):
-    """What is asked of a file; see `Columns.read`."""
+    """The arguments of `Columns.read`."""
 
     path: str | Path | Records
     counts: TextCounts
@@ -47,24 +47,24 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns(ABC):
-    """What the columns of a file are called; a subclass for every kind of example."""
+    """The column names of a file; each type of example has a subclass."""
 
     id: str = ""
-    """The column of an identifier; without one, rows are numbered from 0."""
+    """The column of the IDs; without one, rows are numbered from 0."""
     format: str = "auto"
-    """csv, tsv, jsonl, parquet, huggingface, text (an input on each line, for predict alone), or
+    """csv, tsv, jsonl, parquet, huggingface, text (one input per line, only for predict), or
     auto."""
     header: bool = True
-    """Whether the first row names the columns; where it does not, they are called 0, 1, 2, ..."""
+    """Whether the first row names the columns; if it does not, they are called 0, 1, 2, ..."""
 
     input_options: ClassVar[tuple[str, ...]]
-    """The options that name the columns every row must have, labels and IDs aside."""
+    """The options that name the columns every row must have, except labels and IDs."""
     target_option: ClassVar[str] = "label"
     """The option that names the column of the labels, tags or answers."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that every row must have, labels and IDs aside."""
+        """The columns that every row must have, except labels and IDs."""
         return tuple(getattr(self, option) for option in self.input_options)
 
     @property
@@ -74,18 +74,18 @@ class Columns(ABC):
 
     @abstractmethod
     def row_reader(self, reading: Reading) -> RowReader:
-        """What makes an example of a row; rows that are left out are counted."""
+        """Return the function that makes an example of a row and counts the rows left out."""
 
     def in_rows(self, path: str | Path) -> bool:
-        """Whether a file has rows with columns, and not a format of the task's own."""
+        """Return whether a file consists of rows, not of a format specific to the task type."""
         return True
 
     def read_own_format(self, reading: Reading) -> Iterator[Any]:
-        """The examples of a file that has no rows."""
+        """Return the examples of a file in the task type's specific format."""
         raise NotImplementedError
 
     def fitted(self, path: str | Records, counts: TextCounts) -> Self:
-        """The same columns, with what is left open decided by the training file."""
+        """Return the same columns with open settings inferred from the training file."""
         return self
 
     def read(
@@ -97,20 +97,20 @@ class Columns(ABC):
         keep_unlabelled: bool = False,
         scoring: bool = False,
     ) -> Iterator[Any]:
-        """The examples of a file, as they are read: no more than a row is held.
+        """Yield the examples of a file; of files with rows, only one row is held at a time.
 
         Args:
             path: a file, folder, glob, URL or `hf:` data set (see `tabular.numbered_rows`).
-            counts: is told at the end of every row left out, with the reason and the first place.
-            labelled: False leaves the labels unread: every one is None.
-            keep_unlabelled: whether a row without label is kept, with None, and not left out.
+            counts: collects, at the end, the rows left out, with reasons and first locations.
+            labelled: whether to read the labels; if not, every label is None.
+            keep_unlabelled: whether to keep a row without a label instead of leaving it out.
             scoring: whether the file is only scored, so that gold answers that are not in their
                 context are kept.
 
         Raises:
-            BertkitError: a column is missing, a field cannot be what it is meant to be, an ID
-                stands twice or is empty, or, known at the end, no row can be used; the message
-                names file and line.
+            BertkitError: a column is missing, a field has the wrong type, an ID is empty or occurs
+                twice, or (known only at the end) no row is usable; the message names the file and
+                the line.
         """
         reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
         if not (isinstance(path, Records) or self.in_rows(path)):
@@ -146,16 +146,16 @@ class Columns(ABC):
     def read_labelled(
         self, path: str | Records, counts: TextCounts, *, scoring: bool = False, test: bool = False
     ) -> Sequence[Any]:
-        """The examples of a labelled file.
+        """Read the examples of a labelled file.
 
         Args:
             path: the file.
-            counts: is told of what is skipped.
+            counts: collects what is skipped.
             scoring: whether the file is only scored; see `read`.
             test: whether labels may be missing, in all rows or in some.
 
         Raises:
-            BertkitError: see `read`; or the file is absent or damaged.
+            BertkitError: see `read`; or the file is missing or damaged.
         """
         in_rows = isinstance(path, Records) or self.in_rows(path)
         labelled = not (test and in_rows) or has_columns(
@@ -167,10 +167,10 @@ class Columns(ABC):
 
 
 def row_id(column: str, number: int, row: Fields, place: str, seen: dict[str, str]) -> str:
-    """The ID of a row, new among those seen (ID -> place); its number where no column is named.
+    """Return the ID of a row and add it to `seen` (ID -> location); its number without a column.
 
     Raises:
-        BertkitError: the ID is empty, or stands twice.
+        BertkitError: the ID is empty or was seen before.
     """
     if not column:
         return str(number)
@@ -179,7 +179,7 @@ def row_id(column: str, number: int, row: Fields, place: str, seen: dict[str, st
         raise BertkitError(f"{place}: no ID in column '{column}'; give the row one")
     if name in seen:
         raise BertkitError(
-            f"{place}: ID '{name}' stands at {seen[name]} already; give every row its own"
+            f"{place}: ID '{name}' is already used at {seen[name]}; give every row its own"
         )
     seen[name] = place
     return name
@@ -188,7 +188,7 @@ def row_id(column: str, number: int, row: Fields, place: str, seen: dict[str, st
 def row_texts(
     row: Fields, columns: Sequence[str], place: str, counts: TextCounts
 ) -> list[str] | None:
-    """The texts of some columns, or None, counted, if one is empty or not text."""
+    """Return the texts of some columns, or None (and a count) if one is empty or not text."""
     texts = [row[column] for column in columns]
     for column, value in zip(columns, texts, strict=True):
         if value is not None and not isinstance(value, str):

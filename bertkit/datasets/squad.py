@@ -1,7 +1,7 @@
-"""SQuAD's files (BERT paper, sections 4.2 and 4.3); its metric is in `tasks/metrics.py`.
+"""The reader of SQuAD's files (BERT paper, sections 4.2 and 4.3).
 
-Questions are read from SQuAD-JSON, 1.1 (Rajpurkar et al. 2016, arXiv 1606.05250) and 2.0
-(Rajpurkar et al. 2018, arXiv 1806.03822), and predictions are written as its programs expect them.
+Questions are read from SQuAD-JSON 1.1 (Rajpurkar et al. 2016, arXiv 1606.05250) and 2.0 (Rajpurkar
+et al. 2018, arXiv 1806.03822).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SQUAD_FILES = {
     "1.1": {"train": "train-v1.1.json", "dev": "dev-v1.1.json"},
     "2.0": {"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
 }
-"""Version -> split -> name of the official file."""
+"""Version -> split -> official file name."""
 
 LONGEST_LINE = 1 << 20
-"""Bytes of a first line that is looked at."""
+"""The number of bytes of a first line that are read."""
 
-NOT_IN_CONTEXT = -1  # the start of a gold answer that only the metric can use
+NOT_IN_CONTEXT = -1  # the start of a gold answer that is kept only for the metric
 
 Kind = TypeVar("Kind")
 AnswerStart = TypeVar("AnswerStart", int, int | None)
@@ -44,23 +44,23 @@ JSON_TYPES = {
 def read_squad(
     path: str | Path, counts: TextCounts, *, scoring: bool = False, version: str = ""
 ) -> list[QuestionExample]:
-    """Read a file of questions; `answers` is () for unanswerable ones, None where it is absent.
+    """Read a file of questions; `answers` is () for unanswerable ones and None if absent.
 
-    The file is one JSON value, so all of it is held in memory; longer ones are read as rows.
+    The file is one JSON value, so it is held in memory; convert larger data to rows.
 
     Args:
-        path: SQuAD-JSON, 1.1 or 2.0: a local file or URL, compressed or not.
-        counts: is told of every question and answer that was left out or corrected.
-        scoring: whether the answers are for the metric. Training needs their place in the context,
-            so an answer without one is left out, and a question that has no other with it. The
-            metric compares texts: it keeps both (`start` is then -1), as the official one does, and
-            empty questions and contexts, too.
-        version: "1.1" or "2.0", by whose rules the questions are scored; where it is not given, a
-            file is 2.0 if its field `version` says so or one of its questions has `is_impossible`.
+        path: a local file or URL of SQuAD-JSON 1.1 or 2.0, compressed or not.
+        counts: collects every question and answer that was left out or corrected.
+        scoring: whether the answers are for the metric. Training needs their position in the
+            context, so an answer that is not found there is left out, and so is a question without
+            any other. The metric compares texts, so both are kept (with `start` -1), as in the
+            official metric, and so are empty questions and contexts.
+        version: "1.1" or "2.0", the rules for scoring. If it is not given, a file is 2.0 if its
+            field `version` says so or one of its questions has `is_impossible`.
 
     Raises:
-        BertkitError: the file is absent or no SQuAD-JSON, a field is missing or of another type,
-            two questions have one id, one has none, or there is no question.
+        BertkitError: the file is missing or not SQuAD-JSON, a field is missing or of the wrong
+            type, a question has no id or that of another, or there is no usable question.
     """
     path = one_source(path).path
     found = TextCounts(files=1)
@@ -95,29 +95,29 @@ def read_squad(
 
 
 def says_version2(content: Any) -> bool:
-    """Whether a file's field `version` begins with 2, as 2.0 and v2.0 do."""
+    """Return whether the `version` of a file begins with 2, as 2.0 and v2.0 do."""
     version = content.get("version") if isinstance(content, dict) else None
     return str(version).lower().removeprefix("v").startswith("2")
 
 
 def is_json(path: str) -> bool:
-    """Whether a name ends in .json, under a suffix of compression too."""
+    """Return whether a file name ends in .json, ignoring a suffix for compression."""
     name = PurePosixPath(path.lower())
     return (name.stem if name.suffix in DECOMPRESSORS else name.name).endswith(".json")
 
 
 def has_json_lines(path: str) -> bool:
-    """Whether a file's first line is an object by itself, and not all of SQuAD's JSON."""
+    """Return whether the first line of a file is one JSON object and not a whole SQuAD-JSON."""
     try:
         with open_binary(path) as stream:
             row = json.loads(stream.readline(LONGEST_LINE))
-    except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading it will say why
+    except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading the file will report it
         return False
     return isinstance(row, dict) and "data" not in row
 
 
 def parse_squad(path: str) -> Any:
-    """The JSON value of a local file or URL, compressed or not."""
+    """Parse the JSON of a local file or URL, compressed or not."""
     try:
         with open_binary(path) as stream:
             return json.load(stream)
@@ -131,7 +131,7 @@ def parse_squad(path: str) -> Any:
 
 
 def paragraphs(content: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """The paragraphs in the content of a file, each with its place, counted from 1."""
+    """Yield (location, paragraph) for the content of a file; locations count from 1."""
     for number, article in enumerate(require_field(content, "data", list, path), 1):
         place = f"{path}, article {number}"
         for index, paragraph in enumerate(require_field(article, "paragraphs", list, place), 1):
@@ -139,7 +139,11 @@ def paragraphs(content: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def require_field(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
-    """A field of a JSON object, checked."""
+    """Return a field of a JSON object.
+
+    Raises:
+        BertkitError: the field is missing or has the wrong type.
+    """
     if not isinstance(record, dict):
         raise BertkitError(f"{place}: expected an object with field '{name}'; is it SQuAD-JSON?")
     if name not in record:
@@ -153,7 +157,7 @@ def require_field(record: Any, name: str, kind: type[Kind], place: str) -> Kind:
 
 
 def read_id(qa: Any, place: str, counts: TextCounts) -> str:
-    """A question's id as text that can be written; other makers of SQuAD-JSON number them."""
+    """Return the id of a question as valid text; some SQuAD-JSON files have integer ids."""
     if isinstance(qa, dict) and type(qa.get("id")) is int:
         return str(qa["id"])
     question_id = require_field(qa, "id", str, place)
@@ -165,7 +169,7 @@ def read_id(qa: Any, place: str, counts: TextCounts) -> str:
 def read_answers(
     qa: Mapping[str, Any], place: str, counts: TextCounts
 ) -> Sequence[tuple[str, int]] | None:
-    """The answers of a question as in its file."""
+    """Return (text, start) of the answers of a question; None if it has no label."""
     impossible = "is_impossible" in qa and require_field(qa, "is_impossible", bool, place)
     if qa.get("answers") is None:
         return () if impossible else None
@@ -188,7 +192,7 @@ def read_answers(
 
 
 def with_text(answers: Iterable[tuple[str, AnswerStart]]) -> list[tuple[str, AnswerStart]]:
-    """The answers but those of an empty text, which says that there is none."""
+    """Return the answers without those of empty text, which means that there is no answer."""
     return [(text, start) for text, start in answers if text and not text.isspace()]
 
 
@@ -202,17 +206,17 @@ def make_question(
     *,
     scoring: bool = False,
 ) -> QuestionExample | None:
-    """A checked question, or None where it had to be left out, which is counted.
+    """Make a checked question, or return None (and count it) if it must be left out.
 
     Args:
-        question_id: is unique in its file.
-        question: as in the file.
-        context: as in the file.
-        answers: text and first character of each answer (None: not known, the first occurrence is
-            taken); () for an unanswerable question; None where the file has no answers.
-        place: for the counts.
-        counts: is told of what was left out or corrected.
-        scoring: as in `read_squad`.
+        question_id: an id that is unique in its file.
+        question: the question as in the file.
+        context: the context as in the file.
+        answers: (text, index of the first character) of each answer; an index of None means the
+            first occurrence. () for an unanswerable question, None if the file has no answers.
+        place: the location for the counts.
+        counts: collects what was left out or corrected.
+        scoring: see `read_squad`.
     """
     for name, text in (("question", question), ("context", context)):
         if not text or text.isspace():
@@ -246,7 +250,7 @@ def make_question(
 def locate(
     text: str, start: int | None, context: str, place: str, counts: TextCounts
 ) -> GoldAnswer | None:
-    """The occurrence of an answer that is nearest to its start; white space may differ."""
+    """Find the occurrence of an answer nearest to its start; white space may differ."""
     words = text.split()
     if not words:
         return None
@@ -273,6 +277,6 @@ def locate(
 
 
 def in_windows_ends(start: int, context: str) -> int:
-    r"""The place in a context of a character that was counted where "\r\n" was one character."""
+    r"""Convert a position counted with "\r\n" as one character to an index into the context."""
     ends = enumerate(re.finditer("\r\n", context))
     return start + sum(end.start() - number < start for number, end in ends)

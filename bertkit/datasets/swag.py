@@ -1,6 +1,6 @@
-"""SWAG's own csv files (BERT section 4.4): a first sentence, the start of a second, four endings.
+"""SWAG's CSV files (BERT section 4.4): a sentence, the start of the next and four endings for it.
 
-Sentence A is `sent1`; sentence B of a choice is `sent2` with an ending.
+Sentence A is `sent1`; sentence B of a choice is `sent2` followed by an ending.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ def read_swag(
     labelled: bool | None = None,
     format: str = "csv",  # noqa: A002
 ) -> list[ChoiceExample]:
-    """The rows of train.csv, val.csv or test.csv; in the last, every label is None.
+    """Read the rows of train.csv, val.csv or test.csv; in test.csv every label is None.
 
     The ID is the number of the row, from 0: `video-id` and `fold-ind` are not unique.
 
     Args:
         path: the file.
-        counts: is told of empty texts, which are kept.
-        labelled: True asks for labels, False leaves them unread, None goes by the file.
-        format: see `rows.numbered_rows`, where the same columns stand in another file.
+        counts: collects empty texts, which are kept.
+        labelled: True requires labels, False ignores them, None reads them if the file has them.
+        format: the format of a file with the same columns; see `tabular.numbered_rows`.
 
     Raises:
-        BertkitError: the file is absent or is another one, it has no labels where they are asked
-            for, a row is ragged (its prediction would be missing, and no official file has one), or
-            a label is not an index; the message names the file or the line.
+        BertkitError: the file is missing or a different one, it lacks required labels, a row is
+            ragged (its prediction would be missing, and no official file has one), or a label is
+            not an index; the message names the file or the line.
     """
     has_labels = labelled is not False and has_columns(path, ["label"], format)
     if labelled and not has_labels:
         raise BertkitError(
-            f"{path} has no column 'label', as test.csv of SWAG; train and score on train.csv and "
-            f"val.csv"
+            f"{path} has no column 'label', like test.csv of SWAG; train and score on train.csv "
+            f"and val.csv"
         )
     labelled = has_labels if labelled is None else labelled
     found = TextCounts()
@@ -65,19 +65,19 @@ def read_swag(
 
 
 def label_index(value: str, place: str) -> int:
-    """A label of the file as an index."""
+    """Convert a label of the file to an index from 0 to 3."""
     if value not in ("0", "1", "2", "3"):
         raise BertkitError(f"{place}: the label is '{value}', not 0, 1, 2 or 3; correct the row")
     return int(value)
 
 
 def write_swag_predictions(path: Path, ids: Sequence[str], choices: Sequence[int]) -> None:
-    """Write what the leaderboard takes: a csv with the header `pred` and one index a line.
+    """Write a file for the leaderboard: a CSV with the header `pred` and one index per line.
 
     Args:
         path: the file to write.
-        ids: those of `read_swag`, all of the file and in its order.
-        choices: the predicted index of each.
+        ids: all IDs from `read_swag`, in the order of the file.
+        choices: the predicted index of each row.
 
     Raises:
         BertkitError: the IDs are not 0, 1, 2, ... in order, or an index is not 0 to 3.

@@ -1,8 +1,8 @@
-"""Files with columns, as rows: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
+"""The reader of rows with columns: CSV, TSV, JSON lines, Parquet and Hugging Face data sets.
 
-Text files may be compressed. How the lines of CSV and TSV become fields is in `separated.py`.
-A row that cannot be used is counted with its reason and first place; a file that is
-evidently meant otherwise (no row has the column, most rows are ragged) is an error.
+Text files may be compressed. `text/lines.py` splits the lines of CSV and TSV into fields. A row
+that cannot be used is counted, with the reason and the first location; a file that clearly has
+another layout (no row has the column, or most rows are ragged) is an error.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bertkit.text.lines import TextCounts, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
 
 PYTHON_LIST = re.compile(r"""\[['"].*['"]\]|\{['"](text|answer_start)['"]:.*\}""", re.DOTALL)
-"""What Python shows for a list or an object, and pandas writes to CSV: it cannot be read safely."""
+"""A list or object in Python's notation, as pandas writes it to CSV; it cannot be parsed safely."""
 
 Fields = Mapping[str, object]
 FileRow = tuple[int, Fields | None]
-"""The line (or row) number from 1; None for a row left out, which has been counted."""
+"""(line or row number from 1, fields); the fields are None for a row left out and counted."""
 
 
 def read_rows(
@@ -37,7 +37,7 @@ def read_rows(
     header: bool | Sequence[str] = True,
     columns: Sequence[str] = (),
 ) -> Iterator[tuple[str, Fields]]:
-    """Place (`file:line`) and fields of every usable row; see `numbered_rows`."""
+    """Yield (location, fields) of every usable row; the location is "file:line"."""
     for _, place, row in numbered_rows(path, counts, format, header=header, columns=columns):
         yield place, row
 
@@ -51,20 +51,21 @@ def numbered_rows(
     columns: Sequence[str] = (),
     optional: str = "",
 ) -> Iterator[tuple[int, str, Fields]]:
-    """Number (from 0, rows left out count too), place and fields of every usable row.
+    """Yield (number, location, fields) of every usable row; rows left out are numbered too.
 
     Args:
-        path: as in `find_sources`: a file, a folder, a glob, a URL or `hf:NAME:CONFIG:SPLIT`.
-        counts: is told of every row left out: ragged, not JSON, or without one of `columns`.
-        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" for the extension.
+        path: a file, a folder, a glob, a URL or `hf:NAME:CONFIG:SPLIT`, as in `find_sources`.
+        counts: collects every row left out: ragged, not JSON, or without one of `columns`.
+        format: "csv", "tsv", "jsonl", "parquet", "huggingface", or "auto" to use the extension.
         header: for CSV and TSV: whether the first line names the columns; False names them "0",
             "1", ...; a sequence gives their names.
-        columns: those that every row must have. Of Parquet files and data sets only these are read.
+        columns: the columns that every row must have. Of Parquet files and data sets, only these
+            are read.
         optional: one of `columns` that a row of JSON lines may lack.
 
     Raises:
-        BertkitError: nothing to read at `path`, a quote is never closed, or the file is damaged;
-            after the last row: no row has one of `columns`, or more than half are ragged.
+        BertkitError: there is nothing to read at `path`, a quote is never closed, or the file is
+            damaged; or, after the last row, no row has one of `columns`, or over half are ragged.
     """
     if isinstance(path, Records):
         yield from path.numbered(counts, columns, optional)
@@ -82,10 +83,10 @@ def numbered_rows(
 
 
 def one_source(path: str | Path) -> Source:
-    """The one file that a path, a folder, a glob or a URL stands for, whatever its extension.
+    """Return the only file at a path, folder, glob or URL, whatever its extension.
 
     Raises:
-        BertkitError: there is none, or there are several.
+        BertkitError: there is no file, or there are several.
     """
     [source, *more] = find_sources([str(path)], format="text")
     if more:
@@ -100,7 +101,7 @@ def file_rows(
     columns: Sequence[str],
     optional: str = "",
 ) -> Iterator[FileRow]:
-    """The rows of one file, each with all that it needs or None; see `numbered_rows`."""
+    """Yield the rows of one file; the fields of a row that lacks a column are None."""
     needed = [name for name in columns if name != optional]
     readers: dict[str, Callable[[], Iterator[FileRow]]] = {
         "csv": lambda: separated_rows(source, counts, header, columns),
@@ -132,7 +133,7 @@ def file_rows(
 
 
 def damaged_file(path: str, line: int, error: Exception) -> BertkitError:
-    """The error for a file that cannot be read beyond a row or line."""
+    """Return the error for a file that cannot be read beyond a row or line."""
     return BertkitError(
         f"{path} cannot be read after row or line {line} ({one_line(error)}); restore the file or "
         f"leave it out"
@@ -140,7 +141,7 @@ def damaged_file(path: str, line: int, error: Exception) -> BertkitError:
 
 
 def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> None:
-    """Stop unless all columns are among the names of the file's."""
+    """Raise unless each of `columns` occurs exactly once among the column names of a file."""
     known = list(names)
     for column in columns:
         if column not in known:
@@ -154,14 +155,14 @@ def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> 
 
 
 def require_all(counts: TextCounts, advice: str) -> None:
-    """Stop if a row was left out: where predictions are wanted for every one."""
+    """Raise if a row was left out, for files that need a prediction for every row."""
     for reason, place in counts.examples.items():
         if not reason.endswith("kept"):
             raise BertkitError(f"{place}: {reason}; {advice}")
 
 
 def first_left_out(counts: TextCounts) -> str:
-    """Why the first row was left out, to end a message with; "" where none was."""
+    """Return the end of a message: why the first row was left out, or "" if none was."""
     lost = (item for item in counts.examples.items() if not item[0].endswith("kept"))
     return next((f"; the first: {reason} at {place}" for reason, place in lost), "")
 
@@ -169,7 +170,7 @@ def first_left_out(counts: TextCounts) -> str:
 def separated_rows(
     source: Source, counts: TextCounts, header: bool | Sequence[str], columns: Sequence[str]
 ) -> Iterator[FileRow]:
-    """The rows of CSV or TSV; a row with another number of fields than the header is left out."""
+    """Yield the rows of CSV or TSV; a row whose number of fields is wrong is left out."""
     rows = split_rows(source, counts, columns if header is True else None, ends=True)
     first = next(rows, None)
     if first is None:
@@ -194,13 +195,13 @@ def separated_rows(
         yield line, None
     if 2 * ragged > total:
         raise BertkitError(
-            f"{example}, and so {ragged} of {total} rows; check the separator, the quotes and "
+            f"{example}; {ragged} of {total} rows are ragged; check the separator, the quotes and "
             f"whether the first line names the columns"
         )
 
 
 def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
-    """One JSON object a line."""
+    """Yield the rows of a file with one JSON object per line."""
     first_bad = bad = good = 0
     array = False
     for number, line in text_lines(source, counts):
@@ -221,12 +222,12 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         what = f"{bad} of {bad + good} lines are not" if good else "no line of this file is"
         hint = "this file is a JSON array; " if array else ""
         raise BertkitError(
-            f"{source.path}:{first_bad}: {hint}{what} a JSON object; write one a line"
+            f"{source.path}:{first_bad}: {hint}{what} a JSON object; write one per line"
         )
 
 
 def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
-    """The rows of a Parquet file, some at a time; class numbers as names, as `datasets` wrote."""
+    """Yield the rows of a Parquet file in batches, with the class names that `datasets` stored."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
     with open_binary(source.path, decompress=False) as stream:
@@ -243,7 +244,7 @@ def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
 
 
 def huggingface_records(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
-    """The rows of a data set; class numbers become the names that the data set gives them."""
+    """Yield the rows of a data set, with class numbers replaced by its class names."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
     try:
@@ -256,33 +257,33 @@ def huggingface_records(source: Source, columns: Sequence[str]) -> Iterator[File
             yield number, row | names_in(row, named, f"{source.path}:{number}")
     except BertkitError:
         raise
-    except Exception as error:  # the library passes on errors of a dozen others
+    except Exception as error:  # the library raises the errors of many others
         raise BertkitError(
             f"cannot load {source.path} ({one_line(error)}); check name, config, split and network"
         ) from error
 
 
 def features_in(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
-    """The types of columns as `datasets` describes them in a Parquet file of its own."""
+    """Return the column types that `datasets` stores in the Parquet files that it writes."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError, RecursionError):  # the file is of another maker
+    except (KeyError, TypeError, ValueError, RecursionError):  # another program wrote the file
         return {}
     return features if isinstance(features, dict) else {}
 
 
 def named_columns(features: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-    """Column -> names of its classes, of those whose fields are classes or lists of them."""
+    """Return column -> class names, for columns that hold classes or lists of classes."""
     found = {column: class_names(feature) for column, feature in features.items()}
     return {column: names for column, names in found.items() if names}
 
 
 def class_names(feature: Any) -> Sequence[str]:
-    """The names of classes, or of lists of them, by the type as JSON; none of any other type."""
-    if isinstance(feature, list):  # what it holds, as older versions write it
+    """Return the class names of a column type given as JSON; () if it does not hold classes."""
+    if isinstance(feature, list):  # a list type, as older versions of `datasets` write it
         return class_names(feature[0]) if feature else ()
     if not isinstance(feature, dict) or not isinstance(feature.get("_type"), str):
-        return ()  # of an object, by its fields
+        return ()  # an object type, which maps its field names to types
     if "feature" in feature:
         return class_names(feature["feature"])
     names = feature.get("names")
@@ -290,7 +291,7 @@ def class_names(feature: Any) -> Sequence[str]:
 
 
 def names_in(row: Fields, named: Mapping[str, Sequence[str]], place: str) -> dict[str, Any]:
-    """The fields of a row that hold classes, as names."""
+    """Return the fields of a row that hold classes, with names instead of numbers."""
     return {
         column: with_names(row[column], names, f"{place}: '{column}'")
         for column, names in named.items()
@@ -299,7 +300,7 @@ def names_in(row: Fields, named: Mapping[str, Sequence[str]], place: str) -> dic
 
 
 def with_names(value: Any, names: Sequence[str], place: str) -> Any:
-    """Class numbers, in lists or alone, as names; -1 stands for none."""
+    """Replace class numbers, also in lists, by names; -1 means no class and becomes None."""
     if isinstance(value, list):
         return [with_names(item, names, place) for item in value]
     if not isinstance(value, int):  # null, or a name already
@@ -318,7 +319,7 @@ def has_columns(
     *,
     header: bool = True,
 ) -> bool:
-    """Whether every one of these columns is in some row; the file is read once, as far as needed.
+    """Return whether each column is in some row; the file is read only as far as needed.
 
     Raises:
         BertkitError: see `numbered_rows`.
@@ -341,7 +342,7 @@ def has_columns(
 
 
 def value_name(value: object) -> str:
-    """A field as a name: numbers and truth values as JSON writes them, "" for none."""
+    """Return a field as a name: numbers and booleans as in JSON, "" for null and NaN."""
     if isinstance(value, str):
         return LONE_SURROGATE.sub("\ufffd", value.strip())
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -349,36 +350,36 @@ def value_name(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # a column of integers with a gap comes as floats
+        return str(int(value))  # integer columns with missing values are read as floats
     return str(value)
 
 
 def label_name(value: object, place: str) -> str:
-    """The name that a field gives to a label, "" for none.
+    """Return the label name in a field, or "" if it is empty.
 
     Raises:
-        BertkitError: it holds half of a surrogate pair. Labels that differ in nothing else would
-            become one, since no file can spell them.
+        BertkitError: the field holds a lone surrogate. No file can spell it, so labels that differ
+            only in surrogates would be merged.
     """
     if isinstance(value, str) and LONE_SURROGATE.search(value):
         raise BertkitError(
-            f"{place}: the label {value[:40]!a} holds half of a surrogate pair, which is no "
+            f"{place}: the label {value[:40]!a} holds half of a surrogate pair, which is not a "
             "character; correct it"
         )
     return value_name(value)
 
 
 def refuse_python_list(text: str, place: str) -> None:
-    """Stop if a field is written as Python shows lists and objects."""
+    """Raise if a field is a list or object in Python's notation."""
     if PYTHON_LIST.fullmatch(text.strip()):
         raise BertkitError(
-            f"{place}: {text.strip()[:40]!r} is a list or object as Python shows it; write it as "
+            f"{place}: {text.strip()[:40]!r} is a list or object in Python's notation; write it as "
             f"JSON, or the data as JSON lines or Parquet"
         )
 
 
 def valid_text(text: str, place: str, counts: TextCounts) -> str:
-    """Text that UTF-8 can hold: JSON can spell half a surrogate pair."""
+    """Return text that UTF-8 can encode: lone surrogates, which JSON can spell, are replaced."""
     if text.isascii() or not LONE_SURROGATE.search(text):
         return text
     counts.note("lone surrogate replaced, kept", place)

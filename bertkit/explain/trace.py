@@ -1,7 +1,7 @@
-"""One example through a model, from characters to losses: the numbers of `bertkit explain`.
+"""Tracing one example through a model, from characters to losses, for `bertkit explain`.
 
-A pre-training model reads the masked sequence, as in its training; any other reads the text as it
-is, and the masks that pre-training would draw are shown beside it.
+A pre-training model reads the masked sequence, as in its training; any other model reads the
+original text, and the masks that pre-training would draw are only shown.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from bertkit.tasks.regression import ValuePrediction
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOP = 5
-"""Candidates that are shown for a target."""
+"""The number of candidates that are shown for a target."""
 
 PRETRAINING_HEADS = {
     "mlm": "cls.predictions.",
     "nsp": "cls.seq_relationship.",
     "pooler": "bert.pooler.",
 }
-"""Section of a head -> how the names of its parameters begin in a file."""
+"""Section of a head -> the prefix of its parameter names in a file."""
 
 
 class Guess(NamedTuple):
@@ -62,7 +62,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """Everything about one example."""
+    """All that `bertkit explain` shows about one example."""
 
     model: str
     config: ModelConfig
@@ -77,32 +77,32 @@ class Trace:
     masking: MaskingOptions
     targets: list[Target]
     masked: bool
-    """Whether the network reads what is shown at the targets, or the text as it is."""
+    """Whether the network reads the masked sequence, or the original text."""
     inside: Inside
     pooled: np.ndarray | None
-    """(width,)."""
+    """(width,) the pooled vector; None if the model has no pooler."""
     guesses: list[Guess]
-    """One for each target, or none."""
+    """One prediction for each target; empty if the "mlm" section is left out."""
     mlm_loss: float | None
-    """Mean over the targets, in nats."""
+    """The mean loss over the targets, in nats."""
     next_probability: float | None
-    """Of the first answer about the two texts."""
+    """The probability of class 0 of the pair objective, that the texts are in order."""
     pairs: str
-    """What the pairs' head was trained on: "nsp", or "sop" (ALBERT)."""
+    """The objective of the pair head: "nsp", or "sop" (ALBERT)."""
     task: str
-    """What a fine-tuned model says; "" where it was not fine-tuned."""
+    """The prediction of a fine-tuned model; "" if the model is not fine-tuned."""
     left_out: dict[str, str]
     """Key of a section -> why it has nothing to show."""
 
 
 def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed: int = 0) -> Trace:
-    """Follow one example through a model.
+    """Trace one example through a model.
 
     Args:
-        model: a directory or a run, as `bertkit.checkpoints.pretrained.read_start` takes it.
+        model: a checkpoint that `bertkit.checkpoints.pretrained.read_pretrained` can read.
         text: the first text.
-        pair: the second, where there is one.
-        seed: of the masks.
+        pair: the second text, if there is one.
+        seed: the seed of the masks.
 
     Raises:
         BertkitError: there is no such model, a text is empty or holds [MASK], the sequence is
@@ -156,10 +156,10 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
 
 
 def check_texts(texts: tuple[str, ...], counts: list[int], config: ModelConfig) -> None:
-    """Refuse what cannot be shown as one sequence.
+    """Check that texts can be shown as one sequence.
 
     Raises:
-        BertkitError: says what to change.
+        BertkitError: they cannot; the message says what to change.
     """
     for text, count in zip(texts, counts, strict=True):
         if not count:
@@ -179,7 +179,7 @@ def check_texts(texts: tuple[str, ...], counts: list[int], config: ModelConfig) 
 
 
 def missing_heads(new: list[str], start: PretrainedWeights, pair: str | None) -> dict[str, str]:
-    """Key of a section -> why it has nothing to show."""
+    """Return key of a section -> why it has nothing to show."""
     left_out = {}
     for key, prefix in PRETRAINING_HEADS.items():
         if any(name.startswith(prefix) for name in new):
@@ -197,7 +197,7 @@ def missing_heads(new: list[str], start: PretrainedWeights, pair: str | None) ->
 
 @torch.inference_mode()
 def pool(model: PretrainingModel, packed: Packed, inside: Inside) -> np.ndarray:
-    """The pooled vector, (width,)."""
+    """Return the pooled vector, (width,)."""
     encoder = model.encoder
     return encoder.pool(inside.last[encoder.summary_tokens(packed).long()])[0].numpy()
 
@@ -210,7 +210,7 @@ def judge_next_sentence(
     tokens: list[Token],
     targets: list[Target],
 ) -> tuple[list[Guess], float]:
-    """What the heads say: a guess for each target, and the probability of the next sentence."""
+    """Return a prediction for each target, and the probability of class 0 of the pair head."""
     output = model(packed, torch.tensor([t.position for t in targets], dtype=torch.int64))
     logs = output.mlm_logits.float().log_softmax(-1)  # over all rows of the embeddings
     guesses = []
@@ -225,7 +225,7 @@ def judge_next_sentence(
 
 
 def task_says(model: Path, texts: tuple[str, ...]) -> str:
-    """The prediction of a fine-tuned model for one text or two, as a sentence."""
+    """Describe the prediction of a fine-tuned model for one text or two; "" for other models."""
     if not is_tuned(model_folder(model)):
         return ""
     predictor = load(model, device="cpu", precision="fp32")

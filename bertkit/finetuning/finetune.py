@@ -1,4 +1,4 @@
-"""Fine-tuning: any BERT and labelled data → every run of a grid, and the best one's model.
+"""Fine-tuning: trains every run of a grid on labelled data and keeps the best model.
 
 The procedure is that of paper section A.3.
 """
@@ -82,24 +82,24 @@ def finetune(
 
     Args:
         task: the name of an official set or a task type (see `load_dataset`), or a data set.
-        model: what to initialise from: a model directory, a run, or a Google checkpoint.
-        out: the folder; runs that are done in it are not repeated.
+        model: the weights to initialise from: a model directory, a run, or a Google checkpoint.
+        out: the output folder; runs that it already contains are not repeated.
         train: labelled data: a path, a pandas or polars DataFrame, a `datasets.Dataset`, or a list
             of dicts or tuples.
         dev: labelled data to choose the best run by; without it a share of `train` is set apart.
         test: data to predict at the end, with or without labels.
-        files: where the data is, if it is not given by `train`, `dev` and `test`.
-        columns: of own data; see `load_dataset`.
-        windows: how long sequences are; see `load_dataset`.
-        settings: which runs to make, and how.
-        console: shows progress; a new one where absent.
+        files: the files of the data set, if they are not given by `train`, `dev` and `test`.
+        columns: the column names of the user's data; see `load_dataset`.
+        windows: the window lengths; see `load_dataset`.
+        settings: the grid of runs and their settings.
+        console: the console for progress; None for a new one.
 
     Returns:
         The best run; its model is in `out`/model.
 
     Raises:
-        BertkitError: data or model are missing or damaged, the folder holds other settings, every
-            run diverged, or the disk is full.
+        BertkitError: the data or the model is missing or damaged, the folder has other settings,
+            every run diverged, or the disk is full.
     """
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
     given = {"train": train, "dev": dev, "test": test}
@@ -118,18 +118,17 @@ def finetune(
 
 
 class FinetuningRun:
-    """A folder of runs.
+    """All fine-tuning runs of one output folder.
 
     Args:
         data: the task and its inputs.
         start: the weights to initialise from.
-        out: the folder; runs that are done in it are not repeated.
-        settings: which runs to make, and how.
-        console: shows progress.
+        out: the output folder; runs that it already contains are not repeated.
+        settings: the grid of runs and their settings.
+        console: the console for progress.
 
     Raises:
-        BertkitError: the folder holds other settings, an input has an unknown label, or the head
-            does not fit the task.
+        BertkitError: an input has no label or an unknown one, or the head does not fit the task.
     """
 
     def __init__(
@@ -154,14 +153,14 @@ class FinetuningRun:
         self._encode()
 
     def shared(self) -> dict[str, Any]:
-        """What all runs in the folder have in common: `finetune.json`."""
+        """Return what all runs in the folder share, the content of `finetune.json`."""
         data, head = self.data, self.settings.head
         digests = (
             {"beside_digest": read_pretrained(Path(head.beside)).digest} if head.beside else {}
         )
         training = dataclasses.replace(
             self.settings.training, precision=self.precision
-        )  # not "auto"
+        )  # the resolved precision, not "auto"
         return digests | {
             "data": data.name,
             "files": dict(data.files),
@@ -178,7 +177,7 @@ class FinetuningRun:
         }
 
     def _encode(self) -> None:
-        """Tokenise every split once, and say what is in it."""
+        """Tokenise every split once, and print a description of it."""
         for line in describe_skipped(self.data.counts.skipped, self.data.counts.examples):
             self.console.say(line)
         for name, inputs in (("train", self.data.train), *self.data.dev):
@@ -213,10 +212,11 @@ class FinetuningRun:
             self.console.say(slow)
 
     def run(self) -> RunResult:
-        """Make all runs that are not done, then write the best one's model and results.
+        """Train all missing runs, then write the model and results of the best one.
 
         Raises:
-            BertkitError: every run diverged, the disk is full, or another process works here.
+            BertkitError: the folder has other settings or is in use by another process, every run
+                diverged, or the disk is full.
         """
         with exclusive_lock(self.out):
             # Paths may change as long as the digests do not.
@@ -225,7 +225,7 @@ class FinetuningRun:
             path, shared = self.out / "finetune.json", self.shared()
             claim_settings(path, shared, "a fine-tuning", ignored=ignored, foreign=others)
             for line in keep_environment(self.out):
-                self.console.say(f"different from when this folder was begun: {line}")
+                self.console.say(f"different from when this folder was created: {line}")
             write_json(self.out / "grid.json", as_json(self.settings.grid))
             self.make_missing(self.settings.grid.runs())
             results = self.with_models()
@@ -239,7 +239,7 @@ class FinetuningRun:
         return best
 
     def make_missing(self, runs: Sequence[RunSettings]) -> None:
-        """Make the runs of the grid that are not done."""
+        """Train the runs of the grid that are not done."""
         every = {result.name for result in all_results(self.out)}
         done = every & {run.name for run in runs}
         if done:
@@ -253,10 +253,10 @@ class FinetuningRun:
                 self.console.say(f"run {number} of {len(runs)}, {scores_text(result)}")
 
     def with_models(self) -> list[RunResult]:
-        """All results, once the best few have the models that their runs left.
+        """Return all results, once the best `keep` runs have the models that they saved.
 
-        One whose model is gone or damaged is made again. On another machine that may change its
-        scores, and which are the best.
+        A run whose model is gone or damaged is repeated. On another machine this may change its
+        scores and the ranking.
         """
         while True:
             results = all_results(self.out)
@@ -273,7 +273,7 @@ class FinetuningRun:
                 return results
 
     def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
-        """Whether `finish` was done for these runs, and its model is whole."""
+        """Return whether `finish` is done for these runs, and the model is intact."""
         found = self.written()
         for name, inputs in self.data.test:
             own = found.get("predicted", {}).get(name, {})
@@ -285,14 +285,14 @@ class FinetuningRun:
         return seals == {result.name: result.as_json()["sha256"] for result in results}
 
     def written(self) -> dict[str, Any]:
-        """`results.json`; {} where there is none."""
+        """Return the content of `results.json`, or {} if there is none."""
         path = self.out / "results.json"
         return read_json(path) if path.is_file() else {}
 
     def make(self, run: RunSettings, title: str) -> RunResult:
-        """One run: train, score on dev, save, write `run.json` last."""
+        """Train one run, score it on dev, save its model and write `run.json` last."""
         folder = self.out / "runs" / run.name
-        (folder / "journal.jsonl").unlink(missing_ok=True)  # of a run that was killed
+        (folder / "journal.jsonl").unlink(missing_ok=True)  # left by a killed run
         journal = Journal(folder, tensorboard=False)
         write_json(folder / "environment.json", environment())
         began = time.perf_counter()
@@ -341,13 +341,13 @@ class FinetuningRun:
         return result
 
     def evaluate(self, model: TaskModel) -> tuple[Task, dict[str, list[Any]]]:
-        """The task with its thresholds, and the predictions for every dev split."""
+        """Return the task with thresholds chosen on dev, and the predictions per dev split."""
         predictions = {name: self.predict(model, name, inputs) for name, inputs in self.data.dev}
         first, inputs = self.data.dev[0]
         return self.task.calibrated(inputs, predictions[first]), predictions
 
     def predict(self, model: TaskModel, split: str, inputs: Any) -> list[Any]:
-        """Predictions for a split, with a progress bar."""
+        """Return the predictions for a split, with a progress bar."""
         items: Items = self.items[split]
         self.console.start(sum(len(i.parts) for i in items.items), title=split, unit="windows")
         outputs = run_model(
@@ -368,7 +368,7 @@ class FinetuningRun:
         run: RunSettings,
         scores: dict[str, dict[str, float]],
     ) -> None:
-        """Write the model of a run with everything needed to use it."""
+        """Save the model of a run with everything needed to use it."""
         details = {
             "task": task.task_type,
             "labels": list(task.labels),
@@ -385,7 +385,7 @@ class FinetuningRun:
         save_tuned(folder, model, self.start.tokenizer, details)
 
     def finish(self, best: RunResult, results: list[RunResult]) -> None:
-        """The best model, its predictions on dev and test, and the table of the grid."""
+        """Write the best model, its predictions on dev and test, and `results.json`."""
         copy_model(self.out / "runs" / best.name / "model", self.out / "model")
         predicted = {**self.earlier_splits(best), **self.predict_splits(best)}
         rows = grid_summary(results)
@@ -416,7 +416,7 @@ class FinetuningRun:
         self.console.say(f"best: {scores_text(best)}; the model is in {self.out / 'model'}")
 
     def predict_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
-        """Write the best model's predictions; for each split, its numbers and files."""
+        """Write the predictions of the best model; return split -> its scores, counts and files."""
         loaded = load_task_model(self.out / "model", self.device)
         predicted = {}
         for name, inputs in (*self.data.dev, *self.data.test):
@@ -446,9 +446,9 @@ class FinetuningRun:
         return predicted
 
     def earlier_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
-        """What an earlier call predicted that this one does not, say without `--test`.
+        """Return splits that only an earlier call predicted, as when `--test` is now left out.
 
-        Predictions of another model are deleted: `results/` is of the model beside it.
+        Predictions of another model are deleted, since `results/` belongs to the current `model/`.
         """
         before = self.written()
         earlier = {

@@ -1,9 +1,9 @@
-"""Many runs as one command: a grid of settings times seeds, best on dev (paper section A.3).
+"""A grid of settings and seeds, whose best run is chosen on dev (paper section A.3).
 
 The folder holds `finetune.json` (what all runs share), `runs/NAME/` for each run (`run.json`, its
-journal, and the model of the best few), `model/` (the best run's), `results/` and `results.json`. A
-run that has its `run.json` is done and not repeated, so a killed grid goes on where it was. Another
-grid in the same folder makes only the new runs, and the best is the best of all.
+journal, and the model if it is among the best), `model/` (that of the best run), `results/` and
+`results.json`. A run with a `run.json` is done and not repeated, so a killed grid resumes where it
+stopped. Another grid in the same folder adds only the new runs, and the best is the best of all.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ SHOWN_SCORES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Every combination is tried, with every seed."""
+    """A grid of settings, of which every combination is trained with every seed."""
 
     batch_size: tuple[int, ...] = (32,)
-    """Inputs in an update; the paper tries 16 and 32."""
+    """Inputs per update; the paper tries 16 and 32."""
     learning_rate: tuple[float, ...] = (5e-5,)
-    """The highest one; the paper tries 5e-5, 3e-5 and 2e-5, small models like 1e-4 to 3e-4."""
+    """The peak learning rate; the paper tries 5e-5, 3e-5 and 2e-5, small models need 1e-4 to
+    3e-4."""
     epochs: tuple[int, ...] = (3,)
-    """The paper tries 2, 3 and 4."""
+    """Passes over the training data; the paper tries 2, 3 and 4."""
     seeds: int = 1
-    """Runs of each setting, with seeds 1, 2, ..."""
+    """The number of runs of each setting, with seeds 1, 2, ..."""
 
     def __post_init__(self) -> None:
         """Check every value.
 
         Raises:
-            BertkitError: names the field.
+            BertkitError: a value is not valid; the message names the field.
         """
         for name in ("batch_size", "learning_rate", "epochs"):
             values = getattr(self, name)
@@ -60,7 +61,7 @@ class Grid:
             raise BertkitError("two runs of the grid are the same; give each value once")
 
     def runs(self) -> list[RunSettings]:
-        """All runs: the first seed of every setting, then the second, and so on."""
+        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on."""
         settings = itertools.product(
             range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
         )
@@ -75,16 +76,16 @@ ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneSettings:
-    """Which runs to make, and how."""
+    """The runs to train and their settings."""
 
     grid: Annotated[Grid, FLATTEN] = ONE_RUN
-    """Which runs to make; one by default."""
+    """The grid of runs; a single run by default."""
     training: Annotated[TrainingSettings, FLATTEN] = USUAL
-    """What they share."""
+    """The settings that all runs share."""
     head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD
-    """What stands on the encoder."""
+    """The head on the encoder."""
     keep: int = 1
-    """How many of the best runs keep their model in `runs/NAME/model`, for ensembles."""
+    """The number of best runs that keep their model in `runs/NAME/model`, for ensembles."""
     device: str = "auto"
     """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
 
@@ -92,7 +93,7 @@ class FinetuneSettings:
         """Check the number of models.
 
         Raises:
-            BertkitError: none would be kept.
+            BertkitError: no model would be kept.
         """
         if self.keep < 1:
             raise BertkitError(f"--keep must be at least 1, got {self.keep}")
@@ -100,26 +101,26 @@ class FinetuneSettings:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What `run.json` holds."""
+    """The result of one run, the content of `run.json`."""
 
     name: str
     settings: dict[str, Any]
     scores: dict[str, dict[str, float]]
-    """Split of dev -> metric -> value; {} where the run diverged."""
+    """Dev split -> metric -> value; {} if the run diverged."""
     metric: float
-    """By which runs are compared; -inf where the run diverged."""
+    """The score by which runs are compared; -inf if the run diverged."""
     degenerate: str
-    """Why the run learnt nothing; "" where it did."""
+    """Why the run learned nothing; "" if it learned something."""
     seconds: float
     model: str = ""
-    """`model_digest` of what the run saved; "" where it diverged."""
+    """The `model_digest` of the saved model; "" if the run diverged."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """The result that `as_json` wrote.
+        """Return the result that `as_json` wrote.
 
         Raises:
-            TypeError, KeyError: these are other values, or they were changed.
+            TypeError, KeyError: the values are not those of a result, or were changed.
         """
         plain = {name: value for name, value in values.items() if name != "sha256"}
         if values.get("sha256", run_checksum(plain)) != run_checksum(plain):
@@ -129,9 +130,9 @@ class RunResult:
         return cls(**{**plain, "metric": float("-inf") if metric is None else metric})
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values and their checksum.
+        """Return JSON values with a checksum.
 
-        JSON has no -inf, so null stands for a run that diverged.
+        The metric of a diverged run becomes null, since JSON has no -inf.
         """
         values = {**dataclasses.asdict(self), "metric": self.metric if self.scores else None}
         return {**values, "sha256": run_checksum(values)}
@@ -143,17 +144,17 @@ class RunResult:
 
     @property
     def place(self) -> tuple[float, ...]:
-        """Where the run stands in a grid: the first seed of every setting comes first."""
+        """The sort key of the run in a grid: by seed, then by setting."""
         return tuple(self.settings[f] for f in ("seed", "batch_size", "learning_rate", "epochs"))
 
 
 def run_checksum(values: dict[str, Any]) -> str:
-    """The checksum of a run's values, but for its time: equal runs have equal ones."""
+    """Return the checksum of a run's values except its duration; equal runs have equal ones."""
     return digest({name: value for name, value in values.items() if name != "seconds"})
 
 
 def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
-    """The results of those runs that are done.
+    """Read the results of those of the runs that are done.
 
     Raises:
         BertkitError: a file is damaged.
@@ -163,7 +164,7 @@ def read_results(folder: Path, runs: Sequence[RunSettings]) -> list[RunResult]:
 
 
 def all_results(folder: Path) -> list[RunResult]:
-    """Of all runs that are done in a folder, whatever grid asked for them, seed by seed.
+    """Read the results of all finished runs in a folder, of any grid, ordered by seed.
 
     Raises:
         BertkitError: a file is damaged.
@@ -173,10 +174,10 @@ def all_results(folder: Path) -> list[RunResult]:
 
 
 def read_result(path: Path) -> RunResult:
-    """What a `run.json` holds.
+    """Read a `run.json`.
 
     Raises:
-        BertkitError: it is damaged.
+        BertkitError: the file is damaged.
     """
     try:
         return RunResult.from_json(read_json(path))
@@ -185,7 +186,7 @@ def read_result(path: Path) -> RunResult:
 
 
 def best_run(results: Sequence[RunResult]) -> RunResult:
-    """The run with the highest metric, the first of equals; degenerate ones come last.
+    """Return the run with the highest metric, the first of equals; degenerate ones come last.
 
     Raises:
         DivergedError: every run diverged.
@@ -197,7 +198,7 @@ def best_run(results: Sequence[RunResult]) -> RunResult:
 
 
 def ranked(results: Sequence[RunResult]) -> list[RunResult]:
-    """The runs that did not diverge, best first, degenerate ones last."""
+    """Return the runs that did not diverge, best first, degenerate ones last."""
     scored = [result for result in results if result.scores]
     return sorted(scored, key=lambda result: (bool(result.degenerate), -result.metric))
 
@@ -209,29 +210,29 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
 
 
 def model_digest(folder: Path) -> str:
-    """The SHA-256 of the names and contents of a model directory's files, but for hidden ones.
+    """Return the SHA-256 of the names and contents of a model directory's files.
 
-    File managers and network file systems leave such in folders that are looked at.
+    Hidden files are ignored, since file managers and network file systems create them.
     """
     files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
     return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
 
 
 def model_problem(folder: Path, result: RunResult) -> str:
-    """Why the model of a run must be made again; "" where it is as the run left it."""
+    """Return why the model of a run must be trained again, or "" if it is intact."""
     if not folder.is_dir():
         return "did not keep its model"
     return "has a damaged model" if result.model not in ("", model_digest(folder)) else ""
 
 
 def copy_model(source: Path, target: Path) -> None:
-    """Copy a model directory, whole or not at all."""
+    """Copy a model directory atomically."""
     with new_folder(target) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
 
 
 def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
-    """For each setting: runs, median and spread of every score, and how many are degenerate."""
+    """Summarize each setting: its runs, how many failed, and the median and spread of scores."""
     rows = []
     for setting in dict.fromkeys(result.setting for result in results):
         own = [result for result in results if result.setting == setting]
@@ -246,7 +247,7 @@ def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
         for split in scored[0].scores if scored else {}:
             for metric in scored[0].scores[split]:
                 if any(metric not in result.scores[split] for result in scored):
-                    continue  # a type of entity that only some runs predict
+                    continue  # an entity type that only some runs predict
                 values = [result.scores[split][metric] for result in scored]
                 row["scores"].setdefault(split, {})[metric] = metric_spread(values)
         rows.append(row)
@@ -254,7 +255,7 @@ def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:
 
 
 def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Median, range and standard deviation; one value alone has no deviation."""
+    """Return median, range and standard deviation; a single value has no deviation."""
     return {
         "median": statistics.median(values),
         "lowest": min(values),
@@ -264,7 +265,7 @@ def metric_spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def shown_scores(scores: dict[str, float]) -> str:
-    """The first few scores in percent; errors as they are."""
+    """Format the first few scores in percent, errors and thresholds as plain numbers."""
     shown = [pair for pair in scores.items() if "/" not in pair[0]][:SHOWN_SCORES]
     return ", ".join(
         f"{name} {value:.4g}" if name.endswith(("error", "threshold")) else f"{name} {value:.1%}"
@@ -273,14 +274,14 @@ def shown_scores(scores: dict[str, float]) -> str:
 
 
 def scores_text(result: RunResult) -> str:
-    """A run in a line."""
+    """Describe a run in one line."""
     flag = f" [degenerate: {result.degenerate}]" if result.degenerate else ""
     scores = "; ".join(f"{split} {shown_scores(found)}" for split, found in result.scores.items())
     return f"{result.name}: {scores or 'no score'} ({result.seconds:.0f} s){flag}"
 
 
 def setting_text(row: dict[str, Any]) -> str:
-    """A setting of the grid in a line: median and range of the first scores."""
+    """Describe a setting in one line, with median and range of its first scores."""
     parts = []
     for split, metrics in row["scores"].items():
         for metric, found in list(metrics.items())[:2]:

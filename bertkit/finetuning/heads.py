@@ -1,6 +1,6 @@
-"""What stands on the encoder: the task's own linear layer, or one that reads a frozen encoder.
+"""The head on the encoder: the task's linear layer, a BiLSTM, or a head on a frozen encoder.
 
-Paper sections 4.2 (tuned on other questions first), 5.1 (BiLSTM on top) and 5.3 (frozen).
+See paper sections 4.2 (fine-tuned on other questions first), 5.1 (BiLSTM) and 5.3 (frozen).
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSettings:
-    """What stands on the encoder, where it is not the task's own linear layer."""
+    """The options of the head on the encoder, by default the task's linear layer."""
 
     frozen: bool = False
-    """Leave the encoder as it is and train only what stands on it (paper section 5.3)."""
+    """Freeze the encoder and train only the head (paper section 5.3)."""
     layers: str = "last"
-    """Which of the frozen layers are read; `bertkit features --help` lists them."""
+    """The frozen layers that the head reads; `bertkit features --help` lists the choices."""
     beside: Annotated[str, OWN] = ""
-    """A second frozen model, whose states are appended: with a model from left to right and one
-    from right to left, an ELMo (paper section 5.1)."""
+    """A second frozen model, whose hidden states are appended: a left-to-right model with a
+    right-to-left one makes an ELMo (paper section 5.1)."""
     new_head: bool = False
-    """Draw the head anew even where the start was tuned for the same task and labels."""
+    """Initialise the head randomly even if the model has one for the same task and labels."""
     head: str = "linear"
-    """linear, or bilstm: two layers, on a frozen encoder (paper section 5.3) or on one that is
-    tuned (section 5.1)."""
+    """linear, or bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a
+    fine-tuned one (section 5.1)."""
     units: int = 0
-    """Of the BiLSTM, in each direction; 0 for the paper's 768 on a frozen encoder, and else for as
-    many as the encoder is wide."""
+    """The units of the BiLSTM in each direction; 0 for the paper's 768 on a frozen encoder, and
+    otherwise for the encoder's width."""
 
 
 def previous_tuning(start: PretrainedWeights) -> Mapping[str, Any]:
-    """What the start was tuned for, by whomever; {} for nothing."""
-    if "task" not in start.details:  # transformers' config.json says it
+    """Return the task, labels and settings of a fine-tuned checkpoint; others have no "task"."""
+    if "task" not in start.details:  # the task may be in the config.json of transformers
         with suppress(BertkitError):
             return task_details(model_folder(start.path))
     return start.details
 
 
 def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
-    """The task of own data, with its labels in the order of a start that was tuned for them.
+    """Return the task, with labels in the order of a checkpoint fine-tuned for the same labels.
 
-    The order of own labels is nobody's choice; that of an official set belongs to its metrics.
+    Only the user's data is reordered, since the metrics of an official set depend on the order.
     """
     task, details = data.task, previous_tuning(start)
     names = tuple(details.get("labels") or ())
@@ -75,14 +75,14 @@ def reordered_labels(start: PretrainedWeights, data: TaskData) -> Task:
 
 
 def same_task(start: PretrainedWeights, task: Task) -> bool:
-    """Whether the start was tuned, by whomever, for the same task type and labels."""
+    """Return whether the checkpoint was fine-tuned for the same task type and labels."""
     details = previous_tuning(start)
     labels = tuple(
         details.get("labels") or ()
-    )  # of other task types, names that transformers makes up
+    )  # for task types without label names, transformers makes some up
     return (
         details.get("task") == task.task_type
-        and not details.get("head")  # of a frozen model, which lies beside the encoder
+        and not details.get("head")  # a separate head, as of a frozen model
         and (not SPECS[task.task_type].has_labels or labels == task.labels)
     )
 
@@ -90,16 +90,16 @@ def same_task(start: PretrainedWeights, task: Task) -> bool:
 def build_with(
     head: HeadSettings, task: Task, start: PretrainedWeights
 ) -> Callable[..., Any] | None:
-    """What makes the network where it is not the task's own way.
+    """Return the function that builds the network, or None to use the task's `build`.
 
     Raises:
-        BertkitError: layers were named without `frozen`, the task has no such head, or the model
-            beside does not fit.
+        BertkitError: an option needs another one, the task has no such head, or the second model
+            does not fit.
     """
     if head.head not in HEADS:
         raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, HEADS)}")
     if head.units < 0 or (head.units and head.head == "linear"):
-        raise BertkitError("--units is of --head bilstm, and above 0")
+        raise BertkitError("--units must be above 0 and needs --head bilstm")
     if not head.frozen:
         if head.layers != "last" or head.beside:
             raise BertkitError("--layers and --beside go with --frozen; add it or leave them out")
@@ -131,7 +131,7 @@ def build_with(
 def save_tuned(
     folder: Path, model: TaskModel | FeatureModel, tokenizer: Tokenizer, details: dict[str, Any]
 ) -> None:
-    """Write a tuned model, frozen or not.
+    """Save a fine-tuned model of any head.
 
     Raises:
         BertkitError: the folder holds something else or cannot be written.

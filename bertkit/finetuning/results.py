@@ -1,4 +1,4 @@
-"""What a fine-tuning folder says, finished or still going on: its runs, settings and best run.
+"""The results of a fine-tuning folder, finished or in progress: runs, settings and the best run.
 
 The runs are read from `runs/NAME/run.json`; `results.json`, which is written last, adds the scores
 on test data and the runs whose folders are gone.
@@ -17,11 +17,11 @@ from bertkit.finetuning.grid import Grid, RunResult, best_run, grid_summary
 from bertkit.training.journal import JOURNAL, read_journal
 
 ResultRow = dict[str, Any]
-"""Of `grid_summary`: what the runs of one setting gave."""
+"""The summary of the runs of one setting; see `grid_summary`."""
 
 
 class FinetuningResults:
-    """What a fine-tuning folder says."""
+    """The results of a fine-tuning folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class FinetuningResults:
         self.metric = self.main_metric()
         self.planned, self.going_on = read_plan(folder, self.runs)
         self.listed = {run["name"] for run in self.written.get("runs", [])}
-        """The runs that `results.json` is about."""
+        """The names of the runs in `results.json`."""
         self.finished = self.listed == {run.name for run in self.runs} and not self.going_on
         self.best = self.best_run()
         self.of_setting = {run.setting: run.settings for run in reversed(self.runs)}
@@ -45,7 +45,7 @@ class FinetuningResults:
         )
 
     def main_metric(self) -> str:
-        """The score by which runs are compared, on the first split."""
+        """Return the name of the score by which runs are compared, on the first split."""
         if "metric" in self.written or not self.scored:
             return str(self.written.get("metric", "score"))
         names = self.scored[0].scores[self.splits[0]]
@@ -57,40 +57,40 @@ class FinetuningResults:
         return [*equal, *names, "score"][0]
 
     def best_run(self) -> RunResult | None:
-        """As the grid chose it, or would now; None where every run diverged."""
+        """Return the best run in `results.json`, or of the runs so far; None if all diverged."""
         chosen = [run for run in self.scored if run.name == self.written.get("best")]
         if chosen and self.finished:
             return chosen[0]
         return best_run(self.runs) if self.scored else None
 
     def main_scores(self, row: ResultRow) -> dict[str, Any]:
-        """Median, lowest, highest and deviation of the main metric; {} where all runs diverged."""
+        """Return the `metric_spread` of the main metric; {} if all runs diverged."""
         splits = self.splits[:1]
         return row["scores"][splits[0]].get(self.metric, {}) if row["scores"] and splits else {}
 
     def median(self, row: ResultRow) -> float:
-        """Of the main metric; -inf where all runs diverged."""
+        """Return the median of the main metric; -inf if all runs diverged."""
         return float(self.main_scores(row).get("median", "-inf"))
 
     def spread(self, setting: str) -> float | None:
-        """Standard deviation of the main metric between seeds, of the runs that learnt something.
+        """Return the standard deviation of the main metric over the seeds of a setting.
 
-        One run that learnt nothing would hide all else. None with fewer than two runs.
+        Degenerate runs are left out, since one would hide all else; None with fewer than two runs.
         """
         own = [run for run in self.scored if run.setting == setting and not run.degenerate]
         return statistics.stdev(run.metric for run in own) if len(own) > 1 else None
 
     def recorded(self, name: str) -> Any:
-        """A field of `results.json` or else of `finetune.json`; {} where neither has it."""
+        """Return a field of `results.json`, else of `finetune.json`, else {}."""
         return self.written.get(name) or self.shared.get(name) or {}
 
     def baseline(self, split: str, metric: str) -> float | None:
-        """The score of the best answer that does not look at the input, where it was recorded."""
+        """Return the score of the input-independent baseline, or None if it was not recorded."""
         value = (self.recorded("baseline").get(split) or {}).get(metric)
         return None if value is None else float(value)
 
     def named(self, setting: str) -> str:
-        """A setting in words."""
+        """Describe a setting in words."""
         found = self.of_setting[setting]
         epochs = found["epochs"]
         rate = f"rate {found['learning_rate']:g}"
@@ -98,7 +98,7 @@ class FinetuningResults:
 
 
 def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
-    """The runs that are done, seed by seed.
+    """Read the finished runs, ordered by seed.
 
     Raises:
         BertkitError: a file is damaged.
@@ -116,9 +116,9 @@ def read_runs(folder: Path, written: dict[str, Any]) -> list[RunResult]:
 
 
 def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str, int]]]:
-    """How many runs there will be as far as is known, and (name, update) of those going on.
+    """Return the number of known planned runs, and (name, update) of those in progress.
 
-    `grid.json`, where there is one, holds the fields of `Grid`.
+    `grid.json`, if it exists, holds the fields of `Grid`.
     """
     done = {run.name for run in runs}
     going_on = []
@@ -140,7 +140,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
 
 
 def comparable(runs: list[RunResult]) -> list[RunResult]:
-    """The runs with the scores that all of them have; one may name a type that others do not."""
+    """Keep only the scores that all runs have, since entity types may differ between runs."""
     scored = [run.scores for run in runs if run.scores]
     names = {
         split: [name for name in found if all(name in one.get(split, {}) for one in scored)]

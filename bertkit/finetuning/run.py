@@ -1,11 +1,11 @@
-"""One fine-tuning run: weights, a task and its items → a tuned model (paper sections 4 and A.3).
+"""One fine-tuning run, which trains a checkpoint on a task's items (paper sections 4 and A.3).
 
-Only the word embeddings that the training data uses are trained as such, with the same result. A
-token that never occurs has a zero gradient in every step, so Adam's averages of it stay 0 and its
-row only shrinks by weight decay, each step by 1 - learning rate x decay. So the rows that occur
-are tuned in a small matrix, and the others are shrunk once at the end. On small data sets with a
-vocabulary of 30,522 this saves most of the optimizer's work: half of the parameters of a small
-BERT are word embeddings.
+Only the word embeddings that the training data uses are trained, with the same result as training
+all. A token that never occurs has a zero gradient in every step, so its Adam moments stay 0 and its
+row only shrinks by weight decay, each step by the factor 1 - learning rate x decay. So the rows
+that occur are fine-tuned in a small matrix, and the others are shrunk once at the end. On small
+data sets with a vocabulary of 30,522 this saves most of the optimizer's work: half of the
+parameters of a small BERT are word embeddings.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from bertkit.training.step import LoopSettings, MetricWindow, train_steps
 
 
 class CompactEmbeddings:
-    """The rows of an encoder's word embeddings that some items use, put in the place of all.
+    """A small word embedding matrix of the used rows, which replaces that of an encoder.
 
     Args:
-        encoder: is changed; `restore` gives it back whole.
-        items: everything it will be tuned on.
+        encoder: the encoder, which is changed until `restore` is called.
+        items: all items that it will be fine-tuned on.
     """
 
     def __init__(self, encoder: Encoder, items: Items) -> None:
@@ -55,7 +55,7 @@ class CompactEmbeddings:
 
     @torch.no_grad()
     def restore(self, shrinkage: float) -> None:
-        """Put the tuned rows back; all others times `shrinkage`, what decay left of them."""
+        """Write the trained rows back and multiply all others by `shrinkage`, the total decay."""
         tuned = self.encoder.word_embeddings.weight
         self.whole.weight.mul_(shrinkage)
         self.whole.weight[self.used] = tuned.to(self.whole.weight.dtype)
@@ -63,12 +63,12 @@ class CompactEmbeddings:
 
 
 LOG_EVERY = 20
-"""Updates between two lines of the journal."""
+"""The number of updates between two lines of the journal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What one run of a grid is made with."""
+    """The settings that differ between the runs of a grid."""
 
     batch_size: int
     learning_rate: float
@@ -77,35 +77,35 @@ class RunSettings:
 
     @property
     def name(self) -> str:
-        """Of the run's folder."""
+        """The name of the run's folder."""
         return f"b{self.batch_size}-lr{self.learning_rate:g}-e{self.epochs}-s{self.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """What all runs of a grid share."""
+    """The settings that all runs of a grid share."""
 
     warmup: float = 0.1
-    """Share of the updates over which the learning rate rises; it then falls to 0."""
+    """The share of the updates over which the learning rate rises; it then falls to 0."""
     weight_decay: float = 0.01
-    """Not on biases and LayerNorm."""
+    """The weight decay, which does not apply to biases and LayerNorm."""
     max_gradient_norm: float = 1.0
-    """Gradients are scaled down to this norm."""
+    """The maximum gradient norm, to which gradients are clipped."""
     dropout: float | None = None
-    """Of the encoder and of what stands on it; as the start was pre-trained, where not given."""
+    """The dropout of the encoder and the head; by default that of the pre-trained model."""
     bias_correction: bool = True
-    """False for the paper's own Adam, with which small data sets often learn nothing."""
+    """False for the paper's variant of Adam, with which runs on small data often learn nothing."""
     precision: str = "auto"
-    """fp32, bf16, or auto: bf16 where the device is made for it."""
+    """fp32, bf16, or auto: bf16 if the device computes it fast."""
     max_tokens: int = 16384
-    """Tokens at a time; larger batches are taken in parts, with the same result but for rounding
-    and what dropout draws."""
+    """The maximum tokens per forward pass; larger batches are split, with the same result except
+    for rounding and dropout."""
 
     def __post_init__(self) -> None:
         """Check every value.
 
         Raises:
-            BertkitError: names the field.
+            BertkitError: a value is out of range; the message names the field.
         """
         if not 0 <= self.warmup < 1:
             raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
@@ -120,7 +120,7 @@ class TrainingSettings:
 def micro_batches(
     task: Task, items: Items, run: RunSettings, max_tokens: int, table: Any
 ) -> Iterator[tuple[list[TaskBatch], None]]:
-    """The batches of every update: each epoch in an order of its own."""
+    """Yield the micro-batches of every update; each epoch has a different order."""
     for epoch in range(run.epochs):
         order = keyed_rng(run.seed, FINE_TUNING, epoch=epoch).permutation(len(items.items))
         for start in range(0, len(order), run.batch_size):
@@ -152,23 +152,23 @@ def train_task(
     """Train once over all epochs.
 
     Args:
-        start: what to begin with; it is not changed.
-        task: the objective.
-        items: labelled.
-        run: batch, learning rate, epochs, seed (of the new head, the order and the dropout).
-        tuning: everything else.
-        device: where to compute.
+        start: the weights to initialise from; they are not changed.
+        task: the task, which defines the objective.
+        items: the labelled items.
+        run: batch size, learning rate, epochs, seed (of the new head, the order and the dropout).
+        tuning: the settings that all runs share.
+        device: the device to train on.
         precision: "fp32" or "bf16".
-        keep_head: begin with the start's head, too.
-        journal: gets a record every `LOG_EVERY` updates.
-        progress: is told of every update.
-        build: makes the network; the task's own way where absent.
+        keep_head: whether to initialise the head from the checkpoint too.
+        journal: receives a record every `LOG_EVERY` updates.
+        progress: called with each of these records.
+        build: the function that builds the network; None for the task's `build`.
 
     Returns:
         The model, on the device, in training mode.
 
     Raises:
-        BertkitError: the loss is no longer a number.
+        BertkitError: the loss became NaN or infinite.
     """
     torch.manual_seed(run.seed)
     model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()

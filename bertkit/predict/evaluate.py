@@ -1,4 +1,4 @@
-"""Scoring tuned models on a data set, in the way of its official program."""
+"""Evaluation of fine-tuned models on a data set, with the metrics of its official program."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.device import environment
 from bertkit.training.journal import Console
 
-IMPOSSIBLE = "tune it on such questions; if transformers did so, give --null-threshold 0"
+IMPOSSIBLE = "fine-tune it on such questions; if transformers did so, give --null-threshold 0"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What models answer for a split, and how well."""
+    """The predictions of models for a split, and their scores."""
 
     predictor: TaskPredictor
     done: PredictedSplit
     items: Items
     scored: int
-    """Inputs with a label."""
+    """The number of inputs with a label."""
     scores: dict[str, float]
-    """Metric -> score as a fraction of 1; {} where no input has a label."""
+    """Metric -> score as a fraction of 1; {} if no input has a label."""
     exact_scores: dict[str, float]
-    """The same in fp32, where that was asked for or the precision is int8."""
+    """The scores in fp32, if they were requested or the precision is int8, else {}."""
 
     @property
     def metric(self) -> str:
-        """The score that decides: that of the task, or the official program's first."""
+        """The main metric: that of the task, or the first of the official program."""
         own = self.predictor.task.metric
         return own if own in self.scores else next(iter(self.scores))
 
     def save(self, out: Path, models: Sequence[Path | str]) -> list[Path]:
-        """Write predictions, the official file, scores and how they were made into a folder.
+        """Write predictions, official files, scores and a record of the evaluation to a folder.
 
         Returns:
             The files with predictions.
@@ -97,21 +97,21 @@ def evaluate(
     device: str = "auto",
     console: Console | None = None,
 ) -> Evaluation:
-    """Score tuned models on one split of a data set.
+    """Score fine-tuned models on one split of a data set.
 
     Args:
-        task: an official set, or a task type for own data.
-        models: directories; of several the outputs are averaged (an ensemble).
-        files: where the data is; the part that `split` names is read.
-        split: train, dev, test, or another of the set, such as dev-mismatched.
-        columns: options of the columns of own data, by name; those that are not given are as the
-            model was tuned with.
+        task: an official set, or a task type for the user's data.
+        models: the model directories; the outputs of several are averaged (an ensemble).
+        files: the files of the data set; only the split is read.
+        split: "train", "dev", "test", or another split of the set, such as "dev-mismatched".
+        columns: the column options of the user's data, by name; the others are those that the model
+            was fine-tuned with.
         precision: "fp32", "bf16", "int8" (CPUs only) or "auto".
-        compare_fp32: whether the scores of fp32 are wanted, too; of int8 they always are.
-        unlabelled_ok: whether data without any label is predicted, and not an error.
+        compare_fp32: whether to compute the scores in fp32 too; with int8 they always are.
+        unlabelled_ok: whether data without any label is predicted instead of being an error.
         null_threshold: see `bertkit.predict.load.load`.
         device: "auto", "cpu", "cuda", ...
-        console: shows progress; a new one where absent.
+        console: the console for progress; None for a new one.
 
     Raises:
         BertkitError: models or data are missing or damaged, the models are for another task type,
@@ -123,7 +123,7 @@ def evaluate(
         predictor = TaskPredictor.load(models, precision=precision, **settings)
         if predictor.task.task_type != spec.name:
             raise BertkitError(
-                f"{models[0]} was tuned for {predictor.task.task_type}, not for {spec.name}; "
+                f"{models[0]} is fine-tuned for {predictor.task.task_type}, not for {spec.name}; "
                 "choose another model"
             )
         inputs = scored_inputs(key, split, files, columns or {}, predictor, counts)
@@ -161,7 +161,7 @@ def scored_inputs(
     predictor: TaskPredictor,
     counts: TextCounts,
 ) -> Sequence[Any]:
-    """The inputs of a split; own data has the columns that the model was tuned with.
+    """Read the inputs of a split; the default columns are those the model was fine-tuned with.
 
     Raises:
         BertkitError: a model of SWAG would be scored on SWAG's rows without their second sentences.
@@ -186,7 +186,7 @@ def scored_inputs(
 def official_scores(
     name: str, task: Task, inputs: Sequence[Any], predictions: Sequence[Any]
 ) -> dict[str, float]:
-    """The metrics of a set of GLUE, whatever those of the model are; else the model's."""
+    """Return the official metrics of a GLUE classification task; otherwise the model's metrics."""
     if name not in GLUE or not isinstance(task, Classification):
         return task.score(inputs, predictions)
     official = replace(task, labels=GLUE[name].labels, metrics=GLUE[name].metrics)
@@ -194,7 +194,7 @@ def official_scores(
 
 
 def windows_bar(console: Console) -> Callable[[int, int], None]:
-    """A bar over the windows of a run, to be given to `TaskPredictor.run`."""
+    """Return a `progress` function for `TaskPredictor.run` that shows a bar over windows."""
 
     def show(done: int, total: int) -> None:
         if done:

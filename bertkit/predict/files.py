@@ -1,8 +1,8 @@
-"""Files for tuned models: reading any file that a model takes, and predicting it line by line.
+"""Prediction for files: reading any file that a fine-tuned model takes, and writing JSON lines.
 
-Order is kept: a stretch of inputs (`bertkit.predict.predictors.stretches`) is read, run and written
-before the next one is read to its end. So no more than two of them are ever in memory, one at work
-and one being read, and a file may be larger than memory.
+The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.stretches`) is read, run
+and written before the next one is read completely. So at most two chunks are in memory, one being
+run and one being read, and a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from bertkit.text.sources import DECOMPRESSORS, extension, find_sources, source_
 from bertkit.training.journal import Console
 
 Given = Mapping[str, Any]
-"""Options of columns that a caller has named; the others are as the model remembers them."""
+"""The column options that a caller gave; the others are those saved with the model."""
 NOT_REMEMBERED = {"format", "id"}
-"""Options that belong to a file and not to what a model was tuned on."""
+"""Options that depend on the file and are not taken from the model."""
 LONE_SENTENCES = (
-    "every sentence is alone in its document, and the model was tuned with the context of "
-    "documents; begin them by -DOCSTART- lines or name their column (--document)"
+    "every sentence is alone in its document, and the model was fine-tuned with the context of "
+    "documents; start documents with -DOCSTART- lines or name their column (--document)"
 )
 
 
@@ -55,19 +55,19 @@ def predict_file(
     out: Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Predict for every input of a file: a JSON object a line.
+    """Predict for every input of a file and write one JSON object per line.
 
     Args:
-        predictor: a tuned model, or an ensemble.
-        file: the inputs; see `model_inputs`.
-        columns: options of the task type's columns, by name; those that are not given are as the
-            model was tuned with.
-        out: the file for the predictions, which appears when all are made; the standard output
-            where absent.
-        console: shows progress and what was skipped; a new one where absent.
+        predictor: a fine-tuned model, or an ensemble.
+        file: the file of inputs; see `model_inputs`.
+        columns: the column options of the task type, by name; the others are those that the model
+            was fine-tuned with.
+        out: the file for the predictions, which is created once all are made; None for the standard
+            output.
+        console: the console for progress and what was skipped; None for a new one.
 
     Raises:
-        BertkitError: the file is absent, damaged or lacks a column, or `out` cannot be written.
+        BertkitError: the file is missing, damaged or lacks a column, or `out` cannot be written.
     """
     with nullcontext(console) if console else Console() as shown:
         counts = TextCounts()
@@ -79,7 +79,7 @@ def predict_file(
             counts,
         )
         with new_lines(out) as write:
-            visible = out is not None or not sys.stdout.isatty()  # else lines would tear the bar
+            visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
             lost, alone = LostInputs(), predictor.reads_documents
             for stretch in stretches(inputs, whole=predictor.reads_documents):
@@ -97,7 +97,7 @@ def predict_file(
 
 
 class LostInputs:
-    """What became of the inputs of all stretches: see `describe_losses`."""
+    """Counts over all chunks of what was windowed, cut or unknown; see `describe_losses`."""
 
     def __init__(self) -> None:
         self.windowed = 0
@@ -105,20 +105,20 @@ class LostInputs:
         self.unknown = NOTHING_UNKNOWN
 
     def add(self, items: Items) -> None:
-        """One more stretch."""
+        """Add the counts of one more chunk."""
         self.windowed += items.windowed
         self.cut.update(items.cut)
         self.unknown = self.unknown.plus(items.unknown)
 
     def described(self) -> str:
-        """See `describe_losses`."""
+        """Describe the counts; see `describe_losses`."""
         return describe_losses(self.windowed, self.cut, self.unknown)
 
 
 def predicted_lines(
     predictor: TaskPredictor, stretch: list[Any], progress: FileProgress
 ) -> tuple[list[str], Items]:
-    """A line of JSON for each input, and their sequences."""
+    """Return one line of JSON for each input, and the sequences of the inputs."""
     predictions, items = predictor.run(stretch, progress)
     lines = []
     for given, found in zip(stretch, predictions, strict=True):
@@ -128,7 +128,7 @@ def predicted_lines(
 
 
 def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the text that it is about."""
+    """Add the texts of the input to a row, except for words, which the row has."""
     if isinstance(given, TextExample):
         pair = {} if given.pair is None else {"pair": given.pair}
         return {"id": given.id, "text": given.text, **pair, **row}
@@ -141,10 +141,10 @@ def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged_columns(spec: TaskSpec, given: Given, details: Mapping[str, Any]) -> Columns:
-    """The columns as given; what was not, as `bertkit.json` says that the model was tuned with.
+    """Return columns with the given options; the others are from the model's `bertkit.json`.
 
     Raises:
-        BertkitError: an option is of other task types only.
+        BertkitError: the task type does not have one of the options.
     """
     columns = spec.make_columns(given)
     known = details.get("columns")
@@ -159,19 +159,19 @@ def merged_columns(spec: TaskSpec, given: Given, details: Mapping[str, Any]) -> 
 def model_inputs(
     spec: TaskSpec, details: Mapping[str, Any], file: str, given: Given, counts: TextCounts
 ) -> tuple[Columns, Iterator[Any]]:
-    """The inputs of a file, as they are read, and its columns, which models of some sets know.
+    """Return the columns of a file for a model, and an iterator over its inputs.
 
     Args:
-        spec: of the model's task type.
-        details: of its `bertkit.json`.
-        file: rows with columns, a format of the task type, plain text with an input on each line,
-            or an official file of the model's set.
-        given: options of columns.
-        counts: is told of what is skipped.
+        spec: the record of the model's task type.
+        details: the content of the model's `bertkit.json`.
+        file: rows with columns, a format of the task type, plain text with one input per line, or
+            an official file of the model's data set.
+        given: the column options that the caller gave.
+        counts: collects what is skipped.
 
     Raises:
-        BertkitError: the file is absent, damaged or lacks a column; or its columns are neither
-            those of the model's set nor the usual ones.
+        BertkitError: the file is missing, damaged or lacks a column; or its columns are neither
+            those of the model's data set nor the default ones.
     """
     named = merged_columns(spec, given, details)
     if is_plain(file, named):
@@ -191,26 +191,26 @@ def model_inputs(
 
 
 def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
-    """Whether a model of SWAG, by its `bertkit.json`, is given a file with SWAG's columns."""
+    """Return whether the model was fine-tuned on SWAG and the file has SWAG's columns."""
     if details.get("data") != "swag" or not isinstance(columns, ChoiceColumns):
         return False
     return has_columns(file, SWAG_COLUMNS, columns.format)
 
 
 def is_plain(file: str, columns: Columns) -> bool:
-    """Whether a file is read as plain text; a .txt of tagged words has one word a line."""
+    """Return whether a file is read as plain text; a .txt of tagged words is not."""
     if columns.format != "auto":
         return columns.format == "text"
     return extension(file) == ".txt" and not isinstance(columns, WordColumns)
 
 
 def plain_text(number: int, line: str, document: int, place: str) -> TextExample:
-    """A line as a text."""
+    """Make a text example of a line."""
     return TextExample(str(number), line.strip(), None, None, place)
 
 
 def plain_words(number: int, line: str, document: int, place: str) -> WordsExample:
-    """A line as a sentence of words."""
+    """Split a line into words and make an example of them."""
     _, spans = split_words_with_offsets(line)
     words = tuple(line[start:end] for start, end in spans)
     return WordsExample(str(number), words, None, document, place, line, tuple(spans))
@@ -220,11 +220,11 @@ LINE_EXAMPLES: dict[Any, Callable[[int, str, int, str], Any]] = {
     TextExample: plain_text,
     WordsExample: plain_words,
 }
-"""Example -> what makes one of a line of plain text."""
+"""Example type -> the function that makes an example of a line of plain text."""
 
 
 def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts) -> Iterator[Any]:
-    """An input on each line that is not blank, as it is read.
+    """Yield an input for each line that is not blank.
 
     Raises:
         BertkitError: the inputs of the task type have several parts, or there is no text.
@@ -247,21 +247,21 @@ def plain_inputs(spec: TaskSpec, file: str, columns: Columns, counts: TextCounts
         yield example(number, line, document, place)
         used += 1
     if not used:
-        raise BertkitError(f"{file} holds no text; give one input a line")
+        raise BertkitError(f"{file} holds no text; give one input per line")
 
 
 def file_length(file: str, columns: Columns, inputs: Iterator[Any]) -> tuple[int | None, str]:
-    """How long a file is, where that is soon known, and in which unit."""
-    held = length_hint(inputs)  # of inputs that had to be read whole
+    """Return the length of a file, or None if counting is slow, and the unit of the length."""
+    held = length_hint(inputs)  # the number of inputs, if they had to be read at once
     last = None if held else end_position(file, columns)
     return (held or None, "inputs") if last is None else (last, "lines")
 
 
 def end_position(path: str, columns: Columns) -> int | None:
-    """The last line of a local, uncompressed file, or the last row of a Parquet file.
+    """Return the number of lines of a local, uncompressed file, or of rows of a Parquet file.
 
-    It is what the places of inputs ("file:line") go up to. None where to count lines would take
-    long (compressed files, URLs) or places are no lines.
+    This is the maximum of the locations ("file:line") of inputs. Returns None if counting lines is
+    slow (compressed files, URLs) or locations are not lines.
     """
     path = from_home(path)
     if "://" in path or path.startswith("hf:") or not Path(path).is_file():
@@ -272,7 +272,7 @@ def end_position(path: str, columns: Columns) -> int | None:
         parquet = optional_library("pyarrow.parquet", "Parquet files")
         try:
             return int(parquet.read_metadata(path).num_rows)
-        except (OSError, ValueError):  # damaged: reading it will say so
+        except (OSError, ValueError):  # damaged: reading the file will report it
             return None
     with Path(path).open("rb") as file:
         last, lines = b"", 0
@@ -287,7 +287,7 @@ def end_position(path: str, columns: Columns) -> int | None:
 
 @contextmanager
 def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Give a block what writes pieces of UTF-8 text; see `new_file`."""
+    """Open a new UTF-8 text file and yield a function that writes strings to it; see `new_file`."""
     with new_file(path) as temporary:
         with disk_errors(path):
             file = temporary.open("w", encoding="utf-8")
@@ -301,15 +301,15 @@ def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
             with disk_errors(path):
                 file.close()
         finally:
-            with suppress(OSError):  # on a full disk closing fails, too
+            with suppress(OSError):  # on a full disk closing fails too
                 file.close()
 
 
 @contextmanager
 def new_lines(out: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Give a block what writes lines: to a file that is there once the block has ended well.
+    """Yield a function that writes lines to a file, which is created if the block succeeds.
 
-    Without a file, to the standard output, where they are to be seen at once.
+    Without a file, lines are written to the standard output and flushed at once.
 
     Raises:
         BertkitError: the file cannot be written.
@@ -328,28 +328,28 @@ def new_lines(out: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
 
 
 class FileProgress:
-    """A file's bar, to be given to `TaskPredictor.run`, which tells of the windows of one stretch.
+    """The progress bar of a file, used as the `progress` of `TaskPredictor.run` for each chunk.
 
-    The share of windows that are done is taken for that of the stretch's inputs.
+    The share of inputs done in a chunk is estimated by that of its windows.
 
     Args:
-        console: what shows the bar; it is closed by its owner.
-        total: how many units there are, or None where that is not known.
-        unit: "inputs"; or "lines", where inputs are found by the lines that they stand on.
-        visible: whether there is a bar.
+        console: the console that shows the bar; its owner closes it.
+        total: the number of units, or None if unknown.
+        unit: "inputs", or "lines" if progress is measured by the line numbers of inputs.
+        visible: whether to show a bar.
     """
 
     def __init__(self, console: Console, total: int | None, unit: str, *, visible: bool) -> None:
         self.console, self.whole, self.by_lines = console, total, unit == "lines"
         self.visible = visible
         self.inputs = 0
-        """Inputs so far, with the stretch at work."""
+        """The number of inputs so far, including the current chunk."""
         self.size = self.before = self.after = 0
         if visible:
             console.start(total, title="predicting", unit=unit)
 
     def begin(self, stretch: list[Any]) -> None:
-        """The next stretch is at work."""
+        """Start the next chunk."""
         self.inputs += len(stretch)
         self.size, self.before = len(stretch), self.after
         self.after = line_of(stretch[-1]) if self.by_lines else self.inputs
@@ -357,13 +357,13 @@ class FileProgress:
             self.after = min(self.after, self.whole)
 
     def finish(self) -> None:
-        """All is done: show that, and take the bar down."""
+        """Show that all inputs are done, and close the bar."""
         self.size, self.after = 0, self.inputs if self.whole is None else self.whole
         self._show(1.0)
         self.console.close()
 
     def __call__(self, done: int, total: int) -> None:
-        """Of the stretch at work, `done` of `total` windows are done."""
+        """Show that `done` of `total` windows of the current chunk are done."""
         if done:
             self._show(done / total)
 
@@ -377,5 +377,5 @@ class FileProgress:
 
 
 def line_of(given: Any) -> int:
-    """The line of an input, from its place, "file:line"."""
+    """Return the line number of an input from its location, "file:line"."""
     return int(given.place.rpartition(":")[2])

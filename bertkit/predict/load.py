@@ -1,4 +1,4 @@
-"""`load`: any trained model, ready to be used."""
+"""`load`, which loads any trained model for use."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def load(
     """Load a trained model for use.
 
     Args:
-        path: a model directory or a run directory; several tuned models make an ensemble.
+        path: a model directory or a run directory; several fine-tuned models make an ensemble.
         device: "auto", "cpu", "cuda", ...
-        precision: of a tuned model: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 where the
-            device is made for it, else fp32.
-        null_threshold: of a model that answers: there is no answer where the odds of none, score of
-            none minus score of the best span, are above it. The model's own where not given; one
-            tuned with transformers has none, and gives an answer to everything.
+        precision: the precision of a fine-tuned model: "fp32", "bf16", "int8" (CPUs only), or
+            "auto": bf16 if the device computes it fast, else fp32.
+        null_threshold: the null odds (score of no answer minus score of the best span) above which
+            a question answering model gives no answer. The default is the threshold saved with the
+            model; a model fine-tuned with transformers has none and answers every question.
 
     Returns:
-        A `Predictor` for a pre-trained model, else what the model was tuned for: a
-        `TextPredictor`, `ChoicePredictor`, `TagPredictor` or `AnswerPredictor`.
+        A `Predictor` for a pre-trained model, else a `TextPredictor`, `ChoicePredictor`,
+        `TagPredictor` or `AnswerPredictor`, by the model's task.
 
     Raises:
-        BertkitError: there is no model, it is damaged, or the models do not go together.
+        BertkitError: there is no model, it is damaged, or the models cannot form an ensemble.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
@@ -48,7 +48,7 @@ def load(
     folder = model_folder(paths[0])
     if len(paths) == 1 and not is_tuned(folder):
         if null_threshold is not None:
-            raise BertkitError(f"{folder} was tuned for no task, so it has no null threshold")
+            raise BertkitError(f"{folder} was not fine-tuned for a task, so has no null threshold")
         return load_pretrained(folder, device=device)
     where = choose_device(device)
     loaded = [load_task_model(one, where, null_threshold) for one in paths]
@@ -56,7 +56,7 @@ def load(
 
 
 def is_tuned(folder: Path) -> bool:
-    """Whether a model directory holds a tuned model."""
+    """Return whether a model directory contains a fine-tuned model."""
     if str(read_details(folder).get("task")) in SPECS:
         return True
     named = read_optional_json(folder / "config.json").get("architectures")

@@ -1,9 +1,9 @@
-"""Using a tuned model from Python: `load(folder)` gives one of these, ready to be called.
+"""Predictors for fine-tuned models, which `load(folder)` returns.
 
     classify = load("runs/mrpc/model")
     classify("He sold it.", "It was sold.").label
 
-Several folders make an ensemble: the mean of the models' outputs.
+Several folders make an ensemble, which averages the outputs of its models.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from bertkit.tasks.token_classification import TagsPrediction, TokenClassificati
 from bertkit.training.device import choose_device
 
 CHUNK_INPUTS = 2048
-"""Inputs that are tokenised and run together."""
+"""The number of inputs that are tokenised and run together."""
 
 
 class Entity(NamedTuple):
-    """A tagged stretch of a text; `text[start:end]`."""
+    """A tagged span of a text, `text[start:end]`."""
 
     type: str
     start: int
     end: int
     text: str
     word_start: int
-    """Its first word."""
+    """The index of its first word."""
     word_end: int
-    """One after its last word."""
+    """The index after its last word."""
 
 
 class WordTag(NamedTuple):
@@ -68,31 +68,31 @@ class WordTag(NamedTuple):
 
 
 class TaggedText(NamedTuple):
-    """The tags of a text's words, and the entities that they make."""
+    """The tags of the words of a text, and the entities that they form."""
 
     words: tuple[WordTag, ...]
     entities: tuple[Entity, ...]
 
 
 class GivenAnswer(NamedTuple):
-    """The answer to a question, `context[start:end]`; "" and None where there is none."""
+    """The answer to a question, `context[start:end]`; "" and None if there is no answer."""
 
     answer: str
     start: int | None
     end: int | None
     probability: float
-    """Of this answer, be it "", among the best spans and none."""
+    """The probability of this answer, possibly "", among the best spans and no answer."""
     no_answer_probability: float
-    """0 where the model was not trained on questions without an answer."""
+    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
 
 
 def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
-    """Inputs in stretches of `CHUNK_INPUTS`, or of a little more where documents must stay whole.
+    """Yield chunks of `CHUNK_INPUTS` inputs, or a few more if documents must stay whole.
 
     Args:
-        inputs: of `bertkit.datasets.examples`; they are taken as they are needed.
-        whole: whether no document of tagged words may be divided. One longer than a stretch is held
-            in memory.
+        inputs: examples of `bertkit.datasets.examples`, which are consumed lazily.
+        whole: whether to keep every document of tagged words in one chunk. A document longer than a
+            chunk is held in memory.
     """
     stretch: list[Any] = []
     for given in inputs:
@@ -105,11 +105,11 @@ def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[An
 
 
 class TaskPredictor:
-    """A tuned model, or several of the same task, on a device.
+    """A fine-tuned model, or an ensemble of models for the same task, on a device.
 
     Args:
-        loaded: the models; task and tokenizer are the first one's.
-        device: where to compute.
+        loaded: the models; the task and the tokenizer are those of the first.
+        device: the device to compute on.
         precision: "fp32", "bf16", "int8" or "auto"; see `choose_mode`.
 
     Raises:
@@ -141,11 +141,12 @@ class TaskPredictor:
         known = [pairs for pairs in said if isinstance(pairs, bool)]
         if len(set(known)) > 1:
             raise BertkitError(
-                "an ensemble cannot mix models tuned on pairs of texts with models of single texts"
+                "an ensemble cannot mix models fine-tuned on pairs of texts with those on single "
+                "texts"
             )
         self.pairs = known[0] if known else None
-        """Whether the models were tuned on pairs of texts; None where none of them says it."""
-        if isinstance(self.task, QuestionAnswering):  # outputs are averaged, and so are thresholds
+        """Whether the models were fine-tuned on pairs of texts; None if no model records it."""
+        if isinstance(self.task, QuestionAnswering):  # thresholds are averaged like outputs
             thresholds = [
                 one.task.threshold for one in loaded if isinstance(one.task, QuestionAnswering)
             ]
@@ -161,7 +162,7 @@ class TaskPredictor:
         precision: str = "auto",
         null_threshold: float | None = None,
     ) -> Self:
-        """Load one tuned model, or several for an ensemble; see `bertkit.predict.load.load`.
+        """Load one fine-tuned model, or several for an ensemble; see `bertkit.predict.load.load`.
 
         Raises:
             BertkitError: see `load_task_model`.
@@ -173,22 +174,22 @@ class TaskPredictor:
 
     @property
     def reads_documents(self) -> bool:
-        """Whether the sentences of a document are read together."""
+        """Whether the windows of tagged words span whole documents."""
         return isinstance(self.task, TokenClassification) and self.task.context == "document"
 
     def run(
         self, inputs: Sequence[Any], progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[Any], Items]:
-        """Predictions for many inputs, in order, and their sequences; see `run_items`."""
+        """Return the predictions for many inputs, in order, and their sequences."""
         items = with_unknown(self.items(inputs), self.tokenizer.unk_id)
         return self.run_items(inputs, items, progress), items
 
     def items(self, inputs: Sequence[Any]) -> Items:
-        """The sequences of inputs.
+        """Encode inputs as sequences.
 
         Raises:
-            BertkitError: the model was tuned on pairs and an input is a single text, or vice versa;
-                or it has one segment, and inputs need two.
+            BertkitError: the model was fine-tuned on pairs and an input is a single text, or vice
+                versa; or it has one segment, and inputs need two.
         """
         for given in inputs if self.pairs is not None else ():
             if isinstance(given, TextExample) and (given.pair is not None) != self.pairs:
@@ -209,13 +210,13 @@ class TaskPredictor:
         items: Items,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Any]:
-        """Predictions for inputs whose sequences are made, in order.
+        """Return the predictions for encoded inputs, in order.
 
         Args:
-            inputs: of `bertkit.datasets.examples`.
-            items: what the task's `items` made of them.
-            progress: is told how many windows are done, and of how many: first that none is, then
-                after every batch. Each model of an ensemble has its own.
+            inputs: examples of `bertkit.datasets.examples`.
+            items: their sequences, from `items`.
+            progress: called with the numbers of windows done and in total, first with 0 done, then
+                after every batch. The windows count once for each model of an ensemble.
         """
         parts = sum(len(item.parts) for item in items.items)
 
@@ -232,12 +233,12 @@ class TaskPredictor:
         return self.task.decode(inputs, items, outputs)
 
     def many(self, inputs: Iterable[Any]) -> list[Any]:
-        """Predictions for inputs of `bertkit.datasets.examples`, in order.
+        """Return the predictions for examples of `bertkit.datasets.examples`, in order.
 
-        Warns where some of an input is not read: the end of a long question, say.
+        This warns if a part of an input is not read, such as the end of a long question.
 
         Raises:
-            BertkitError: an input is of another type, or holds what is no text; see `items`.
+            BertkitError: an input has the wrong type, or a field is not text; see `items`.
         """
         wanted = SPECS[self.task.task_type].example
         if isinstance(inputs, str | bytes | Mapping):
@@ -250,14 +251,14 @@ class TaskPredictor:
             predictions, items = self.run(stretch)
             found += predictions
             cut.update(items.cut)
-        del cut[NOTHING_READ]  # a blank text is an input, too
+        del cut[NOTHING_READ]  # blank texts are valid inputs
         if lost := describe_cut(cut):
             warnings.warn(lost, stacklevel=2)
         return found
 
 
 def unthresholded(task: Any) -> dict[str, Any]:
-    """A task's settings but for what was chosen on its own dev data."""
+    """Return the settings of a task without the threshold, which was chosen on dev data."""
     found = {name: value for name, value in task.settings().items() if name != "threshold"}
     if isinstance(task, QuestionAnswering):  # 0 means 128 in windows with room for it
         found["stride"] = task.stride or usual_step(task.max_length - task.max_question_length - 3)
@@ -265,7 +266,7 @@ def unthresholded(task: Any) -> dict[str, Any]:
 
 
 def not_an_input(given: object, number: int, wanted: type[Example]) -> BertkitError:
-    """The error for what `many` cannot take."""
+    """Return the error for a value that `many` does not accept."""
     return BertkitError(
         f"many() takes a list of {wanted.__name__} of bertkit.datasets.examples; "
         f"number {number} is {given!r:.60}"
@@ -273,7 +274,7 @@ def not_an_input(given: object, number: int, wanted: type[Example]) -> BertkitEr
 
 
 def check_input(given: Any, number: int, wanted: type[Example]) -> None:
-    """Raise unless it is such an example, whose texts are texts; shows it and its number."""
+    """Raise unless an input is an example of the expected type whose texts are strings."""
     if not isinstance(given, wanted):
         raise not_an_input(given, number, wanted)
     if isinstance(given, ChoiceExample) and not given.choices:
@@ -284,10 +285,10 @@ def check_input(given: Any, number: int, wanted: type[Example]) -> None:
 
 
 def require_texts(*given: object) -> None:
-    """Stop unless all are texts.
+    """Check that all values are strings.
 
     Raises:
-        BertkitError: shows the first that is none.
+        BertkitError: a value is not a string; the message shows the first one.
     """
     for text in given:
         if not isinstance(text, str):
@@ -295,10 +296,10 @@ def require_texts(*given: object) -> None:
 
 
 def require_list(given: Any, what: str) -> tuple[Any, ...]:
-    """The items of a list.
+    """Return the items of a list or another ordered iterable as a tuple.
 
     Raises:
-        BertkitError: it is one text, or has no items in an order.
+        BertkitError: the value is a string, or not an ordered iterable.
     """
     if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
         raise BertkitError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
@@ -306,24 +307,24 @@ def require_list(given: Any, what: str) -> tuple[Any, ...]:
 
 
 class TextPredictor(TaskPredictor):
-    """Classification, multi-label classification and regression."""
+    """A predictor for classification, multi-label classification and regression."""
 
     def __call__(
         self, text: str, pair: str | None = None
     ) -> LabelPrediction | LabelSetPrediction | ValuePrediction:
-        """The prediction for a text or a pair of texts; for many texts see `many`.
+        """Return the prediction for a text or a pair of texts; for many texts use `many`.
 
-        A blank text is one, too: the model reads [CLS] and [SEP] alone, and has a prediction.
+        A blank text is valid: the model reads only [CLS] and [SEP].
         """
         require_texts(text, *([] if pair is None else [pair]))
         return self.many([TextExample("0", text, pair, None, "text")])[0]
 
 
 class ChoicePredictor(TaskPredictor):
-    """Multiple choice."""
+    """A predictor for multiple choice."""
 
     def __call__(self, text: str, choices: Sequence[str]) -> ChoicePrediction:
-        """The most probable choice."""
+        """Return the most probable choice."""
         own = require_list(choices, "choices")
         require_texts(text, *own)
         if not own:
@@ -332,12 +333,12 @@ class ChoicePredictor(TaskPredictor):
 
 
 class TagPredictor(TaskPredictor):
-    """Tags and entities."""
+    """A predictor for the tags and entities of words."""
 
     def __call__(self, text: str | Sequence[str]) -> TaggedText:
-        """The tags of running text, which is split into words here, or of given words.
+        """Return the tags of a running text, which is split into words here, or of given words.
 
-        Offsets are of the text; of given words, of the words joined by spaces.
+        Offsets refer to the text, or to the given words joined by spaces.
         """
         if not isinstance(text, str):
             text = require_list(text, "words")
@@ -351,7 +352,7 @@ class TagPredictor(TaskPredictor):
 
 
 def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int]]) -> TaggedText:
-    """Tags and entities with their places, see `split_words_with_offsets`."""
+    """Add the character spans of `split_words_with_offsets` to tags and entities."""
     rows = zip(found.tags, found.probabilities, spans, strict=True)
     words = tuple(WordTag(text[a:b], tag, chance, a, b) for tag, chance, (a, b) in rows)
     entities = []
@@ -362,10 +363,10 @@ def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int
 
 
 class AnswerPredictor(TaskPredictor):
-    """Answers in a context."""
+    """A predictor for answers in a context."""
 
     def __call__(self, question: str, context: str) -> GivenAnswer:
-        """The best span of the context, or none where the model was trained to say so."""
+        """Return the best span of the context, or no answer if the model was trained for it."""
         require_texts(question, context)
         if not question.strip() or not context.strip():
             raise BertkitError("an answer needs a question and a context, and one of them is empty")
@@ -381,4 +382,4 @@ PREDICTORS: dict[Any, type[TaskPredictor]] = {
     WordsExample: TagPredictor,
     QuestionExample: AnswerPredictor,
 }
-"""Example of a task type -> what `load` gives."""
+"""Example type of a task type -> the class of predictor that `load` returns."""

@@ -43,7 +43,7 @@ def extract_file(
         model: a model directory, a run directory, or a Google checkpoint.
         file: the texts; see `read_lines`.
         out: the file to write.
-        extraction: which layers, and how they are pooled.
+        extraction: the layers to read and how to pool them.
         format: "safetensors", "parquet", "npy", or "auto" for the ending of `out`.
         column: the column of the text, in formats that have columns.
         precision: "fp32", "bf16" or "auto".
@@ -141,7 +141,7 @@ def text_embeddings(
 
 
 class VectorProgress:
-    """Counts the texts that pass and shows how many there were."""
+    """A progress bar that counts the texts and vectors that pass through it."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -149,7 +149,7 @@ class VectorProgress:
         self.unknown = NOTHING_UNKNOWN
 
     def follow(self, found: Iterable[TextFeatures]) -> Iterator[TextFeatures]:
-        """Pass on the same features."""
+        """Yield the same features, counting them."""
         for text in found:
             self.texts += 1
             self.rows += len(text.vectors)
@@ -160,14 +160,14 @@ class VectorProgress:
             self.console.update({"done": self.texts, "vectors": self.rows})
 
     def report(self, counts: TextCounts) -> None:
-        """End the progress bar and say what was noted about the texts."""
+        """Close the progress bar and print what was noted about the texts."""
         self.console.close()
         for line in describe_skipped(counts.skipped, counts.examples):
             self.console.say(line)
 
 
 def learned_layer_mix(model: Path, start: PretrainedWeights, layers: str) -> Tensor | None:
-    """Return the weights of a weighted sum of layers, if the model was tuned with it."""
+    """Return the weights of a weighted sum of layers, if the model was fine-tuned with it."""
     if not is_weighted(layers) or start.details.get("layers") != layers:
         return None
     mix = load_feature_model(model_folder(model)).mix
@@ -177,15 +177,15 @@ def learned_layer_mix(model: Path, start: PretrainedWeights, layers: str) -> Ten
 def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
     """Yield every text of a file: lines of plain text, or one column of any tabular format.
 
-    An empty text is yielded, too, so that the vectors keep the numbers of the rows.
+    Empty texts are yielded too, so that there is one vector per row.
 
     Args:
         file: a file, folder, glob, URL or `hf:NAME`.
         column: the column of the text, in formats that have columns.
-        counts: is told of empty texts and of files of unknown type.
+        counts: collects empty texts and files of unknown type.
 
     Raises:
-        BertkitError: the file is absent or damaged, or a row has no text in that column.
+        BertkitError: the file is missing or damaged, or a row has no text in that column.
     """
     for source in find_sources([file]):
         if source.format == "wikiextractor":
@@ -198,7 +198,7 @@ def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
         elif source.format == "unknown":
             counts.note("file of unknown type", source.path)
         else:
-            found = TextCounts()  # of rows alone: a file that is no text loses none
+            found = TextCounts()  # counts only rows, not files of unknown type
             for place, row in read_rows(source.path, found, source.format, columns=[column]):
                 require_all(found, ADVICE)
                 text = row_text(row[column], column, place)
@@ -210,12 +210,12 @@ def read_lines(file: str, column: str, counts: TextCounts) -> Iterator[str]:
 
 
 def row_text(value: object, column: str, place: str) -> str:
-    """Return a field as text, a number too; "" if it is null.
+    """Return a field, a string or a number, as text; "" if it is null.
 
     Raises:
         BertkitError: the field holds something else.
     """
-    if value is None or value != value:  # noqa: PLR0124 - NaN, where a data frame has no text
+    if value is None or value != value:  # noqa: PLR0124 - NaN, which data frames have for null
         return ""
     if not isinstance(value, str | int | float):
         raise BertkitError(

@@ -1,1 +1,1 @@
-"""The tasks of the paper: official data or your own → a tuned model, scores and result files."""
+"""The task types of the paper: data, windows, targets, losses, predictions and metrics."""

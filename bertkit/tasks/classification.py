@@ -1,7 +1,7 @@
 """Classification of a text or a pair of texts (paper section 4.1).
 
-[CLS] text [SEP] pair [SEP]; the pooled [CLS] goes through one linear layer. Softmax over the
-classes, or a sigmoid for each where an input may have several labels.
+The input is [CLS] text [SEP] pair [SEP]; one linear layer maps the pooled [CLS] to logits. They go
+through a softmax over the classes, or a sigmoid per class if an input may have several labels.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 SEEN_ONCE = "label seen once in training, kept"
 SHOWN_LABELS = 20
-"""Known labels that an error lists; the one spelt most alike may be the opposite."""
+"""The number of known labels that an error lists. It suggests none: the most similar spelling may
+mean the opposite."""
 
 
 class LabelPrediction(NamedTuple):
-    """The most probable class."""
+    """The most probable class of an input."""
 
     label: str
     probability: float
     probabilities: dict[str, float]
-    """Of every class."""
+    """The probability of every class."""
 
 
 class LabelSetPrediction(NamedTuple):
-    """The classes with a probability of more than a half, most probable first."""
+    """The classes with a probability above 0.5, most probable first."""
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
-    """Of every class; they do not add up to 1."""
+    """The probability of every class; they do not add up to 1."""
 
 
 def ordered_predictions(
     values: Sequence[Any], place: np.ndarray, dtype: type[np.number[Any]]
 ) -> Tensor:
-    """What parts have, in the order of the packed sequences; `place` says where each one went."""
+    """Reorder values of parts to the packed sequences; `place` has the packed index of each."""
     given = np.array(values, dtype=dtype)
     ordered = np.empty_like(given)
     ordered[place] = given
@@ -71,12 +72,12 @@ def ordered_predictions(
 
 
 def leading(parts: Sequence[ItemPart]) -> dict[str, int]:
-    """How many items begin among the parts: what a mean loss is divided by."""
+    """Count the items whose first part is among the parts; a mean loss is divided by it."""
     return {"examples": sum(part.leads for part in parts)}
 
 
 def always_the_same(inputs: Sequence[TextExample], found: Sequence[Any]) -> str:
-    """What is wrong where every input got one answer although their labels differ; "" else."""
+    """Return a message if all inputs got the same prediction but their labels differ, else ""."""
     wanted = {frozenset(i.label) if isinstance(i.label, tuple) else i.label for i in inputs}
     if len(set(found)) > 1 or len(wanted) < 2:
         return ""
@@ -84,21 +85,21 @@ def always_the_same(inputs: Sequence[TextExample], found: Sequence[Any]) -> str:
 
 
 class TextTask(Task):
-    """What tasks about a text or a pair of texts share: windows, and one linear layer on [CLS].
+    """A task on a text or a pair of texts, with windows and one linear layer on [CLS].
 
-    Where a text has several windows, each is trained on the label of the text, and the output is
-    the mean of theirs.
+    If a text has several windows, each is trained on the label of the text, and the output for the
+    text is the mean of their outputs.
     """
 
     max_length: int
     stride: int
     target_dtype: ClassVar[type[np.number[Any]]] = np.float32
     official_field: ClassVar[str] = ""
-    """The field of predictions that GLUE's server wants; "" where it has no such task."""
+    """The field of predictions that GLUE's server expects; "" if GLUE has no such task."""
 
     @abstractmethod
     def target_of(self, given: TextExample) -> Any:
-        """What a label is compared as: an index, a number, or 0 or 1 for each class.
+        """Return the target for the loss: an index, a number, or 0 or 1 for each class.
 
         Raises:
             BertkitError: the label is unknown.
@@ -106,18 +107,18 @@ class TextTask(Task):
 
     @abstractmethod
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """(sequences,) from logits (sequences, classes) and targets (sequences, ...)."""
+        """Return losses (sequences,) of logits (sequences, classes), targets (sequences, ...)."""
 
     @abstractmethod
     def predictions(self, logits: np.ndarray) -> list[Any]:
-        """One prediction for each row of logits (inputs, classes)."""
+        """Return one prediction for each row of logits (inputs, classes)."""
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
         return ClassificationModel(config, len(self.labels) or 1)
 
     def items(self, inputs: Sequence[TextExample], tokenizer: Tokenizer) -> Items:
-        """See `Task`: one item for each input; its windows share its target."""
+        """See `Task`; each input is one item, whose windows share its target."""
         targets = [self.target_of(given) for given in inputs]
         texts = tokenizer.encode_batch([given.text for given in inputs])
         pairs = tokenizer.encode_batch([given.pair or "" for given in inputs])
@@ -140,13 +141,13 @@ class TextTask(Task):
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`: the targets and weights of the packed sequences."""
+        """See `Task`; the tensors are the targets and weights of the packed sequences."""
         targets = ordered_predictions([part.target for part in parts], place, self.target_dtype)
         weights = ordered_predictions([part.weight for part in parts], place, np.float32)
         return {"targets": targets, "weights": weights}, leading(parts)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """See `Task`: the weighted sum of the losses."""
+        """See `Task`; the loss is the weighted sum over sequences."""
         losses = self.losses(model(batch.packed).float(), batch.tensors["targets"])
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
@@ -159,7 +160,7 @@ class TextTask(Task):
         return self.predictions(np.stack([np.concatenate(parts).mean(axis=0) for parts in outputs]))
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`: of GLUE, a file of glue.zip."""
+        """See `Task`; for GLUE this is a file of glue.zip."""
         if not self.official_field:
             return []
         found = [getattr(prediction, self.official_field) for prediction in done.predictions]
@@ -169,11 +170,11 @@ class TextTask(Task):
 
 @dataclass(frozen=True)
 class Classification(TextTask):
-    """One label for each input."""
+    """A task with one label for each input."""
 
     labels: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
-    """Names of `metrics.CLASSIFICATION`; the first one decides between runs."""
+    """Names of `metrics.CLASSIFICATION`; runs are compared by the first."""
     max_length: int = 512
     stride: int = 0
     task_type = "classification"
@@ -193,11 +194,11 @@ class Classification(TextTask):
 
     @property
     def positive(self) -> str:
-        """The class whose F1 is meant: the last one, which is GLUE's 1."""
+        """The positive class of F1: the last one, which is GLUE's 1."""
         return self.labels[-1]
 
     def target_of(self, given: TextExample) -> int | None:
-        """See `TextTask`: the index of the label."""
+        """See `TextTask`; the target is the index of the label, or None without a label."""
         if given.label is None:
             return None
         if given.label not in self.labels:
@@ -205,7 +206,7 @@ class Classification(TextTask):
         return self.labels.index(str(given.label))
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy."""
+        """See `TextTask`; the loss is the cross entropy."""
         return F.cross_entropy(logits, targets, reduction="none")
 
     def predictions(self, logits: np.ndarray) -> list[LabelPrediction]:
@@ -228,7 +229,7 @@ class Classification(TextTask):
         return {name: CLASSIFICATION[name](gold, found, self.positive) for name in self.metrics}
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """Always the commonest label, or, where F1 decides, the one that it is of."""
+        """See `Task`; the better of always the most frequent and always the positive label."""
         [(common, _)] = Counter(str(given.label) for given in inputs).most_common(1)
         answers = dict.fromkeys((common, self.positive))
         scores = [
@@ -239,13 +240,13 @@ class Classification(TextTask):
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelPrediction]
     ) -> str:
-        """One label for every input."""
+        """See `Task`; a degenerate run gives every input the same label."""
         return always_the_same(inputs, [prediction.label for prediction in predictions])
 
 
 @dataclass(frozen=True)
 class MultiLabelClassification(TextTask):
-    """Any number of labels for each input."""
+    """A task with any number of labels for each input."""
 
     labels: tuple[str, ...]
     max_length: int = 512
@@ -260,7 +261,7 @@ class MultiLabelClassification(TextTask):
         return cls(labels, max_length=data.max_length, stride=data.windows.stride)
 
     def target_of(self, given: TextExample) -> list[float]:
-        """See `TextTask`: 1 for each label that the input has, 0 for the others."""
+        """See `TextTask`; the target has 1 for each label of the input and 0 for the others."""
         wanted = given.label if isinstance(given.label, tuple) else ()
         for label in wanted:
             if label not in self.labels:
@@ -268,7 +269,7 @@ class MultiLabelClassification(TextTask):
         return [float(label in wanted) for label in self.labels]
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Binary cross entropy, the mean over the classes."""
+        """See `TextTask`; the loss is the mean binary cross entropy over the classes."""
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
 
     def predictions(self, logits: np.ndarray) -> list[LabelSetPrediction]:
@@ -290,7 +291,7 @@ class MultiLabelClassification(TextTask):
         return multi_label(gold, [found.labels for found in predictions], self.labels)
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """Always the commonest labels, as many of them as make the best micro F1."""
+        """See `Task`; always the k most frequent labels, with the k of the best micro F1."""
         seen = Counter(label for given in inputs for label in given.label or ())  # type: ignore[union-attr]
         ranked, right, total = seen.most_common(), 0, seen.total()
         best, size = 0.0, 0
@@ -304,20 +305,20 @@ class MultiLabelClassification(TextTask):
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[LabelSetPrediction]
     ) -> str:
-        """One set of labels for every input."""
+        """See `Task`; a degenerate run gives every input the same set of labels."""
         sets = (sorted(prediction.labels) for prediction in predictions)
         found = [" and ".join(labels) or "no label" for labels in sets]
         return always_the_same(inputs, found)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Along the last axis, in double precision."""
+    """Compute the softmax along the last axis in double precision."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
 def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError:
-    """The error for a label that training has not seen."""
+    """Return the error for a label that is not among the model's labels."""
     shown = ", ".join(sorted(labels)[:SHOWN_LABELS])
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     return BertkitError(
@@ -326,7 +327,7 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
 
 
 def label_counts(inputs: Iterable[Any]) -> Counter[str]:
-    """How often each label or tag occurs."""
+    """Count the occurrences of each label or tag."""
     seen: Counter[str] = Counter()
     for given in inputs:
         gold = given.gold
@@ -335,10 +336,10 @@ def label_counts(inputs: Iterable[Any]) -> Counter[str]:
 
 
 def training_labels(data: TaskInputs, *, at_least: int) -> tuple[str, ...]:
-    """The labels of the training data, sorted; those that are seen once are counted.
+    """Return the sorted labels of the training data; labels that occur once are noted in counts.
 
     Raises:
-        BertkitError: there are fewer than `at_least`.
+        BertkitError: there are fewer than `at_least` labels.
     """
     seen = label_counts(data.train)
     for label, count in seen.items():

@@ -1,4 +1,4 @@
-"""A task with its data (paper section 4): official sets by name, and the user's own files."""
+"""A task with its data (paper section 4): official sets by name, or the user's files."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ Split = tuple[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class TaskData:
-    """What a named task, or the user's columns, stand for."""
+    """A task and its examples, from an official set or the user's files."""
 
     name: str
     task: Task
     train: Sequence[Any]
     dev: Sequence[Split]
-    """The first one decides between runs."""
+    """The dev splits; runs are compared on the first."""
     test: Sequence[Split] = ()
-    """Without labels, or with."""
+    """The test splits, with or without labels."""
     counts: TextCounts = field(default_factory=TextCounts)
     """What was skipped while reading."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Split -> path, for the record."""
+    """Split -> path, for the results."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What own data calls its columns; predicting for another file begins with the same names."""
+    """The column names of the user's data, which are the defaults when predicting for a file."""
 
 
 def load_dataset(
@@ -68,15 +68,15 @@ def load_dataset(
     """Read a data set.
 
     Args:
-        name: an official set (`OFFICIAL`), or a task type (`SPECS`) for own data.
-        files: where it is.
-        columns: of own data; the usual names where absent.
-        windows: how long sequences are; as in the paper where absent.
-        positions: the longest sequence of the model, in tokens.
+        name: an official set (`OFFICIAL`), or a task type (`SPECS`) for the user's data.
+        files: the files of the data set.
+        columns: the column names of the user's data; None for the default names.
+        windows: the window lengths; None for the defaults of the task type.
+        positions: the model's maximum sequence length in tokens.
 
     Raises:
-        BertkitError: a file is absent (official ones: where to get them), damaged, or lacks a
-            column; or the options are of another task type.
+        BertkitError: a file is missing (for official ones the message says where to get it),
+            damaged, or lacks a column; or the options belong to another task type.
     """
     key, spec = name.lower(), spec_for(name)
     check_sources(key, files, columns)
@@ -93,7 +93,7 @@ def load_dataset(
 
 
 def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions: int) -> TaskData:
-    """One of GLUE's tasks from its official folder."""
+    """Read one of GLUE's tasks from its official folder."""
     official = GLUE[name]
     folder, counts = benchmark_folder(files, name), TextCounts()
     made: dict[str, Any] = {"max_length": windows.length(positions), "stride": windows.stride}
@@ -102,7 +102,7 @@ def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions:
     task: Task = spec_for(name).task(**made)
     if "train" not in official.files:
         raise BertkitError(
-            f"{name} has no training data: tune on mnli, then "
+            f"{name} has no training data: fine-tune on mnli, then "
             f"bertkit evaluate {name} --model RUN --data {folder} --split test (or dev)"
         )
     labelled = [split for split in official.files if not split.startswith("test")]
@@ -122,7 +122,7 @@ def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions:
 def official_dataset(
     name: str, spec: TaskSpec, files: DataFiles, windows: WindowLengths, positions: int
 ) -> TaskData:
-    """SQuAD, SWAG or CoNLL-2003 from official files."""
+    """Read SQuAD, SWAG or CoNLL-2003 from official files."""
     counts = TextCounts()
     paths = official_paths(name, files)
     train = read_official(name, paths["train"], counts, scoring=False)
@@ -136,7 +136,7 @@ def official_dataset(
         TaskInputs(train, spec.columns(), windows, windows.length(positions), counts)
     )
     if name == "squad-2.0" and isinstance(task, QuestionAnswering) and not task.null:
-        raise BertkitError(f"{paths['train']} has only answerable questions; it is no SQuAD 2.0")
+        raise BertkitError(f"{paths['train']} has only answerable questions; it is not SQuAD 2.0")
     dev = ("dev", scored["dev"])
     note_unique([dev, *tests], task, counts)
     return TaskData(name, task, train, [dev], tests, counts, dict(paths))
@@ -145,7 +145,7 @@ def official_dataset(
 def user_dataset(
     spec: TaskSpec, files: DataFiles, columns: Columns, windows: WindowLengths, positions: int
 ) -> TaskData:
-    """The user's own files."""
+    """Read the user's files; without a dev file, hold out a share of the training data."""
     counts = TextCounts()
     columns = columns.fitted(files.train, counts)
     train = every = columns.read_labelled(files.train, counts)
@@ -171,9 +171,10 @@ def user_dataset(
 def set_apart(
     spec: TaskSpec, inputs: Sequence[Any], share: float, counts: TextCounts
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Training inputs and a random share for dev; documents and contexts stay on one side.
+    """Split inputs into training data and a random share for dev.
 
-    What has a label of which training would have none is not set apart, which is counted.
+    Sentences of one document, or questions on one context, stay on the same side. An input with a
+    label that training would otherwise lack is not held out; this is counted.
 
     Raises:
         BertkitError: the share is not between 0 and 1, or a side would be empty.
@@ -211,7 +212,7 @@ def set_apart(
 
 
 def note_unique(splits: Sequence[Split], task: Task, counts: TextCounts) -> None:
-    """Count what is read without the context that is asked for, that of a document."""
+    """Count sentences read without context although `context` is "document"."""
     for _, inputs in splits:
         if getattr(task, "context", "") == "document" and are_all_unique(inputs):
             for given in inputs:
@@ -222,7 +223,7 @@ def note_unique(splits: Sequence[Split], task: Task, counts: TextCounts) -> None
 
 
 def write_results(task: Task, folder: Path, done: PredictedSplit) -> list[Path]:
-    """Write predictions: a JSON object a line for each input, and the official file of the set.
+    """Write predictions: one JSON object per line and input, and the official files of the set.
 
     Raises:
         BertkitError: the folder cannot be written.
@@ -235,21 +236,21 @@ def write_results(task: Task, folder: Path, done: PredictedSplit) -> list[Path]:
 
 
 def given_text(given: Any) -> dict[str, Any]:
-    """What stands beside a prediction for reading: the gold label and the text."""
+    """Return the gold label and the texts, which readers want next to a prediction."""
     if not isinstance(given, TextExample):
         return {}
     return {"gold": given.label, "text": given.text, "pair": given.pair}
 
 
 def is_labelled(inputs: Sequence[Any]) -> bool:
-    """Whether every input has a label, tags, or answers (which may be none)."""
+    """Return whether every input has a label, tags, or answers (possibly an empty tuple)."""
     return bool(inputs) and all(given.gold is not None for given in inputs)
 
 
 def labelled_part(
     inputs: Sequence[Any], predictions: Sequence[Any]
 ) -> tuple[list[Any], list[Any], str]:
-    """The inputs that can be scored, their predictions, and in words how many cannot."""
+    """Return the labelled inputs, their predictions, and a note on how many have no label."""
     known = [number for number, given in enumerate(inputs) if is_labelled([given])]
     lost = len(inputs) - len(known)
     said = f"{lost:,} of {len(inputs):,} inputs have no label and are not scored" if lost else ""
@@ -257,10 +258,10 @@ def labelled_part(
 
 
 def check_labelled(split: str, inputs: Sequence[Any]) -> None:
-    """Refuse data to learn from or to choose by where an input has no label.
+    """Check that every input of training or dev data has a label.
 
     Raises:
-        BertkitError: names the first such input.
+        BertkitError: an input has no label; the message names the first one.
     """
     missing = next((given for given in inputs if not is_labelled([given])), None)
     if missing is not None:
@@ -268,7 +269,7 @@ def check_labelled(split: str, inputs: Sequence[Any]) -> None:
 
 
 def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
-    """SHA-256 of all inputs, wherever their files lie, as hex."""
+    """Return the hex SHA-256 of all inputs, which does not depend on the paths of their files."""
     digest = hashlib.sha256()
     for inputs in splits:
         for given in inputs:
@@ -277,7 +278,7 @@ def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
 
 
 def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, split: str) -> Items:
-    """The inputs of a split as sequences.
+    """Encode the inputs of a split as sequences.
 
     Raises:
         BertkitError: there is no input, or one has an unknown label.
@@ -288,9 +289,9 @@ def encode(task: Task, inputs: Sequence[Any], tokenizer: Tokenizer, split: str) 
 
 
 def with_unknown(items: Items, unknown: int) -> Items:
-    """The same items, with a count of the pieces that are [UNK], which has the id `unknown`.
+    """Return the same items with a count of the tokens with the id `unknown`, that of [UNK].
 
-    Of tagged words, an input is known by the first pieces of its words.
+    An input of tagged words is judged only by the first token of each word.
     """
     pieces = total = 0
     known: set[int] = set()
@@ -309,7 +310,7 @@ def with_unknown(items: Items, unknown: int) -> Items:
 
 
 def describe_items(split: str, items: Items) -> str:
-    """How many inputs there are, how long, and what `describe_losses` says of them."""
+    """Describe the inputs of a split: their number, mean length, and `describe_losses`."""
     return (
         f"{split}: {items.inputs:,} inputs, {items.tokens / max(1, items.inputs):.1f} tokens each, "
         f"{describe_losses(items.windowed, items.cut, items.unknown)}"
@@ -317,16 +318,16 @@ def describe_items(split: str, items: Items) -> str:
 
 
 def describe_losses(windowed: int, cut: Mapping[str, int], unknown: Unknown) -> str:
-    """How many inputs were windowed, that none was cut, or what, and the share of [UNK] if any."""
+    """Describe how many inputs were windowed, what was cut, and the share of [UNK] if any."""
     said = [f"{windowed:,} in several windows", describe_cut(cut) or "0 cut"]
-    if unknown.pieces:
-        share = unknown.pieces / unknown.total
-        said.append(f"{unknown.pieces:,} of {unknown.total:,} pieces [UNK] ({share:.1%})")
+    if unknown.tokens:
+        share = unknown.tokens / unknown.total
+        said.append(f"{unknown.tokens:,} of {unknown.total:,} tokens [UNK] ({share:.1%})")
     if unknown.inputs:
-        said.append(f"inputs without one known piece: {unknown.inputs:,}")
+        said.append(f"inputs without a known token: {unknown.inputs:,}")
     return ", ".join(said)
 
 
 def describe_cut(cut: Mapping[str, int]) -> str:
-    """What was lost and of how many inputs; "" where nothing was."""
+    """Describe what was lost and of how many inputs; "" if nothing was."""
     return "; ".join(f"{what}: {count:,}" for what, count in cut.items() if count)

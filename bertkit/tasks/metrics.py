@@ -1,12 +1,12 @@
 """The metrics of paper sections 4.1 to 4.3, as fractions.
 
-Accuracy, F1 and Matthews correlation are scikit-learn's, Pearson and Spearman SciPy's, as in the
-reference scripts. A metric that is undefined, as for a constant prediction, is 0. The metric of
-entities is in `conll.py`.
+F1 and Matthews correlation are computed by scikit-learn, Pearson and Spearman by SciPy, as in the
+reference scripts. An undefined metric, as for a constant prediction, is 0. The entity scores are
+in `conll.py`.
 
 SQuAD's exact match and F1 are computed as evaluate-v1.1.py and evaluate-v2.0.py compute them
-(Rajpurkar et al. 2016 and 2018). The two programs differ where an answer is empty after
-normalisation; `is_version2` decides which of them scores a set of questions.
+(Rajpurkar et al. 2016 and 2018). The two programs differ if an answer is empty after normalisation;
+`is_version2` decides which of them scores a set of questions.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Names = Sequence[str]
 
 
 def accuracy(gold: Names, predicted: Names, positive: str) -> float:
-    """The share of equal labels."""
+    """Return the share of correct labels."""
     return sum(g == p for g, p in zip(gold, predicted, strict=True)) / max(1, len(gold))
 
 
 def f1(gold: Names, predicted: Names, positive: str) -> float:
-    """F1 of one class (GLUE's for MRPC and QQP), whatever others a model may answer."""
+    """Return the F1 of the positive class (GLUE's for MRPC and QQP) against all others."""
     from sklearn.metrics import f1_score
 
     pairs = ([name == positive for name in names] for names in (gold, predicted))
@@ -40,17 +40,17 @@ def f1(gold: Names, predicted: Names, positive: str) -> float:
 
 
 def macro_f1(gold: Names, predicted: Names, positive: str) -> float:
-    """The mean of the F1 of every class that occurs."""
+    """Return the mean F1 over the classes that occur."""
     from sklearn.metrics import f1_score
 
     return float(f1_score(gold, predicted, average="macro", zero_division=0.0))
 
 
 def matthews(gold: Names, predicted: Names, positive: str) -> float:
-    """Matthews correlation (GLUE's for CoLA): 0 for a constant prediction."""
+    """Return the Matthews correlation (GLUE's for CoLA): 0 for a constant prediction."""
     from sklearn.metrics import matthews_corrcoef
 
-    if len({*gold, *predicted}) == 1:  # scikit-learn says 0, too, and warns
+    if len({*gold, *predicted}) == 1:  # scikit-learn also returns 0, but warns
         return 0.0
     return float(matthews_corrcoef(gold, predicted))
 
@@ -65,7 +65,7 @@ CLASSIFICATION: dict[str, Callable[[Names, Names, str], float]] = {
 
 
 def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
-    """Pearson's and Spearman's correlation (GLUE's for STS-B), 0 where a side is constant."""
+    """Return Pearson, Spearman (GLUE's for STS-B; 0 if a side is constant) and squared error."""
     from scipy.stats import pearsonr, spearmanr
 
     error = float(np.mean((np.asarray(gold) - np.asarray(predicted)) ** 2))
@@ -81,10 +81,10 @@ def correlations(gold: Sequence[float], predicted: Sequence[float]) -> dict[str,
 def multi_label(
     gold: Sequence[Names], predicted: Sequence[Names], labels: Names
 ) -> dict[str, float]:
-    """F1 over all (input, label) decisions together, mean F1 of the labels, and exact sets."""
+    """Return micro F1 over all (input, label) pairs, macro F1, and the share of exact sets."""
     true = np.array([[label in row for label in labels] for row in gold])
     found = np.array([[label in row for label in labels] for row in predicted])
-    # By hand: scikit-learn takes a single column for two classes and counts the other one, too.
+    # Not scikit-learn: it takes a single column for two classes and counts the negative one too.
     right, given = (true & found).sum(axis=0), true.sum(axis=0) + found.sum(axis=0)
     return {
         "micro_f1": float(2 * right.sum() / max(1, given.sum())),
@@ -98,19 +98,19 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case without ASCII punctuation and English articles, one space between words."""
+    """Lowercase a text, drop ASCII punctuation and English articles, and normalise spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, gold: str) -> float:
-    """1.0 if both texts are equal when normalised, else 0.0."""
+    """Return 1.0 if both texts are equal when normalised, else 0.0."""
     return float(normalize_answer(prediction) == normalize_answer(gold))
 
 
 def answer_f1(prediction: str, gold: str, *, version2: bool = False) -> float:
-    """The harmonic mean of precision and recall over normalised words, counted with repetition.
+    """Return the F1 over normalised words, counted with repetition.
 
-    Two texts that are both empty when normalised get 1.0 under `version2` and 0.0 otherwise.
+    Two texts that are both empty when normalised score 1.0 with `version2` and 0.0 otherwise.
     """
     predicted, wanted = normalize_answer(prediction).split(), normalize_answer(gold).split()
     if version2 and not (predicted and wanted):
@@ -120,14 +120,18 @@ def answer_f1(prediction: str, gold: str, *, version2: bool = False) -> float:
 
 
 def is_version2(inputs: Sequence[QuestionExample]) -> bool:
-    """Whether a set is scored as 2.0: its reader says so, or a question is unanswerable."""
+    """Return whether to score a set as 2.0: it was read as 2.0, or a question is unanswerable."""
     return any(question.version2 or question.answers == () for question in inputs)
 
 
 def raw_scores(
     inputs: Sequence[QuestionExample], predictions: Mapping[str, str]
 ) -> dict[str, tuple[float, float]]:
-    """Id -> (exact, F1), each the best over the gold answers; without the missing predictions."""
+    """Return id -> (exact, F1), each the best over the gold answers, for predicted questions.
+
+    Raises:
+        BertkitError: there is no question, or one has no gold answers.
+    """
     if not inputs:
         raise BertkitError("there is no question to score")
     version2 = is_version2(inputs)
@@ -156,22 +160,22 @@ def squad_scores(
     null_odds: Mapping[str, float] | None = None,
     threshold: float = 0.0,
 ) -> dict[str, float]:
-    """Exact match and F1 in percent, as the official programs compute them.
+    """Compute exact match and F1 in percent, as the official programs do.
 
     Args:
         inputs: questions with gold answers, read with `scoring=True`.
-        predictions: id -> text; "" says that there is no answer.
-        null_odds: id -> how much likelier no answer is (2.0); where it is above `threshold` the
-            question counts as answered with "".
-        threshold: for `null_odds`.
+        predictions: id -> text; "" means that there is no answer.
+        null_odds: id -> score of no answer relative to the answer (2.0); a question with odds above
+            `threshold` counts as answered with "".
+        threshold: the threshold for `null_odds`.
 
     Returns:
-        `exact`, `f1`, `total`, `missing` (questions without a prediction: they score 0) and
-        `unknown` (predictions for no question); for 2.0 also `HasAns_exact`, `HasAns_f1`,
-        `HasAns_total` and `NoAns_` for the unanswerable ones.
+        `exact`, `f1`, `total`, `missing` (questions without a prediction, which score 0) and
+        `unknown` (predictions without a question); for 2.0 also `HasAns_exact`, `HasAns_f1`,
+        `HasAns_total`, and the same with `NoAns_` for the unanswerable questions.
 
     Raises:
-        BertkitError: there are no gold answers, or no odds for a prediction.
+        BertkitError: gold answers are missing, or a prediction has no odds.
     """
     scores = raw_scores(inputs, predictions)
     missing = len(inputs) - len(scores)
@@ -193,14 +197,14 @@ def squad_scores(
 def squad_averages(
     scores: Mapping[str, tuple[float, float]], inputs: Sequence[QuestionExample]
 ) -> dict[str, float]:
-    """Mean scores in percent; a missing one is 0."""
+    """Return mean scores in percent; a missing score counts as 0."""
     pairs = [scores.get(question.id, (0.0, 0.0)) for question in inputs]
     exact, overlap = (100.0 * sum(values) / len(pairs) for values in zip(*pairs, strict=True))
     return {"exact": exact, "f1": overlap, "total": len(pairs)}
 
 
 def check_odds(ids: Mapping[str, object], null_odds: Mapping[str, float]) -> None:
-    """Every prediction needs finite odds."""
+    """Check that every prediction has finite odds."""
     for question_id in ids:
         if not math.isfinite(null_odds.get(question_id, math.nan)):
             raise BertkitError(f"question {question_id} has a prediction but no finite null odds")
@@ -211,22 +215,22 @@ def best_threshold(
     predictions: Mapping[str, str],
     null_odds: Mapping[str, float],
 ) -> dict[str, float]:
-    """The thresholds for `squad_scores` with the highest exact match and F1 (2.0).
+    """Find the thresholds for `squad_scores` with the highest exact match and F1 (2.0).
 
-    As in evaluate-v2.0.py, but for two cases in which its threshold does not give the score that it
-    states: questions of equal odds are taken together, and where to answer nothing is best the
-    threshold is not 0 but below all odds if some are 0 or less.
+    This differs from evaluate-v2.0.py in two cases where its threshold does not give the score that
+    it reports: questions with equal odds are decided together, and if never answering is best and
+    some odds are 0 or less, the threshold is below all odds and not 0.
 
     Args:
-        inputs: as in `squad_scores`.
-        predictions: the best text that is not empty, whatever its odds.
-        null_odds: as in `squad_scores`.
+        inputs: see `squad_scores`.
+        predictions: id -> the best text that is not empty, whatever its odds.
+        null_odds: see `squad_scores`.
 
     Returns:
         `best_exact`, `best_exact_threshold`, `best_f1`, `best_f1_threshold`; scores in percent.
 
     Raises:
-        BertkitError: as in `squad_scores`.
+        BertkitError: see `squad_scores`.
     """
     scores = raw_scores(inputs, predictions)
     check_odds(scores, null_odds)

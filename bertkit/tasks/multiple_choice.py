@@ -1,8 +1,8 @@
-"""Choosing one of n continuations (paper section 4.4, SWAG).
+"""Multiple choice: choosing one of n continuations (paper section 4.4, SWAG).
 
-Each choice is a sequence of its own, [CLS] context [SEP] choice [SEP]; one vector gives each a
-score, and the softmax runs over the choices of an input. Inputs may have different numbers of
-choices. Where a context is too long, window i of every choice makes one comparison.
+Each choice is a separate sequence, [CLS] context [SEP] choice [SEP]; one vector scores each, and
+the softmax is over the choices of an input. Inputs may have different numbers of choices. If a
+context is too long, window i of every choice makes one comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 class ChoicePrediction(NamedTuple):
-    """The most probable continuation."""
+    """The most probable choice: its index, text and probability, and all probabilities."""
 
     choice: int
     text: str
@@ -49,7 +49,7 @@ class ChoicePrediction(NamedTuple):
 
 @dataclass(frozen=True)
 class MultipleChoice(Task):
-    """One of the choices of each input."""
+    """A task that picks one of the choices of each input."""
 
     max_length: int = 512
     stride: int = 0
@@ -96,7 +96,7 @@ class MultipleChoice(Task):
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """A table (parts, most choices) of packed places, -1 where a part has fewer choices."""
+        """See `Task`; "table" (parts, max choices) has packed indices, -1 for absent choices."""
         sizes = [len(part.sequences) for part in parts]
         table = np.full((len(parts), max(sizes)), -1, dtype=np.int64)
         table[np.arange(max(sizes)) < np.array(sizes)[:, None]] = place
@@ -108,7 +108,7 @@ class MultipleChoice(Task):
         return tensors, leading(parts)
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """Cross entropy over the choices."""
+        """See `Task`; the loss is the cross entropy over the choices of each part."""
         scores = model(batch.packed).float().squeeze(-1)
         table = batch.tensors["table"]
         logits = scores[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
@@ -138,19 +138,19 @@ class MultipleChoice(Task):
         return {"accuracy": right / max(1, len(inputs))}
 
     def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
-        """Always the place that is right most often."""
+        """See `Task`; always the index that is right most often."""
         [(_, right)] = Counter(given.label for given in inputs).most_common(1)
         return {"accuracy": right / len(inputs)}
 
     def degenerate(
         self, inputs: Sequence[ChoiceExample], predictions: Sequence[ChoicePrediction]
     ) -> str:
-        """Nearly equal probabilities for every choice of every input."""
+        """See `Task`; a degenerate run gives all choices nearly equal probabilities."""
         spread = max(max(p.probabilities) - min(p.probabilities) for p in predictions)
         return "gives every choice nearly the same probability" if spread < 0.01 else ""
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`: of SWAG, one index a line."""
+        """See `Task`; for SWAG this is a CSV with one index per line."""
         if done.name != "swag":
             return []
         path = folder / f"{done.split}.csv"

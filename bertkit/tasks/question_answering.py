@@ -1,9 +1,9 @@
 """Answering a question by a span of its context (paper sections 4.2 and 4.3; SQuAD 1.1 and 2.0).
 
 A start vector and an end vector score every token; training maximises the probability of the right
-start and end among the tokens of the window, and [CLS] stands for "no answer here" (in a network
-that reads left to right, the last [SEP] does: see `SpanModel`). Windows, the place of an answer in
-them and the way back are in `spans.py`.
+start and end among the tokens of the window, and [CLS] means "no answer here" (in a left-to-right
+network, the scores of [CLS] are read at the last [SEP]: see `SpanModel`). `spans.py` makes the
+windows, aligns answers with their tokens and decodes spans.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ from bertkit.tasks.windows import QuestionWindows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 NO_ANSWER = (0, 0)
-"""Where start and end of a window without the answer point: [CLS]."""
+"""The target (start, end) of a window without the answer: the index of [CLS]."""
 
 
 class FoundAnswer(NamedTuple):
-    """The best span of a context, and how probable it is that there is no answer."""
+    """The best span of a context, and the probability that there is no answer."""
 
     text: str
-    """The best span, whatever the odds of no answer are."""
+    """The text of the best span, even if "no answer" scores higher."""
     start: int
-    """Its first character in the context."""
+    """The index of its first character in the context."""
     end: int
-    """One after its last character."""
+    """The index after its last character."""
     probability: float
-    """Of the span, among the n-best list."""
+    """The probability of the span within the n-best list."""
     no_answer_probability: float
-    """0 where the model was not trained on questions without an answer."""
+    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
     null_odds: float
-    """Score of no answer minus score of the span: above the threshold there is no answer."""
+    """The score of no answer minus that of the span; above the threshold there is no answer."""
     nbest: tuple[Span, ...]
 
 
 class SpanTarget(NamedTuple):
-    """What a window is trained on, and the window for decoding."""
+    """The first and last token of the answer in a window, and the window for decoding."""
 
     start: int
     end: int
@@ -72,19 +72,20 @@ class SpanTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """A span of each context, or none."""
+    """A task that answers each question with a span of its context, or with no answer."""
 
     null: bool = False
     """Whether questions may have no answer (SQuAD 2.0)."""
     threshold: float = 0.0
-    """There is no answer where the null odds are above it."""
+    """The null odds above which a question gets no answer."""
     max_length: int = 384
     stride: int = 0
-    """Context tokens from one window to the next; see `spans.make_windows`."""
+    """The number of context tokens from one window to the next; see `spans.make_windows`."""
     max_question_length: int = 64
     nbest: int = 20
     max_answer_length: int = 30
-    """Tokens; longer spans are trained on, as in the published code, but never given."""
+    """The maximum tokens of a predicted answer; longer ones are used in training, as in the
+    published code."""
     task_type = "question-answering"
     labels = ("start", "end")
     metric = "f1"
@@ -104,7 +105,7 @@ class QuestionAnswering(Task):
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `Task`: windows as in the paper."""
+        """See `Task`; windows are as in the paper."""
         window = QuestionWindows().length(max_length)
         return {"max_length": window, "max_question_length": usual_question_length(window)}
 
@@ -113,9 +114,9 @@ class QuestionAnswering(Task):
         return SpanModel(config)
 
     def items(self, inputs: Sequence[QuestionExample], tokenizer: Tokenizer) -> Items:
-        """Every window is an item of its own, as in the published code.
+        """See `Task`; every window is a separate item, as in the published code.
 
-        Windows are made before the shuffle; one without the answer is trained to point at [CLS].
+        Windows are made before the shuffle; a window without the answer has [CLS] as its target.
         """
         items, windowed, cut, unaligned, empty, long = [], 0, 0, 0, 0, 0
         for i, given in enumerate(inputs):
@@ -149,12 +150,12 @@ class QuestionAnswering(Task):
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Start and end of each packed window, (sequences, 2), counted from its [CLS]."""
+        """See `Task`; "spans" (sequences, 2) has start and end in each window, [CLS] being 0."""
         spans = ordered_predictions([part.target[:2] for part in parts], place, np.int64)
         return {"spans": spans}, {"windows": len(parts)}
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """The mean of the cross entropies of start and end over the tokens of each window."""
+        """See `Task`; the loss is the mean of the cross entropies of start and end."""
         logits = model(batch.packed).float()
         packed = batch.packed
         rows = torch.repeat_interleave(
@@ -170,7 +171,7 @@ class QuestionAnswering(Task):
     def decode(
         self, inputs: Sequence[QuestionExample], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[FoundAnswer]:
-        """See `Task`; the threshold is not applied yet."""
+        """See `Task`; the threshold is not applied here but in `text_of`."""
         windows: list[list[SpanWindow]] = [[] for _ in inputs]
         logits: list[list[np.ndarray]] = [[] for _ in inputs]
         for item, [output] in zip(items.items, outputs, strict=True):
@@ -202,12 +203,12 @@ class QuestionAnswering(Task):
         return found
 
     def text_of(self, prediction: FoundAnswer) -> str:
-        """The answer after the threshold: "" for none."""
+        """Return the answer after applying the threshold: "" for no answer."""
         none = self.null and prediction.null_odds > self.threshold
         return "" if none else prediction.text
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`: predictions.json and nbest_predictions.json; of 2.0 null_odds.json, too."""
+        """See `Task`; predictions.json, nbest_predictions.json and, for 2.0, null_odds.json."""
         pairs = list(zip(done.inputs, done.predictions, strict=True))
         return write_predictions(
             folder / done.split,
@@ -217,7 +218,7 @@ class QuestionAnswering(Task):
         )
 
     def answered(self, prediction: FoundAnswer) -> dict[str, Any]:
-        """What is answered after the threshold, where it stands, and its own probability."""
+        """Return the answer after the threshold, its character span and its probability."""
         text = self.text_of(prediction)
         none = self.null and not text
         return {
@@ -230,7 +231,7 @@ class QuestionAnswering(Task):
     def score(
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
     ) -> dict[str, float]:
-        """Exact match and F1 by the official rules, with the parts of 2.0."""
+        """See `Task`; exact match and F1 by the official rules, for 2.0 also by answerability."""
         texts = {i.id: self.text_of(p) for i, p in zip(inputs, predictions, strict=True)}
         found = squad_scores(inputs, texts)
         names = {"exact": "exact_match", "f1": "f1", "HasAns_exact": "answerable_exact_match",
@@ -239,7 +240,7 @@ class QuestionAnswering(Task):
         return {names[key]: found[key] / 100 for key in order if key in found}
 
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
-        """Never an answer in 2.0; in 1.1 the whole context."""
+        """See `Task`; never an answer in 2.0, the whole context in 1.1."""
         texts = {given.id: "" if self.null else given.context for given in inputs}
         found = squad_scores(inputs, texts)
         return {"f1": found["f1"] / 100, "exact_match": found["exact"] / 100}
@@ -247,9 +248,9 @@ class QuestionAnswering(Task):
     def calibrated(
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
     ) -> Self:
-        """With the threshold that gives the best F1 on these questions (paper section 4.3).
+        """Return the task with the threshold of the best F1 on these questions (section 4.3).
 
-        Where all have an answer, any that is high enough would be the best: it stays as it is.
+        If all questions have an answer, every high threshold is best, so it is not changed.
         """
         if not (self.null and any(given.answers == () for given in inputs)):
             return self
@@ -257,31 +258,31 @@ class QuestionAnswering(Task):
         odds = {i.id: p.null_odds for i, p in pairs}
         best = best_threshold(inputs, {i.id: p.text for i, p in pairs}, odds)
         lowest = float(best["best_f1_threshold"])
-        # Every threshold below the next odds scores the same here; the middle serves new questions.
+        # All thresholds up to the next odds score the same; take the middle for new questions.
         above = min((value for value in odds.values() if value > lowest), default=math.inf)
         middle = (lowest + above) / 2
         return replace(self, threshold=middle if middle < above else lowest)
 
     def remarks(self, inputs: Sequence[QuestionExample], *, choosing: bool = False) -> list[str]:
-        """See `Task`: questions that cannot be got right, and a threshold that is not chosen."""
+        """See `Task`; notes on questions that always score 0 and on a threshold not chosen."""
         none = sum(given.answers == () for given in inputs)
         if none and not self.null:
             return [f"{none:,} questions have no answer in their context, and the model gives one"]
         if choosing and self.null and not none:
-            return ["all questions have an answer, so the threshold for giving none stays at 0"]
+            return ["all questions have an answer, so the threshold for no answer stays at 0"]
         return []
 
     def degenerate(
         self, inputs: Sequence[QuestionExample], predictions: Sequence[FoundAnswer]
     ) -> str:
-        """No answer anywhere, or the same first character everywhere; where gold has others."""
+        """See `Task`; no answer to any question, or all answers start at the same character."""
         texts = {self.text_of(prediction) for prediction in predictions}
         wanted = [{answer.start for answer in given.answers} for given in inputs if given.answers]
         if texts == {""}:
             return "finds no answer to any question" if wanted else ""
         starts = {prediction.start for prediction in predictions}
         same = len(starts) == 1 < len(predictions) and not all(starts & places for places in wanted)
-        return "answers with the same place in every context" if same else ""
+        return "answers with the same position in every context" if same else ""
 
     def row(self, given: QuestionExample, prediction: FoundAnswer) -> dict[str, Any]:
         """See `Task`."""
@@ -294,16 +295,16 @@ class QuestionAnswering(Task):
 
 
 def usual_question_length(max_length: int) -> int:
-    """The most tokens of a question in windows of some length: 64, or half of a short window."""
+    """Return the default maximum question length in tokens: 64, or half of a short window."""
     return min(QuestionAnswering.max_question_length, max(8, max_length // 2))
 
 
 def first_aligned(
     answers: Sequence[GoldAnswer], windows: Sequence[SpanWindow]
 ) -> list[tuple[int, int] | None]:
-    """The place in each window of the first answer that stands whole in one, or None.
+    """Align the first answer that some window contains; return its (start, end) in each or None.
 
-    Training files have one answer to a question; of several any is right.
+    Training files have one answer per question; of several, any is right.
     """
     for answer in answers:
         spans = [align(answer, window) for window in windows]
@@ -320,11 +321,11 @@ def write_predictions(
 ) -> list[Path]:
     """Write predictions.json, nbest_predictions.json and, unless None, null_odds.json.
 
-    predictions.json and null_odds.json are what the official programs read. The best spans are
-    objects with the fields of `Span`.
+    The official programs read predictions.json and null_odds.json. The n-best spans are objects
+    with the fields of `Span`.
 
     Returns:
-        The files.
+        The written files.
 
     Raises:
         BertkitError: the folder cannot be written.

@@ -1,6 +1,6 @@
-"""A number for a text or a pair of texts (paper section 4.1; STS-B).
+"""Regression: a number for a text or a pair of texts (paper section 4.1; STS-B).
 
-One linear layer on the pooled [CLS]; the number is its output itself, with no sigmoid.
+The number is the output of one linear layer on the pooled [CLS], without a sigmoid.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from bertkit.tasks.task import TaskInputs
 
 
 class ValuePrediction(NamedTuple):
-    """The number of a regression."""
+    """The predicted number of an input."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Regression(TextTask):
-    """One number for each input: the output itself, no sigmoid; mean squared error."""
+    """A task with one number for each input, trained with the mean squared error."""
 
     max_length: int = 512
     stride: int = 0
@@ -47,11 +47,11 @@ class Regression(TextTask):
         return cls(data.max_length, data.windows.stride)
 
     def target_of(self, given: TextExample) -> Any:
-        """See `TextTask`: the number."""
+        """See `TextTask`; the target is the label itself."""
         return given.label
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Squared error."""
+        """See `TextTask`; the loss is the squared error."""
         return (logits.squeeze(-1) - targets) ** 2
 
     def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
@@ -66,14 +66,14 @@ class Regression(TextTask):
         return correlations(gold, [prediction.value for prediction in predictions])
 
     def baseline(self, inputs: Sequence[TextExample]) -> dict[str, float]:
-        """Always the mean."""
+        """See `Task`; always the mean of the labels."""
         mean = float(np.mean([given.label for given in inputs]))
         return self.score(inputs, [ValuePrediction(mean)] * len(inputs))
 
     def degenerate(
         self, inputs: Sequence[TextExample], predictions: Sequence[ValuePrediction]
     ) -> str:
-        """Nearly the same number for every input."""
+        """See `Task`; a degenerate run gives every input nearly the same number."""
         spread = float(np.std([prediction.value for prediction in predictions]))
         wanted = float(np.std([float(str(given.label)) for given in inputs]))
         if spread >= 0.02 * wanted:

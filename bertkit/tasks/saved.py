@@ -1,7 +1,7 @@
-"""A tuned model directory → network, task, tokenizer: bertkit's own and Hugging Face's.
+"""The loader of fine-tuned models (network, task and tokenizer) from bertkit or Hugging Face.
 
-bertkit's directories say in `bertkit.json` what they are for. Of others, `config.json` names the
-class (BertForSequenceClassification, ...) and the labels.
+bertkit's model directories describe their task in `bertkit.json`. In others, `config.json` names
+the class (BertForSequenceClassification, ...) and the labels.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from bertkit.tasks.task import Task
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 MOST_TOKENS = 1 << 30
-"""Of any length in a task's settings."""
+"""The largest value of an integer in a task's settings."""
 
 
 class LoadedTask(NamedTuple):
-    """A tuned model with everything needed to use it."""
+    """A fine-tuned model with everything needed to use it."""
 
     model: TaskModel
-    """On the device, in evaluation mode."""
+    """The network on the device, in evaluation mode."""
     task: Task
     tokenizer: Tokenizer
     details: dict[str, Any]
-    """The content of `bertkit.json`; of a foreign model, what was read off its config."""
+    """The content of `bertkit.json`; for a foreign model, the same inferred from its config."""
 
 
 def load_task_model(
     path: Path, device: torch.device, null_threshold: float | None = None
 ) -> LoadedTask:
-    """Load a tuned model: a model directory, or a run directory that holds `model/`.
+    """Load a fine-tuned model from a model directory, or a run directory that holds `model/`.
 
     Args:
         path: the directory.
-        device: where the network goes.
-        null_threshold: instead of the model's own; see `bertkit.predict.load.load`.
+        device: the device for the network.
+        null_threshold: a replacement for the model's threshold; see `bertkit.predict.load.load`.
 
     Raises:
-        BertkitError: there is no model, it is damaged, it was tuned for no task, or for one that
-            has no such threshold.
+        BertkitError: there is no model, it is damaged, it was not fine-tuned for a task, or its
+            task has no such threshold.
     """
     folder = model_folder(path)
     details = task_details(folder)
@@ -76,7 +76,7 @@ def load_task_model(
         model = load_feature_model(folder)
     else:
         loaded = load_model(folder, task.build)
-        if not isinstance(loaded.model, ClassificationModel):  # the others do not read the pooler
+        if not isinstance(loaded.model, ClassificationModel):  # other heads do not use the pooler
             needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
             loaded = replace(loaded, missing_keys=needed)
         model = require_all_weights(loaded, folder)
@@ -85,50 +85,49 @@ def load_task_model(
 
 
 def check_no_answer(task: Task, details: Mapping[str, Any], folder: Path) -> None:
-    """Refuse odds of no answer from the first token of a network that reads left to right.
+    """Reject a left-to-right network that scores "no answer" at its first token.
 
     Raises:
-        BertkitError: transformers, or bertkit before it read them at the last token, tuned it.
+        BertkitError: the model was fine-tuned so, by transformers or an early version of bertkit.
     """
     if not (isinstance(task, QuestionAnswering) and task.null) or details.get("head"):
         return
     own = read_object(folder / "config.json").get("model_type") == "bertkit"
     if not own and load_config(folder).direction == "left_to_right":
         raise BertkitError(
-            f"{folder} is left to right and was tuned to say at its first token, which sees no "
-            "other, that there is no answer; tune it again with bertkit finetune"
+            f"{folder} is left to right and was fine-tuned to score 'no answer' at its first "
+            "token, which sees no other; fine-tune it again with bertkit finetune"
         )
 
 
 def with_null_threshold(task: Task, details: Mapping[str, Any], threshold: float) -> Task:
-    """The task of answering where the null odds are not above the threshold (SQuAD 2.0).
+    """Return a question answering task with another null threshold (SQuAD 2.0).
 
     Raises:
-        BertkitError: it is another task, or the model is known never to have seen a question
-            without an answer.
+        BertkitError: it is another task, or the model was fine-tuned only on answerable questions.
     """
     if not isinstance(task, QuestionAnswering):
         raise BertkitError(f"a null threshold is for models that answer, not for {task.task_type}")
     if not task.null and "null" in (details.get("settings") or {}):
         raise BertkitError(
-            "the model was tuned on questions that all have an answer, so it cannot tell where "
-            "there is none; tune it on data with such questions"
+            "the model was fine-tuned on questions that all have an answer, so it cannot tell if "
+            "there is none; fine-tune it on data with unanswerable questions"
         )
     return replace(task, null=True, threshold=threshold)
 
 
 def task_details(folder: Path) -> dict[str, Any]:
-    """What a tuned model is for.
+    """Return the task, labels and settings of a fine-tuned model, as in `bertkit.json`.
 
     Raises:
-        BertkitError: it is for no task.
+        BertkitError: the model was not fine-tuned for a task that bertkit knows.
     """
     details = read_details(folder)
     if str(details.get("task")) in SPECS:
         return details
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
-        load_config(folder)  # which checks the sizes
+        load_config(folder)  # checks the sizes
         config = read_object(folder / "config.json")
     names = config.get("architectures") or ["none"]
     if not isinstance(names, list):
@@ -141,13 +140,13 @@ def task_details(folder: Path) -> dict[str, Any]:
     ]  # fmt: skip
     if config.get("is_decoder") and any(SAVED_HEADS[n][0] in ("sequence", "choice") for n in found):
         raise BertkitError(
-            f"{folder} is left to right and was tuned on its first token, which sees no other; "
-            "tune it again with bertkit finetune, which reads the last one"
+            f"{folder} is left to right and was fine-tuned on its first token, which sees no "
+            "other; fine-tune it again with bertkit finetune, which reads the last one"
         )
     if not found:
         what = details.get("task") or names[0]
         raise BertkitError(
-            f"{folder} was tuned for no task ({what}); run bertkit finetune, or use "
+            f"{folder} was not fine-tuned for a task ({what}); run bertkit finetune, or use "
             "bertkit predict fill-mask"
         )
     name = found[-1] if problem else found[0]
@@ -155,16 +154,16 @@ def task_details(folder: Path) -> dict[str, Any]:
         name = Regression.task_type
     spec = SPECS[name]
     settings = spec.task.foreign_settings(config.get("max_position_embeddings", 512), labels)
-    # of tasks without label names, transformers writes LABEL_0, LABEL_1
+    # for tasks without label names, transformers writes LABEL_0, LABEL_1
     names = labels if spec.has_labels else list(spec.task.labels)
     return {"task": name, "labels": names, "settings": settings}
 
 
 def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
-    """`id2label` with numbers as keys; two labels where it is absent, as in transformers.
+    """Return `id2label` with integer keys; two labels if it is absent, as in transformers.
 
     Raises:
-        BertkitError: it is something else.
+        BertkitError: `id2label` does not map numbers to names.
     """
     labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     try:
@@ -177,10 +176,10 @@ def numbered_labels(config: Mapping[str, Any], folder: Path) -> dict[int, str]:
 
 
 def saved_task(details: Mapping[str, Any], source: Path) -> Task:
-    """The task that `bertkit.json` describes.
+    """Make the task that `bertkit.json` describes.
 
     Raises:
-        BertkitError: its settings are not those of the task type.
+        BertkitError: the task type is unknown, or its labels or settings are not valid.
     """
     task_type, names = str(details["task"]), details.get("labels")
     if task_type not in SPECS:

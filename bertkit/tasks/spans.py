@@ -1,9 +1,10 @@
-"""Questions and contexts to windows, answers to tokens, and start and end logits to answers.
+"""Windows of questions with contexts, alignment of answers to tokens, and decoding of logits.
 
-BERT paper, sections 4.2 and 4.3, as google-research/bert `run_squad.py` fills in the details: a
-context that is too long becomes overlapping windows, and a token that is in several of them may
-begin an answer only in the one where it has the most context on both sides. Tokens carry exact
-character offsets, so answers are slices of the raw context; the original had to search for them.
+This follows sections 4.2 and 4.3 of the BERT paper, with the details of `run_squad.py` in
+google-research/bert: a context that is too long becomes overlapping windows, and a token in several
+windows may start an answer only in the one where it has the most context on both sides. Tokens have
+exact character offsets, so answers are slices of the raw context; the original had to search for
+them.
 """
 
 from __future__ import annotations
@@ -20,45 +21,46 @@ from bertkit.errors import BertkitError
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 USUAL_STRIDE = 128
-REMEMBERED_CONTEXTS = 64  # the questions of a paragraph follow each other
+REMEMBERED_CONTEXTS = 64  # the questions of a paragraph are adjacent
 LENGTH_BONUS = 0.01  # for the max-context score, per token of a window
 
 
 class SpanWindow(NamedTuple):
-    """`[CLS] question [SEP] part of the context [SEP]`; n tokens of it are context."""
+    """A sequence `[CLS] question [SEP] part of the context [SEP]` with n context tokens."""
 
     ids: np.ndarray
-    """(first + n + 1,) int32."""
+    """(first + n + 1,) int32 token ids."""
     first: int
-    """Length of segment 0, the first [SEP] with it; the context begins at this token."""
+    """The length of segment 0 with its [SEP], which is the index of the first context token."""
     offsets: np.ndarray
-    """(n, 2) int32: half-open character spans of the context's tokens in the raw context."""
+    """(n, 2) int32 half-open character spans of the context tokens in the raw context."""
     best_context: np.ndarray
-    """(n,) bool: whether this of all windows gives the token the most context."""
+    """(n,) bool: whether this is the window that gives the token the most context."""
     reach: tuple[int, int]
-    """The characters between the token before this part and the token after it."""
+    """The character span from the end of the token before this part to the start of the one after
+    it."""
 
 
 class Windows(NamedTuple):
-    """All windows of a question, and how many tokens the question lost (0: it is whole)."""
+    """All windows of a question, and the number of tokens cut from the question."""
 
     windows: tuple[SpanWindow, ...]
     question_cut: int
 
 
 class EncodedContext(NamedTuple):
-    """A context's ids, (tokens,) int32, and offsets, (tokens, 2) int32; both are read-only."""
+    """The ids, (tokens,) int32, and offsets, (tokens, 2) int32, of a context, both read-only."""
 
     ids: np.ndarray
     offsets: np.ndarray
 
 
 class Span(NamedTuple):
-    """A possible answer: `context[start:end]`; no answer is the text "" at 0."""
+    """A candidate answer, `context[start:end]`; "no answer" has the text "" and the span (0, 0)."""
 
     text: str
     probability: float
-    """Among the n best."""
+    """The probability among the n best."""
     start_logit: float
     end_logit: float
     start: int
@@ -66,36 +68,36 @@ class Span(NamedTuple):
 
     @property
     def score(self) -> float:
-        """Start logit plus end logit."""
+        """The sum of the start logit and the end logit."""
         return self.start_logit + self.end_logit
 
 
 class Decoded(NamedTuple):
-    """What the logits of a question's windows say."""
+    """The answer to a question, decoded from the logits of all its windows."""
 
     text: str
-    """The best answer that is not empty; "" only where the context has no tokens."""
+    """The best answer that is not empty; "" only if the context has no tokens."""
     start: int
     end: int
-    """Half-open character span of `text` in the context."""
+    """The end of the half-open character span (start, end) of `text` in the context."""
     score: float
-    """Start logit plus end logit of `text`."""
+    """The sum of the start logit and the end logit of `text`."""
     null_score: float
-    """The same at [CLS], in the window where it is lowest."""
+    """The same sum at [CLS], in the window where it is lowest."""
     no_answer_probability: float
-    """Of "" among the n best; 0 where no answer is not allowed."""
+    """The probability of "" among the n best; 0 if "no answer" is not allowed."""
     nbest: tuple[Span, ...]
-    """Sorted by score; "" is among them where no answer is allowed."""
+    """The best spans, sorted by score; "" is among them if "no answer" is allowed."""
 
     @property
     def null_odds(self) -> float:
-        """`null_score - score`; the answer is "" if and only if it is above the threshold."""
+        """`null_score - score`; the answer is "" if and only if this exceeds the threshold."""
         return self.null_score - self.score
 
 
 @lru_cache(maxsize=REMEMBERED_CONTEXTS)
 def encode_context(context: str, tokenizer: Tokenizer) -> EncodedContext:
-    """The tokens of a context; the last few contexts are remembered."""
+    """Encode a context; the results for the last few contexts are cached."""
     encoding = tokenizer.encode(context)
     ids = np.array(encoding.ids, dtype=np.int32)
     offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
@@ -112,16 +114,16 @@ def make_windows(
     stride: int = 0,
     max_question_length: int = 64,
 ) -> Windows:
-    """Cut a context into overlapping windows behind the question.
+    """Cut a context into overlapping windows, each behind the question.
 
     Args:
-        question: its first `max_question_length` tokens are used.
-        context: of any length; one without tokens gets one window without any.
-        tokenizer: should give offsets that never decrease, as ours do.
-        max_length: tokens of a window, [CLS] and both [SEP] with them.
-        stride: context tokens from the start of a window to the start of the next. If a window has
-            room for fewer, they lie end to end. 0 for 128, or 3/4 of the room where that is less,
-            so that windows of any length overlap.
+        question: the question; only its first `max_question_length` tokens are used.
+        context: a context of any length; one without tokens gets one window without any.
+        tokenizer: the model's tokenizer, whose offsets must never decrease.
+        max_length: the maximum tokens of a window, including [CLS] and both [SEP].
+        stride: the number of context tokens from the start of a window to that of the next. If a
+            window has room for fewer, the windows are adjacent. 0 means 128, or 3/4 of the room if
+            that is less, so that windows of any length overlap.
         max_question_length: see `question`.
 
     Raises:
@@ -149,12 +151,12 @@ def make_windows(
 
 
 def usual_step(room: int) -> int:
-    """Context tokens from one window to the next where none are asked for, so that all overlap."""
+    """Return the default stride for a window with this room, at which windows overlap."""
     return max(1, min(USUAL_STRIDE, room - max(1, room // 4)))
 
 
 def check_lengths(max_length: int, stride: int, max_question_length: int) -> None:
-    """Refuse settings under which a long question would leave no token to the context."""
+    """Reject settings with which a long question would leave no room for the context."""
     if stride < 0 or max_question_length < 1:
         raise BertkitError(
             f"stride is {stride} and max_question_length {max_question_length}; give 0 or more, "
@@ -169,10 +171,10 @@ def check_lengths(max_length: int, stride: int, max_question_length: int) -> Non
 
 
 def best_contexts(count: int, starts: range, room: int) -> list[np.ndarray]:
-    """For each window and token, whether no other window gives the token more context.
+    """Return, for each window, a mask of the tokens that have the most context in that window.
 
     The context of a token is the smaller of the numbers of tokens to its left and right, plus 0.01
-    for each token of the window; the first of equal windows wins (`run_squad.py`, line 542).
+    for each token of the window; ties go to the first window (`run_squad.py`, line 542).
     """
     if len(starts) == 1:
         return [np.ones(count, dtype=bool)]
@@ -189,11 +191,11 @@ def best_contexts(count: int, starts: range, room: int) -> list[np.ndarray]:
 
 
 def align(answer: GoldAnswer, window: SpanWindow) -> tuple[int, int] | None:
-    """First and last token of an answer, counted from [CLS]; the tightest that cover it.
+    """Return the first and last token that cover an answer, counted from [CLS].
 
-    None if a token of the answer lies outside of the window, or if it has none (it consists of
-    characters that the tokenizer drops). The target of such a window is [CLS], (0, 0), for SQuAD
-    1.1 too.
+    Returns None if a token of the answer is outside the window, or if the answer has no token (the
+    tokenizer drops all its characters). The target of such a window is [CLS], (0, 0), in SQuAD 1.1
+    too.
     """
     start, end = answer.start, answer.start + len(answer.text)
     if start < window.reach[0] or end > window.reach[1]:
@@ -213,21 +215,21 @@ def decode(
     max_answer_length: int = 30,
     null: bool = False,
 ) -> Decoded:
-    """The best spans over all windows of one question.
+    """Find the best spans over all windows of one question.
 
-    A window offers its `nbest` best starts times its `nbest` best ends among the context's tokens;
-    where none of them fit together, all starts and ends. A span must begin at a token with
-    `best_context`, must not end before it begins, and has at most `max_answer_length` tokens. Of
-    spans with the same text the best counts.
+    The candidates are the pairs of the `nbest` best starts and `nbest` best ends among the context
+    tokens of each window; if no pair is valid, all starts and ends are tried. A span must start at
+    a token with `best_context`, must not end before it starts, and has at most `max_answer_length`
+    tokens. Of spans with the same text, only the best is kept.
 
     Args:
-        windows: of `make_windows`.
-        start_logits: one array for each window, (tokens of the window,).
-        end_logits: the same.
+        windows: the windows from `make_windows`.
+        start_logits: the start logits of each window, (tokens of the window,).
+        end_logits: the end logits of each window, likewise.
         context: the raw text.
-        nbest: how many spans to list.
-        max_answer_length: tokens.
-        null: whether "no answer" is one of the answers (SQuAD 2.0).
+        nbest: the number of spans to list.
+        max_answer_length: the maximum tokens of an answer.
+        null: whether "no answer" is a possible answer (SQuAD 2.0).
 
     Raises:
         BertkitError: a logit is not a finite number.
@@ -273,12 +275,12 @@ def candidates(
     *,
     every: bool,
 ) -> np.ndarray:
-    """The spans that a window offers, (spans, 4): both logits, first and last character.
+    """Return the candidates of a window, (spans, 4): start and end logit, start and end character.
 
-    They are made of its `nbest` best starts and ends, or of every start and end.
+    They are made of its `nbest` best starts and ends, or of `every` start and end.
 
-    They stand in the order of the starts' ranks, then of the ends'; of equal logits the earlier
-    token comes first. The caller's stable sort keeps this order among equal sums.
+    They are ordered by the rank of the start, then of the end; of equal logits the earlier token
+    comes first. The caller's stable sort keeps this order among equal sums.
     """
     part = slice(window.first, window.first + len(window.offsets))
     taken = None if every else nbest
@@ -295,7 +297,7 @@ def candidates(
 
 
 def best_spans(offered: np.ndarray, context: str, nbest: int) -> list[Span]:
-    """The `nbest` best texts of (spans, 4) candidates, the best first."""
+    """Return the `nbest` best distinct texts among (spans, 4) candidates, the best first."""
     spans: dict[str, Span] = {}
     for index in np.argsort(-(offered[:, 0] + offered[:, 1]), kind="stable"):
         start_logit, end_logit, start, end = offered[index].tolist()
@@ -311,7 +313,7 @@ def best_spans(offered: np.ndarray, context: str, nbest: int) -> list[Span]:
 
 
 def with_probabilities(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """The spans with the softmax of their scores."""
+    """Set the probabilities of spans to the softmax of their scores."""
     if not spans:
         return ()
     scores = np.array([span.score for span in spans])

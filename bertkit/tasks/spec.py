@@ -1,6 +1,6 @@
-"""The task types (paper section 4), one record each; what depends on the task type begins here.
+"""The task types (paper section 4): one record each, with all that depends on the task type.
 
-What a later package adds (predictors, routes) is keyed by the examples or by the tasks of these
+Later packages (predictors, routes) key what they add by the example types or tasks of these
 records.
 """
 
@@ -40,43 +40,47 @@ Options = TypeVar("Options", Columns, WindowLengths)
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What belongs to one task type."""
+    """The classes of one task type."""
 
     task: Any
-    """The class of its tasks: head, objective, decoding, scores and official files."""
+    """The task class: head, objective, decoding, scores and official files."""
     example: type[Example]
-    """What it is asked about."""
+    """The type of its examples."""
     columns: type[Columns]
-    """How its files of rows are read, and the options for that."""
+    """The reader of its files, with the reader's options."""
     windows: type[WindowLengths] = WindowLengths
     """The options for the length of its sequences."""
     together: str = ""
-    """The field of examples that stay on one side where data is set apart for dev."""
+    """The field whose equal values keep examples together when data is held out; "" if none."""
 
     @property
     def name(self) -> str:
-        """As on the command line and in `bertkit.json`."""
+        """The name on the command line and in `bertkit.json`."""
         return str(self.task.task_type)
 
     @property
     def has_labels(self) -> bool:
-        """Whether its tasks are made with the names of labels."""
+        """Whether its tasks have label names."""
         return any(field.name == "labels" for field in fields(self.task))
 
     def make_columns(self, given: Mapping[str, Any]) -> Columns:
-        """The options for reading its files, of the names of fields and their values.
+        """Make the reader of its files from options by field name.
 
         Raises:
-            BertkitError: a name is an option of other task types only.
+            BertkitError: the task type does not have one of the options.
         """
         return self._options(self.columns, given)
 
     def make_windows(self, given: Mapping[str, Any]) -> WindowLengths:
-        """The options for its windows; see `make_columns`."""
+        """Make the options for its windows; see `make_columns`."""
         return self._options(self.windows, given)
 
     def check_options(self, options: Columns | WindowLengths) -> None:
-        """Raise unless options are of this task type."""
+        """Check that options belong to this task type.
+
+        Raises:
+            BertkitError: they belong to another one.
+        """
         own = self.columns if isinstance(options, Columns) else self.windows
         if type(options) is not own:
             raise BertkitError(
@@ -108,14 +112,14 @@ SPECS: dict[str, TaskSpec] = {
         TaskSpec(QuestionAnswering, QuestionExample, QuestionColumns, QuestionWindows, "context"),
     )
 }
-"""Task type -> what belongs to it."""
+"""Task type -> its record."""
 
 
 def spec_for(name: str) -> TaskSpec:
-    """The task type of an official set, or the task type of this name.
+    """Return the record of a task type, or of the task type of an official set.
 
     Raises:
-        BertkitError: there is none.
+        BertkitError: the name is neither.
     """
     task_type = benchmark_task_type(name)
     if task_type not in SPECS:
@@ -125,7 +129,7 @@ def spec_for(name: str) -> TaskSpec:
 
 
 def task_types_with(option: str) -> list[str]:
-    """The task types that have an option, by the name of its field."""
+    """Return the task types that have an option with this field name."""
     return [
         spec.name
         for spec in SPECS.values()
@@ -136,5 +140,5 @@ def task_types_with(option: str) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """A field as the command line calls it."""
+    """Return the command-line flag of a field."""
     return f"--{name.replace('_', '-')}"

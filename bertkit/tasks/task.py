@@ -1,12 +1,11 @@
-"""What a task is: inputs → token sequences → head → loss; outputs → predictions → scores → file.
+"""The interface of a task: from inputs to sequences and losses, from outputs to scores and files.
 
-The tasks are those of paper section 4.
-
-One shape for all task types. An input becomes an `Item`, whose parts are what must stay together in
-a batch: a window of a text, or one window of each of n choices. `make_batch` packs any parts;
-`run_model` brings the outputs back in their order. What differs between the task types is in
-`Classification`, `MultiLabelClassification`, `Regression`, `MultipleChoice`, `TokenClassification`
-and `QuestionAnswering`; `spec.py` lists them.
+The tasks are those of paper section 4, with one interface for all task types. An input becomes an
+`Item`, whose parts must each stay in one batch: a window of a text, or one window of each of n
+choices. `make_batch` packs any parts; `run_model` returns the outputs in the order of the items.
+The task types differ only in the subclasses `Classification`, `MultiLabelClassification`,
+`Regression`, `MultipleChoice`, `TokenClassification` and `QuestionAnswering`, which `spec.py`
+lists.
 """
 
 from __future__ import annotations
@@ -32,59 +31,60 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 
 PREDICTION_TOKENS = 8192
-"""Tokens in a batch without gradients."""
+"""The maximum tokens of a batch without gradients."""
 
 
 NOTHING_READ = "inputs with a text without tokens"
-"""Of control and zero-width characters, say: lost as a cut text is, and predicted all the same."""
+"""The name of a count: inputs with a text of, say, control characters only, which are predicted
+all the same."""
 
 
 class Encoded(NamedTuple):
     """One sequence of a batch."""
 
     ids: np.ndarray
-    """(tokens,) int32, special tokens included."""
+    """(tokens,) int32 token ids, including special tokens."""
     first: int
-    """Tokens of segment 0; the rest is segment 1."""
+    """The number of tokens in segment 0; the others are in segment 1."""
 
 
 class ItemPart(NamedTuple):
-    """What must stay in one batch."""
+    """Sequences that must stay in one batch."""
 
     sequences: tuple[Encoded, ...]
     target: Any = None
-    """What the task's objective compares with; None where the input has no label."""
+    """The target for the task's objective; None if the input has no label."""
     weight: float = 1.0
-    """The part's share of its input in the loss."""
+    """The weight of the part in the loss of its input."""
     leads: bool = True
-    """Whether it is the first part of its item: items are counted by it."""
+    """Whether it is the first part of its item, by which items are counted."""
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """The number of tokens in all sequences."""
         return sum(len(sequence.ids) for sequence in self.sequences)
 
 
 class Item(NamedTuple):
-    """What is drawn in training: an input, or a window where windows are examples of their own."""
+    """What training draws: an input, or a window if windows are separate examples."""
 
     input: int
-    """Index of the input (of the first one, where an item holds several)."""
+    """The index of the input (of the first one if an item holds several)."""
     parts: list[ItemPart]
 
 
 class Unknown(NamedTuple):
-    """What the vocabulary does not hold."""
+    """Counts of what the vocabulary does not contain."""
 
-    pieces: int = 0
-    """[UNK], in all windows; a word is one."""
+    tokens: int = 0
+    """The number of [UNK] tokens in all windows; an unknown word is one."""
     total: int = 0
-    """Pieces in all windows, [CLS] and [SEP] aside."""
+    """The number of tokens in all windows, without [CLS] and [SEP]."""
     inputs: int = 0
-    """Inputs without one known piece."""
+    """The number of inputs without any known token."""
 
     def plus(self, other: Unknown) -> Unknown:
-        """Of both."""
+        """Return the sum of both counts."""
         return Unknown(*map(sum, zip(self, other, strict=True)))
 
 
@@ -93,43 +93,43 @@ NOTHING_UNKNOWN = Unknown()
 
 @dataclass(frozen=True)
 class Items:
-    """All inputs of a file as sequences, and what became of the long ones."""
+    """All inputs of a file as sequences, with counts of what was windowed, cut or unknown."""
 
     items: list[Item]
     inputs: int
     windowed: int
-    """Inputs that take more than one window."""
+    """The number of inputs that need more than one window."""
     cut: dict[str, int]
-    """What was lost -> of how many inputs: the ends of questions of more than 64 tokens, answers
-    that no window holds whole, the ends of words longer than a window, texts that hold nothing that
-    the tokenizer reads."""
+    """What was lost -> number of inputs: the ends of questions of more than 64 tokens, answers
+    that no window contains whole, the ends of words longer than a window, texts without any
+    token."""
     unknown: Unknown = NOTHING_UNKNOWN
-    """As `dataset.with_unknown` has counted it."""
+    """The counts of `data.with_unknown`."""
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """The number of tokens in all sequences."""
         return sum(part.tokens for item in self.items for part in item.parts)
 
 
 def unknown_of_text(parts: Sequence[ItemPart], unknown: int) -> Unknown:
-    """What the vocabulary lacks of one text, `[CLS] text [SEP]` in one or more windows.
+    """Count the unknown tokens of one text, `[CLS] text [SEP]` in one or more windows.
 
     Args:
-        parts: of the text.
+        parts: the windows of the text.
         unknown: the id of [UNK].
     """
     ids = [part.sequences[0].ids[1:-1] for part in parts]
-    pieces = sum(int(np.count_nonzero(one == unknown)) for one in ids)
+    lost = sum(int(np.count_nonzero(one == unknown)) for one in ids)
     total = sum(map(len, ids))
-    return Unknown(pieces, total, int(pieces == total))
+    return Unknown(lost, total, int(lost == total))
 
 
 def check_segments(items: Items, config: ModelConfig) -> None:
-    """Refuse sequences of two texts for a network that tells no second one.
+    """Check that sequences have one text if the network has only one segment.
 
     Raises:
-        BertkitError: there are some, and it has one segment.
+        BertkitError: a sequence has two texts, and the network has one segment.
     """
     if config.type_vocab_size > 1:
         return
@@ -140,17 +140,17 @@ def check_segments(items: Items, config: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Packed sequences with whatever the task's objective needs."""
+    """Packed sequences with the tensors and counts that the task's objective needs."""
 
     packed: Packed
     tensors: Mapping[str, Tensor]
     counts: dict[str, int]
-    """What losses are divided by."""
+    """Name -> the count that losses are divided by."""
     place: np.ndarray
-    """(sequences,) where each sequence of the parts lies among the packed ones."""
+    """(sequences,) the index among the packed sequences of each sequence of the parts."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         moved = {n: t.to(device, non_blocking=non_blocking) for n, t in self.tensors.items()}
         return replace(
             self, packed=self.packed.to(device, non_blocking=non_blocking), tensors=moved
@@ -158,25 +158,25 @@ class TaskBatch:
 
 
 class TaskInputs(NamedTuple):
-    """What a task is made from."""
+    """The training data and options that a task is made from."""
 
     train: Sequence[Any]
     """Labelled examples."""
     columns: Any
-    """The options they were read with; see `bertkit.datasets.columns`."""
+    """The options for reading them; see `bertkit.datasets.columns`."""
     windows: Any
     """The options for the length of sequences; see `bertkit.tasks.windows.WindowLengths`."""
     max_length: int
-    """Tokens of a window."""
+    """The maximum tokens of a window."""
     counts: TextCounts
-    """Is told of labels that are seen once."""
+    """Collects labels that occur once."""
 
 
 class PredictedSplit(NamedTuple):
     """A whole split of a data set with its predictions."""
 
     name: str
-    """Of the data set; the task type where the data is the user's own."""
+    """The name of the data set, or the task type for the user's data."""
     split: str
     inputs: Sequence[Any]
     predictions: Sequence[Any]
@@ -184,15 +184,15 @@ class PredictedSplit(NamedTuple):
 
 
 class Task(ABC):
-    """What one task type computes, ready for its data: it knows the names of the labels.
+    """A task of one task type with its label names and settings.
 
-    Each task is a frozen dataclass; its fields are its settings.
+    Each subclass is a frozen dataclass, whose fields are the settings.
     """
 
     task_type: ClassVar[str]
     """The name of the task type in `bertkit.json`: classification, regression, ..."""
     labels: tuple[str, ...]
-    """The names of the classes, in the order of the outputs; () where there are none."""
+    """The names of the classes, in the order of the outputs; () if there are none."""
 
     @property
     @abstractmethod
@@ -202,92 +202,92 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def from_data(cls, data: TaskInputs) -> Self:
-        """The task with what the training data says of it, such as its labels.
+        """Make the task for training data, which determines its labels and other settings.
 
         Raises:
-            BertkitError: the data has nothing to tell apart.
+            BertkitError: the data has too few different labels.
         """
 
     @abstractmethod
     def build(self, config: ModelConfig) -> TaskModel:
-        """The network with this task's head, drawn from torch's generator."""
+        """Build a network with this task's head, initialised from torch's default generator."""
 
     @abstractmethod
     def items(self, inputs: Sequence[Any], tokenizer: Tokenizer) -> Items:
-        """Inputs as sequences.
+        """Encode inputs as sequences.
 
         Raises:
-            BertkitError: a label is unknown; the message names the place.
+            BertkitError: a label is unknown; the message names its location.
         """
 
     @abstractmethod
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Tensors and counts for the objective.
+        """Return the tensors and counts for the objective.
 
         Args:
-            parts: all with a target.
-            place: (sequences,) the packed place of each sequence of the parts.
-            starts: (sequences,) its first token in the batch.
+            parts: parts that all have a target.
+            place: (sequences,) the packed index of each sequence of the parts.
+            starts: (sequences,) the index of its first token in the batch.
         """
 
     @abstractmethod
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """Losses of a batch."""
+        """Return the summed losses of a batch."""
 
     @abstractmethod
     def decode(
         self, inputs: Sequence[Any], items: Items, outputs: Sequence[list[np.ndarray]]
     ) -> list[Any]:
-        """One prediction for each input.
+        """Return one prediction for each input.
 
         Args:
-            inputs: as given to `items`.
-            items: what `items` made of them.
-            outputs: of `run_model`.
+            inputs: the inputs that were passed to `items`.
+            items: the result of `items`.
+            outputs: the result of `run_model`.
         """
 
     @abstractmethod
     def score(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """The metrics, as fractions of 1, of predictions for labelled inputs."""
+        """Return the metrics, as fractions of 1, of predictions for labelled inputs."""
 
     @abstractmethod
     def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
-        """What the best answer that does not look at the input would score."""
+        """Return the scores of an input-independent baseline."""
 
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
-        """The task with thresholds chosen on these labelled inputs; most tasks have none."""
+        """Return the task with thresholds chosen on labelled inputs; most tasks have none."""
         return self
 
     @abstractmethod
     def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
-        """Why a run learnt nothing, judged by its predictions on labelled inputs; "" if it did."""
+        """Return why predictions on labelled inputs show a run that learned nothing, else ""."""
 
     def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
-        """What its user should know of inputs and this task, in sentences.
+        """Return notes for the user on these inputs, as sentences.
 
         Args:
-            inputs: with or without labels.
+            inputs: inputs with or without labels.
             choosing: whether thresholds are chosen on them.
         """
         return []
 
     def row(self, given: Any, prediction: Any) -> dict[str, Any]:
-        """A prediction as plain JSON values, for a line of a result file: by default its fields."""
+        """Return a line of a result file as JSON values: by default the prediction's fields."""
         return {"id": given.id, **prediction._asdict()}
 
     def settings(self) -> dict[str, Any]:
-        """What `bertkit.json` keeps to make the task anew: every field but the labels."""
+        """Return the settings for `bertkit.json`: every field except the labels."""
         return {name: value for name, value in as_json(self).items() if name != "labels"}
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """Write what the server or script of the data set reads, if any; returns the files."""
+        """Write files for the server or script of the data set, if any, and return their paths."""
         return []
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """The settings of a model that transformers tuned, with its positions and labels."""
+        """Return settings for a model fine-tuned by transformers, from its positions and labels."""
         return {"max_length": max_length}
 
 
@@ -299,8 +299,8 @@ def make_batch(
     """Pack the sequences of some parts, longest first.
 
     Args:
-        parts: at least one.
-        targets: of the task; None when only outputs are wanted.
+        parts: the parts, at least one.
+        targets: the task's `targets`; None if only outputs are needed.
         compact: maps ids to rows of a smaller embedding matrix (see `compact.py`).
     """
     sequences = [sequence for part in parts for sequence in part.sequences]
@@ -322,7 +322,7 @@ def make_batch(
 
 
 def split_parts(parts: Sequence[ItemPart], tokens: int) -> Iterator[list[ItemPart]]:
-    """Neighbouring parts in groups of at most so many tokens; a longer part stands alone."""
+    """Yield groups of consecutive parts of at most `tokens` tokens; a longer part is alone."""
     group: list[ItemPart] = []
     size = 0
     for part in parts:
@@ -345,23 +345,23 @@ def run_model(
     tokens: int = PREDICTION_TOKENS,
     each: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> list[list[np.ndarray]]:
-    """The model's outputs for every part, in the order of the items.
+    """Return the model's outputs for every part, in the order of the items.
 
     Args:
-        model: on the device; it is put into evaluation mode and left in it.
+        model: the network on the device; it is put into evaluation mode and left in it.
         items: the sequences.
-        device: where to compute.
+        device: the device of the model.
         precision: "fp32" or "bf16".
-        progress: is told how many parts are done.
-        tokens: in a batch; a longer part stands alone.
-        each: how the batches are worked through, in order: `map`, or one that uses threads.
+        progress: called with the number of parts done.
+        tokens: the maximum tokens of a batch; a longer part is a batch by itself.
+        each: maps a function over the batches in order: `map`, or a version with threads.
 
     Returns:
-        For each item, for each part: (sequences, classes) from a head on [CLS], (tokens, classes)
-        from a head on tokens, whose parts have one sequence; fp32.
+        For each item and part, an fp32 array: (sequences, classes) from a head on [CLS], or
+        (tokens, classes) from a head on tokens, whose parts have one sequence.
 
     Raises:
-        BertkitError: an output is no finite number, of which no answer and no JSON can be made.
+        BertkitError: an output is NaN or infinite, which gives no answer and no valid JSON.
     """
     model.eval()
     places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
@@ -377,7 +377,7 @@ def run_model(
         if not np.isfinite(rows).all():
             raise BertkitError(
                 "the model's output is NaN or infinite: its weights are damaged or so large that "
-                "they overflow; restore the model or tune it again"
+                "they overflow; restore the model or fine-tune it again"
             )
         return list(split_outputs(rows, batch, group, isinstance(model, ClassificationModel)))
 
@@ -395,7 +395,7 @@ def run_model(
 def split_outputs(
     logits: np.ndarray, batch: TaskBatch, parts: Sequence[ItemPart], pooled: bool
 ) -> Iterator[np.ndarray]:
-    """The rows of each part: of its sequences where pooled, else of its one sequence's tokens."""
+    """Yield the rows of each part: one per sequence if pooled, else one per token."""
     lengths = batch.packed.lengths
     boundaries = np.cumsum([0, *lengths])
     at = 0
@@ -409,7 +409,7 @@ def split_outputs(
 
 
 def mean_outputs(many: Sequence[list[list[np.ndarray]]]) -> list[list[np.ndarray]]:
-    """The outputs of an ensemble: the mean of its models' outputs (paper, table 2)."""
+    """Return the outputs of an ensemble: the mean of its models' outputs (paper, table 2)."""
     return [
         [np.mean(parts, axis=0) for parts in zip(*items, strict=True)]
         for items in zip(*many, strict=True)

@@ -1,8 +1,8 @@
-"""One tag for each word (paper section 5.3; CoNLL-2003).
+"""Token classification: one tag for each word (paper section 5.3; CoNLL-2003).
 
-How words become windows is in `windows.py`: each is trained and predicted in one of them, at its
-first piece. With context "document" the sentences of a document run on in one stream, so that a
-window holds all the neighbours that fit: the paper's "maximal document context".
+`windows.py` makes windows of words: each word is trained and predicted in one of them, at its first
+token. With context "document", the sentences of a document form one stream, so that a window holds
+all the neighbours that fit: the paper's "maximal document context".
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ class TagsPrediction(NamedTuple):
 
     tags: tuple[str, ...]
     probabilities: tuple[float, ...]
-    """Of each tag."""
+    """The probability of each tag."""
     entities: tuple[tuple[str, int, int], ...]
-    """Type, first word, word after the last; () where the tags are no entities."""
+    """(type, first word, one after the last word) of each; () if tags are not entity tags."""
 
 
 @dataclass(frozen=True)
 class TokenClassification(Task):
-    """One of the labels for each word of each input."""
+    """A task with one label for each word of each input."""
 
     labels: tuple[str, ...]
     max_length: int = 512
     stride: int = 0
-    """Pieces from one window to the next; 0 for 3/4 of the room."""
+    """The number of tokens from one window to the next; 0 for 3/4 of the room."""
     context: str = "sentence"
-    """Whether a window holds one sentence, or goes on through its "document"."""
+    """What a window may span: one "sentence", or the whole "document"."""
     entities: bool = True
-    """Whether tags are B-PER, I-PER, O and the like; else they are scored word by word."""
+    """Whether tags are entity tags such as B-PER, I-PER, O; others are scored word by word."""
     task_type = "token-classification"
 
     @classmethod
@@ -74,22 +74,22 @@ class TokenClassification(Task):
         if data.windows.context == "document" and are_all_unique(data.train):
             raise BertkitError(
                 "--context document, and in the training data every sentence is a document of its "
-                "own; begin documents by -DOCSTART- lines, name the column that says which one a "
-                "row is of (--document), or leave --context out"
+                "own; start documents with -DOCSTART- lines, name the column of documents "
+                "(--document), or leave --context out"
             )
         windows = data.windows
         return cls(labels, data.max_length, windows.stride, windows.context, entities)
 
     @classmethod
     def foreign_settings(cls, max_length: int, labels: Sequence[str]) -> dict[str, Any]:
-        """See `Task`: with whether the labels are those of entities."""
+        """See `Task`; also tells whether the labels are entity tags."""
         return {"max_length": max_length, "entities": are_entity_tags(entity_tags(labels))}
 
     def __post_init__(self) -> None:
         """Check the settings.
 
         Raises:
-            BertkitError: there is no such context, or no room for a piece.
+            BertkitError: there is no such context, or no room for a token.
         """
         check_context(self.context)
         if self.max_length < 3:
@@ -99,7 +99,7 @@ class TokenClassification(Task):
 
     @property
     def metric(self) -> str:
-        """See `Task`: F1 of entities, or the share of right tags."""
+        """See `Task`; the F1 of entities, or the accuracy of other tags."""
         return "f1" if self.entities else "accuracy"
 
     def build(self, config: ModelConfig) -> TokenClassificationModel:
@@ -107,13 +107,13 @@ class TokenClassification(Task):
         return TokenClassificationModel(config, len(self.labels))
 
     def items(self, inputs: Sequence[WordsExample], tokenizer: Tokenizer) -> Items:
-        """An item for each sentence, or, with the context of documents, for each of their windows.
+        """See `Task`; each sentence, or with document context each window, is one item.
 
-        `windowed` counts the sentences whose words are answered in more than one window.
+        `windowed` counts the sentences whose words are predicted in more than one window.
 
         Raises:
-            BertkitError: a tag is unknown or, among entities, in no known scheme, or a sentence has
-                another number of tags than of words; the message names the place.
+            BertkitError: a tag is unknown or not a valid entity tag, or the numbers of words and
+                tags of a sentence differ; the message names the location.
         """
         room = self.max_length - 2
         pieces, cut = word_tokens(inputs, tokenizer, room)
@@ -136,11 +136,11 @@ class TokenClassification(Task):
         return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} pieces": cut})
 
     def _stream(self, inputs: Sequence[WordsExample], number: int) -> int:
-        """Neighbouring sentences with the same number run on in one stream."""
+        """Return the stream of a sentence; consecutive ones with equal numbers form one stream."""
         return inputs[number].document if self.context == "document" else number
 
     def _labels(self, given: WordsExample, number: Mapping[str, int]) -> np.ndarray:
-        """(words,) the index of each tag."""
+        """Return (words,) the label index of each tag, or `NO_TAG` without tags."""
         if given.tags is None:
             return np.full(len(given.words), NO_TAG)
         if len(given.tags) != len(given.words):
@@ -151,7 +151,7 @@ class TokenClassification(Task):
         for place, tag in enumerate(given.tags, 1):
             if self.entities and not ENTITY_TAG.fullmatch(tag):
                 raise BertkitError(
-                    f"{given.place}, word {place}: {tag!r} is no tag of entities, which are O or "
+                    f"{given.place}, word {place}: {tag!r} is not an entity tag; these are O or "
                     f"have B-, I-, E-, S-, L- or U- before a type; correct it"
                 )
         tags = self._scheme(given.tags)
@@ -163,7 +163,7 @@ class TokenClassification(Task):
         return np.array([number[tag] for tag in tags], dtype=np.int64)
 
     def _numbers(self) -> dict[str, int]:
-        """Tag -> label; I-X stands for B-X too in a tagger of others that has none (IOB1)."""
+        """Return tag -> label index; for foreign IOB1 models without B-X, B-X maps to I-X."""
         number = {label: i for i, label in enumerate(self.labels)}
         if self.entities:
             begins = {f"B{name[1:]}": i for name, i in number.items() if name[0] == "I"}
@@ -171,13 +171,13 @@ class TokenClassification(Task):
         return number
 
     def _scheme(self, tags: Sequence[str]) -> Sequence[str]:
-        """Tags of entities as IOB2, others as they are."""
+        """Convert entity tags to IOB2; return others unchanged."""
         return to_iob2(tags) if self.entities else tags
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Where the words with a tag lie among the tokens of the batch, and their tags."""
+        """See `Task`; "rows" has the token indices in the batch of tagged words, "labels" tags."""
         rows = np.concatenate(
             [start + part.target.rows for start, part in zip(starts, parts, strict=True)]
         )
@@ -190,7 +190,7 @@ class TokenClassification(Task):
         return tensors, {"words": int(tagged.sum())}
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
-        """Cross entropy over the tags, at the first piece of every word."""
+        """See `Task`; the loss is the cross entropy at the first token of every word."""
         logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
         return {
             "loss": LossSum(
@@ -210,7 +210,7 @@ class TokenClassification(Task):
             for part, logits in zip(item.parts, rows, strict=True):
                 target: WordTarget = part.target
                 chances = softmax(logits[target.rows])
-                if self.entities:  # a word is no padding, whatever a foreign model has labels for
+                if self.entities:  # never predict the padding labels that foreign models may have
                     chances[:, [label in NO_TAGS for label in self.labels]] = -1.0
                 at = begins[target.inputs] + target.words
                 best[at], chance[at] = chances.argmax(axis=1), chances.max(axis=1)
@@ -229,10 +229,10 @@ class TokenClassification(Task):
     def score(
         self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
     ) -> dict[str, float]:
-        """F1, precision and recall of entities, over all and for each type; accuracy of the tags.
+        """See `Task`; entity F1, precision and recall, in total and per type, and tag accuracy.
 
-        Entities are what the conlleval script takes for them, in whatever scheme. The accuracy is
-        that of tags in IOB2.
+        Entities are defined as in the conlleval script, whatever the scheme. The accuracy is that
+        of tags in IOB2.
         """
         gold = [self._scheme(given.tags or ()) for given in inputs]
         found = [self._scheme(prediction.tags) for prediction in predictions]
@@ -245,7 +245,7 @@ class TokenClassification(Task):
         return {**first, **accuracy, **scores}
 
     def baseline(self, inputs: Sequence[WordsExample]) -> dict[str, float]:
-        """Always the commonest tag."""
+        """See `Task`; always the most frequent tag."""
         seen = Counter(tag for given in inputs for tag in self._scheme(given.tags or ()))
         common = seen.most_common(1)[0][0] if seen else self.labels[0]
         return self.score(
@@ -255,7 +255,7 @@ class TokenClassification(Task):
     def degenerate(
         self, inputs: Sequence[WordsExample], predictions: Sequence[TagsPrediction]
     ) -> str:
-        """No entity anywhere; of other tags, the same one for every word; where gold has more."""
+        """See `Task`; no entity found, or the same tag for every word, although gold has others."""
         wanted = {tag for given in inputs for tag in given.tags or ()}
         if self.entities:
             some = any(prediction.entities for prediction in predictions)
@@ -265,10 +265,10 @@ class TokenClassification(Task):
         return f"gives every word the tag {found.pop()!r}" if same else ""
 
     def row(self, given: WordsExample, prediction: TagsPrediction) -> dict[str, Any]:
-        """See `Task`; an entity's `text` is `[start:end]` of the running text.
+        """See `Task`; the `text` of an entity is `[start:end]` of the running text.
 
-        Of given words, it is that of the words joined by spaces. `word_start` and `word_end` count
-        words.
+        If words were given, the running text is the words joined by spaces. `word_start` and
+        `word_end` count words.
         """
         text, spans = (given.text, given.spans) if given.spans else joined(given.words)
 
@@ -286,26 +286,26 @@ class TokenClassification(Task):
         }
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
-        """See `Task`: what the conlleval script reads."""
+        """See `Task`; the file is for the conlleval script."""
         path = folder / f"{done.split}.txt"
         write_conll(path, done.inputs, [prediction.tags for prediction in done.predictions])
         return [path]
 
 
 def are_all_unique(inputs: Sequence[WordsExample]) -> bool:
-    """Whether every sentence is a document of its own: none is marked, then, or all are short."""
+    """Return whether every document has only one sentence, as when documents are not marked."""
     return len({given.document for given in inputs}) == len(inputs)
 
 
 def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
-    """The labels that some tagged inputs need, and whether they are those of entities.
+    """Return the labels for tagged inputs, sorted with "O" first, and whether they are entity tags.
 
-    Labels of entities are B- and I- for every type that occurs, since a type may be seen in single
-    words only (B and I where entities have no types); others, such as parts of speech, are as they
-    stand. Sorted, "O" first.
+    Entity labels are B- and I- for every type that occurs, since a type may occur only as single
+    words (B and I if entities have no types); others, such as parts of speech, are unchanged.
 
     Raises:
-        BertkitError: an input has no tags, or all words have the same one.
+        BertkitError: an input has no tags, all words have the same tag, or entity tags are mixed
+            with others.
     """
     seen: set[str] = set()
     for given in inputs:
@@ -330,7 +330,7 @@ def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
 
 
 def seen_once(inputs: Sequence[WordsExample], are_entities: bool) -> list[str]:
-    """The types of entities, or other tags, that stand in one place of all inputs, in words."""
+    """Return descriptions of the entity types, or other tags, that occur only once."""
     seen: Counter[str] = Counter()
     for given in inputs:
         tags = given.tags or ()

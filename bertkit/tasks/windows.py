@@ -1,19 +1,19 @@
-"""Inputs longer than the model become windows: overlapping parts that together hold every token.
+"""Windows for inputs longer than the model: overlapping parts that together contain every token.
 
-Texts and pairs (classification, regression, multiple choice; question answering has its own rules
-in `spans.py`):
+Texts and pairs (classification, regression, multiple choice; question answering has other rules in
+`spans.py`):
 
-- One text becomes windows of the maximum length, each `stride` tokens after the one before.
+- One text becomes windows of the maximum length, each `stride` tokens after the previous one.
 - Of a pair, the shorter text stays whole if it takes at most half of the room, and the longer one
-  is windowed. Otherwise both are windowed, each in half of the room, and window i of the one is
-  paired with the window of the other at the same relative position.
-- In training each window is an example with the label of its input and the weight 1 / windows.
-- The output of an input is the mean of the outputs (logits) of its windows.
+  is windowed. Otherwise both are windowed, each in half of the room, and window i of one is paired
+  with the window of the other at the same relative position.
+- In training, each window is an example with the label of its input and the weight 1 / windows.
+- The output for an input is the mean of the outputs (logits) of its windows.
 
-Words for tagging (paper section 5.3): the first token of a word carries its loss and its
-prediction; its other tokens are read only. A word without any token (control characters, an empty
-string) is read as [UNK]. A word is trained and predicted only in the window in which it has the
-most context on its shorter side, so every word is answered exactly once.
+Words for tagging (paper section 5.3): the loss and the prediction of a word are at its first token;
+its other tokens are only context. A word without any token (control characters, an empty string)
+becomes [UNK]. A word is trained and predicted only in the window in which it has the most context
+on its shorter side, hence exactly once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertkit.tasks.task import Encoded, ItemPart
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 OVERLAP = 4
-"""Where no stride is given, neighbouring windows share 1 / OVERLAP of their room."""
+"""Without a stride, neighbouring windows share 1 / OVERLAP of their room."""
 
 
 CONTEXTS = ("sentence", "document")
@@ -39,30 +39,29 @@ CONTEXTS = ("sentence", "document")
 
 @dataclass(frozen=True, kw_only=True)
 class WindowLengths:
-    """How long sequences are; longer inputs become several windows."""
+    """The length of sequences; longer inputs become several windows."""
 
     max_length: int = 0
-    """Tokens of a window; 0 for all that the model can take (384 in question answering)."""
+    """Maximum tokens of a window; 0 for the model's maximum (384 in question answering)."""
     stride: int = 0
-    """Tokens from one window to the next; 0 for 3/4 of the room (128 at most in question
+    """Tokens from one window to the next; 0 for 3/4 of the room (at most 128 in question
     answering)."""
     longest: ClassVar[int | None] = None
-    """The default length where the paper's windows are shorter than the model allows."""
+    """The default length if the paper's windows are shorter than the model allows, else None."""
 
     def __post_init__(self) -> None:
         """Check the numbers.
 
         Raises:
-            BertkitError: names the flag.
+            BertkitError: a number is negative; the message names the flag.
         """
         check_window_lengths(self.max_length, self.stride)
 
     def length(self, positions: int) -> int:
-        """Tokens of a window for a model with so many positions.
+        """Return the maximum tokens of a window for a model with this number of positions.
 
         Raises:
-            BertkitError: the model has fewer positions than were asked for, or the stride is too
-                long.
+            BertkitError: `max_length` exceeds the positions, or the stride is too long.
         """
         if self.max_length > positions:
             raise BertkitError(
@@ -76,14 +75,14 @@ class WindowLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionWindows(WindowLengths):
-    """How long the windows of questions with their contexts are."""
+    """The lengths of windows of questions with their contexts."""
 
     max_question_length: int = 0
-    """Longer questions are cut here, and counted; 0 for 64 tokens, as in the published code, or
-    half of a window where that is less."""
+    """Maximum tokens of a question; longer ones are cut and counted. 0 for 64, as in the published
+    code, or half of a window if that is less."""
     max_answer_length: int = 30
-    """The most tokens that an answer has, as in the published code; longer ones in the data are
-    counted."""
+    """Maximum tokens of a predicted answer, as in the published code; longer answers in the data
+    are counted."""
     longest = 384
 
     def __post_init__(self) -> None:
@@ -99,10 +98,10 @@ class QuestionWindows(WindowLengths):
 
 @dataclass(frozen=True, kw_only=True)
 class WordWindows(WindowLengths):
-    """How long the windows of tagged words are, and what stands in them."""
+    """The lengths of windows of tagged words, and what a window may span."""
 
     context: str = "sentence"
-    """sentence, or document, where every word sees the sentences around its own, too."""
+    """sentence, or document, in which every word also sees the surrounding sentences."""
 
     def __post_init__(self) -> None:
         """See `WindowLengths`."""
@@ -111,20 +110,20 @@ class WordWindows(WindowLengths):
 
 
 def check_context(context: str) -> None:
-    """Refuse what is no context.
+    """Check that a context is one of `CONTEXTS`.
 
     Raises:
-        BertkitError: names those that there are.
+        BertkitError: it is not; the message suggests one.
     """
     if context not in CONTEXTS:
         raise BertkitError(f"no context is '{context}'{nearest(context, CONTEXTS)}")
 
 
 def check_window_lengths(max_length: int, stride: int) -> None:
-    """Refuse numbers that are no lengths; 0 is for the default.
+    """Check that lengths are not negative; 0 is for the default.
 
     Raises:
-        BertkitError: names the flag.
+        BertkitError: a number is negative; the message names the flag.
     """
     for name, value in (("max_length", max_length), ("stride", stride)):
         if value < 0:
@@ -132,10 +131,10 @@ def check_window_lengths(max_length: int, stride: int) -> None:
 
 
 def check_stride(stride: int, max_length: int) -> None:
-    """Refuse a stride that leaves no overlap: tokens at the ends of windows would lack context.
+    """Reject a stride without overlap, since tokens at the ends of windows would lack context.
 
     Raises:
-        BertkitError: it is as long as a window or longer.
+        BertkitError: the stride is at least as long as a window.
     """
     if stride >= max_length:
         raise BertkitError(
@@ -146,12 +145,12 @@ def check_stride(stride: int, max_length: int) -> None:
 
 
 def cut_into_windows(ids: Sequence[int], room: int, stride: int = 0) -> list[Sequence[int]]:
-    """Parts of at most `room` ids that together hold all; the last one ends with the last id.
+    """Cut ids into parts of at most `room` that together hold all; the last ends at the last id.
 
     Args:
-        ids: of one text.
-        room: the longest part, above 0.
-        stride: from the start of a part to that of the next; 0 for 3/4 of the room.
+        ids: the token ids of one text.
+        room: the maximum length of a part, above 0.
+        stride: the distance from the start of a part to that of the next; 0 for 3/4 of the room.
     """
     step = min(stride, room) if stride else max(1, room - room // OVERLAP)
     starts = [0]
@@ -167,13 +166,13 @@ def text_windows(
     max_length: int,
     stride: int = 0,
 ) -> list[Encoded]:
-    """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]`, in as many windows as it takes.
+    """Make the windows `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` of an input.
 
     Args:
-        text: ids.
-        pair: ids of the second text, or None.
-        tokenizer: for [CLS] and [SEP].
-        max_length: tokens that a sequence may have, special ones included.
+        text: the token ids of the text.
+        pair: the token ids of the second text, or None.
+        tokenizer: the model's tokenizer, for [CLS] and [SEP].
+        max_length: the maximum tokens of a sequence, including special tokens.
         stride: see `cut_into_windows`.
 
     Raises:
@@ -197,7 +196,7 @@ def text_windows(
 def pair_windows(
     text: Sequence[int], pair: Sequence[int], room: int, stride: int
 ) -> list[tuple[Sequence[int], Sequence[int] | None]]:
-    """The windows of a pair that is too long for one."""
+    """Return the windows of a pair that is too long for one."""
     shorter = min(len(text), len(pair))
     if shorter <= room // 2:
         left = room - shorter
@@ -211,12 +210,12 @@ def pair_windows(
 
 
 def at(index: int, count: int, windows: Sequence[object]) -> int:
-    """Which of `windows` stands at the same share of the way as number `index` of `count`."""
+    """Return the index in `windows` at the same relative position as `index` of `count`."""
     return round(index * (len(windows) - 1) / max(1, count - 1))
 
 
 def surround(text: Sequence[int], pair: Sequence[int] | None, tokenizer: Tokenizer) -> Encoded:
-    """The sequence of one window."""
+    """Add the special tokens to the texts of one window."""
     ids = [tokenizer.cls_id, *text, tokenizer.sep_id]
     first = len(ids)
     if pair is not None:
@@ -228,41 +227,41 @@ NO_TAG = -1
 
 
 class WordTarget(NamedTuple):
-    """The n words that a window answers, in order."""
+    """The n words that are predicted in a window, in order."""
 
     rows: np.ndarray
-    """(n,) where the first piece of each is in the sequence, [CLS] being 0."""
+    """(n,) index of the first token of each word in the sequence, [CLS] being 0."""
     labels: np.ndarray
-    """(n,) index of the tag; `NO_TAG` where the data has none."""
+    """(n,) index of its tag; `NO_TAG` if the data has none."""
     inputs: np.ndarray
-    """(n,) the sentence of each."""
+    """(n,) index of its sentence."""
     words: np.ndarray
     """(n,) its number in the sentence."""
 
 
 class WordWindow(NamedTuple):
-    """Neighbouring units of text that are read together."""
+    """Consecutive units of text (words or tokens) in one window."""
 
     first: int
     end: int
-    """One after the last."""
+    """The index after the last unit."""
     answered: np.ndarray
-    """Those with more context here than in any other window, ascending."""
+    """The units predicted in this window, which gives them the most context; ascending."""
 
 
 def context_windows(lengths: np.ndarray, room: int, stride: int = 0) -> list[WordWindow]:
-    """Overlapping windows of whole units that together answer each unit exactly once.
+    """Make overlapping windows of whole units in which each unit is predicted exactly once.
 
-    A window takes as many units as fit, and the next one shares its last `room - stride` pieces, or
-    a little more, as units stay whole. It shares fewer where it could not hold the next unit else,
-    and begins no later than is needed to reach the end. The context of a unit is the number of
-    pieces on its shorter side within the window; of equals the first window answers. No units make
-    one empty window.
+    A window takes as many units as fit, and the next one shares its last `room - stride` tokens, or
+    a few more, as units stay whole. It shares fewer if it could not hold the next unit otherwise,
+    and starts no later than is needed to reach the end. The context of a unit is the number of
+    tokens on its shorter side within the window; ties go to the first window. Without units there
+    is one empty window.
 
     Args:
-        lengths: (units,) pieces of each unit (word, or piece), from 1 to `room`.
-        room: pieces that fit into a window.
-        stride: pieces from one full window to the next; 0 for 3/4 of the room.
+        lengths: (units,) the number of tokens of each unit (word or token), from 1 to `room`.
+        room: the number of tokens that fit into a window.
+        stride: the number of tokens from one full window to the next; 0 for 3/4 of the room.
     """
     if len(lengths) == 0:
         return [WordWindow(0, 0, np.arange(0))]
@@ -298,10 +297,10 @@ def context_windows(lengths: np.ndarray, room: int, stride: int = 0) -> list[Wor
 def word_tokens(
     inputs: Sequence[WordsExample], tokenizer: Tokenizer, room: int
 ) -> tuple[dict[str, list[int]], int]:
-    """The ids of every different word, at least one and at most `room`; each is encoded once.
+    """Encode every distinct word once, as at least one and at most `room` token ids.
 
     Returns:
-        Word -> ids, and how many inputs have a word that lost pieces.
+        Word -> ids, and the number of inputs with a word that was cut.
     """
     words = list(dict.fromkeys(chain.from_iterable(given.words for given in inputs)))
     encoded = tokenizer.encode_batch(words)
@@ -319,21 +318,21 @@ def word_windows(
     max_length: int,
     stride: int,
 ) -> list[tuple[int, ItemPart]]:
-    """The windows of sentences that are read as one stream: `[CLS] words [SEP]`.
+    """Make the windows `[CLS] words [SEP]` of sentences that form one stream.
 
-    A window that answers no word, as a very short stride makes some, is left out.
+    A window in which no word is predicted, as with a very short stride, is left out.
 
     Args:
-        group: the numbers of the sentences.
+        group: the indices of the sentences.
         inputs: all sentences.
-        pieces: of `word_tokens`.
-        labels: of every sentence, (words,) indices of tags, or `NO_TAG`.
-        tokenizer: for [CLS] and [SEP].
-        max_length: tokens of a window, these two included.
+        pieces: the result of `word_tokens`.
+        labels: for every sentence, (words,) indices of tags, or `NO_TAG`.
+        tokenizer: the model's tokenizer, for [CLS] and [SEP].
+        max_length: the maximum tokens of a window, including [CLS] and [SEP].
         stride: see `context_windows`.
 
     Returns:
-        The sentence that each window begins with, and the window; its target is a `WordTarget`.
+        The index of the first sentence of each window, and the window with a `WordTarget`.
     """
     words = [pieces[word] for i in group for word in inputs[i].words]
     if not words:

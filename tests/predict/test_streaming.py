@@ -260,7 +260,7 @@ def test_what_is_cut_and_unknown_is_said_over_all_stretches(
     run(models / "answer", file, tmp_path / "found.jsonl")
     said = capsys.readouterr().err
     assert "8 inputs, 0 in several windows, questions cut at 16 tokens: 2, " in said
-    assert "12 of 46 pieces [UNK] (26.1%), inputs without one known piece: 4" in said
+    assert "12 of 46 tokens [UNK] (26.1%), inputs without a known token: 4" in said
 
 
 def test_lines_are_printed_as_they_are_made(
@@ -381,10 +381,10 @@ def late_faults(name: str, folder: Path) -> tuple[Path, str]:
     rows = [f"{i},{sentence(i)}" for i in range(20)]
     if name == "id":
         file.write_text("\n".join(["id,text", *rows, "3,river"]))
-        return file, r"a\.csv:22: ID '3' stands at .*a\.csv:5 already"
+        return file, r"a\.csv:22: ID '3' is already used at .*a\.csv:5"
     if name == "ragged":
         file.write_text("\n".join(["id,text", *rows, *["river"] * 21]))
-        return file, "and so 21 of 41 rows"
+        return file, "21 of 41 rows are ragged"
     file.write_text("\n".join(["id,text", *rows, '20,"river']))
     return file, r"a\.csv:22: bad quotes in the row that begins here"
 
@@ -445,5 +445,5 @@ def test_plain_text_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match="is 2 files; predict them one by one"):
         next(read_inputs("classification", str(tmp_path), ColumnFlags(format="text")))
     (tmp_path / "a.txt").write_text("\n \n")
-    with pytest.raises(BertkitError, match="holds no text; give one input a line"):
+    with pytest.raises(BertkitError, match="holds no text; give one input per line"):
         next(read_inputs("classification", str(tmp_path / "a.txt")))

@@ -92,7 +92,7 @@ def test_one_question_is_no_degenerate_run() -> None:
     given = [question(0, Gold("b", 2))]
     found = FoundAnswer("a", 0, 1, 1.0, 0.0, -1.0, ())
     assert QuestionAnswering().degenerate(given, [found]) == ""
-    assert "the same place" in QuestionAnswering().degenerate(given * 2, [found] * 2)
+    assert "the same position" in QuestionAnswering().degenerate(given * 2, [found] * 2)
 
 
 def test_answers_are_found_with_the_published_numbers() -> None:

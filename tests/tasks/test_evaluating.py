@@ -81,7 +81,7 @@ def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
     predictions = [found(0, "Paris")._replace(null_odds=-7.0)]
     assert task.calibrated(inputs, predictions).threshold == 0
     [said] = task.remarks(inputs, choosing=True)
-    assert "the threshold for giving none stays at 0" in said
+    assert "the threshold for no answer stays at 0" in said
     assert task.remarks(inputs) == []
 
 
@@ -100,7 +100,7 @@ def test_the_same_place_everywhere_is_suspect_only_where_it_is_wrong() -> None:
     right = [question(0, Gold("Paris", 0)), question(1, Gold("Paris or", 0))]
     wrong = [right[0], question(1, Gold("Berlin", 9))]
     assert task.degenerate(right, same) == ""
-    assert "same place" in task.degenerate(wrong, same)
+    assert "same position" in task.degenerate(wrong, same)
     nothing = [found(0, ""), found(0, "")]
     assert "no answer to any" in task.degenerate(right, nothing)
     assert task.degenerate([question(0), question(1)], nothing) == ""

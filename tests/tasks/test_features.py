@@ -156,7 +156,7 @@ def test_command(
     assert end.value.code == 0
     said = capsys.readouterr().err
     assert "3 texts" in said
-    assert "1 in several windows, 0 cut, inputs without one known piece: 1" in said
+    assert "1 in several windows, 0 cut, inputs without a known token: 1" in said
     assert "empty text, kept: 1" in said
     wanted = extract(encoder, tokenizer, ["river stone", "", LONG], Extraction(layers="sum"))
     vectors = np.concatenate([found.vectors for found in wanted])

@@ -96,7 +96,7 @@ def test_classify_from_csv_to_answers(
     asked = write("asked.txt", "river stone\n\ncandle forest \U0001f600 \u05e9\u05dc\u05d5\u05dd\n")
     run("predict", out, asked, "--out", tmp_path / "found.jsonl", "--precision", "fp32")
     assert [row["label"] for row in rows(tmp_path / "found.jsonl")] == ["wet", "dry"]
-    lost = "0 in several windows, 0 cut, 2 of 6 pieces [UNK] (33.3%)"
+    lost = "0 in several windows, 0 cut, 2 of 6 tokens [UNK] (33.3%)"
     assert f"2 inputs, {lost}" in capsys.readouterr().err
     bare = write("asked.csv", "text,label\nriver stone,wet\ncandle forest \U0001f600 \u05e9,dry\n")
     run("evaluate", "classification", "--model", out, "--dev", bare)
@@ -611,7 +611,7 @@ def test_pairs_and_single_texts_are_told_apart(
     assert load(out)("river", "stone").label in {"wet", "dry"}
     with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
         load(out)("river")
-    with pytest.raises(BertkitError, match="cannot mix models tuned on pairs"):
+    with pytest.raises(BertkitError, match="cannot mix models fine-tuned on pairs"):
         load([tmp_path / "run", out])
     details = json.loads((out / "model" / "bertkit.json").read_text())
     (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))
@@ -752,7 +752,7 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     )
     with pytest.raises(BertkitError, match="tuned on questions that all have an answer"):
         load(folder, null_threshold=0)
-    with pytest.raises(BertkitError, match="was tuned for no task"):
+    with pytest.raises(BertkitError, match="was not fine-tuned for a task"):
         load(pretrained, null_threshold=0)
     run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
         "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
@@ -945,7 +945,7 @@ def test_wrong_requests(
         capsys, "finetune", "classification", *own, "--frozen"
     )
     assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
-    assert "tuned for no task" in fails(
+    assert "not fine-tuned for a task" in fails(
         capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather
     )
     with pytest.raises(BertkitError, match="no model"):

@@ -455,7 +455,7 @@ def test_absent_test_files_are_counted(tmp_path: Path) -> None:
     assert [name for name, _ in found.test] == ["test"]
     assert found.counts.skipped == {"test-mismatched file is absent: nothing to submit": 1}
     with pytest.raises(
-        BertkitError, match="ax has no training data: tune on mnli, then bertkit ev"
+        BertkitError, match="ax has no training data: fine-tune on mnli, then bertkit ev"
     ):
         glue_dataset("ax", DataFiles(data=data), WindowLengths(), 40)
 
@@ -485,11 +485,11 @@ def test_submit(
     run("submit", runs, "--out", out)
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("WNLI.tsv was filled with 0")
-    assert said[1:] == [f"{out}: 11 files, 10 of them of these runs"]
+    assert said[1:] == [f"{out}: 11 files, 10 of them from these runs"]
     with zipfile.ZipFile(out) as archive:
         assert set(archive.namelist()) == set(submission)
     again = write(tmp_path / "again", "CoLA.tsv", "")
     with pytest.raises(BertkitError, match=r"again.CoLA\.tsv and .* are both CoLA\.tsv; name one"):
         submit_command(runs, again.parent, out=out)
-    with pytest.raises(BertkitError, match="nowhere is no folder"):
+    with pytest.raises(BertkitError, match="nowhere is not a folder"):
         submit_command(tmp_path / "nowhere", out=out)

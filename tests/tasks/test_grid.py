@@ -141,7 +141,7 @@ def test_the_record_of_the_machine_stays_that_of_the_runs(
     tune_on(pretrained, colours, out)
     assert read_json(path)["cpu"] == "another machine"
     said = capfd.readouterr().err
-    assert "different from when this folder was begun: cpu 'another machine' ->" in said
+    assert "different from when this folder was created: cpu 'another machine' ->" in said
     tune_on(pretrained, colours, out, "--seeds", "2")
     for name in ("b8-lr5e-05-e1-s1", "b8-lr5e-05-e1-s2"):
         assert read_json(out / "runs" / name / "environment.json")["cpu"] != "another machine"

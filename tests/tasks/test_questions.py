@@ -111,7 +111,7 @@ def test_answers_that_pandas_wrote_are_refused(write: Write) -> None:
     ):
         path = write("a.csv", table(["question", "context", "answers"], ["When?", CONTEXT, text]))
         with pytest.raises(
-            BertkitError, match=r"a\.csv:2: .* as Python shows it; write it as JSON"
+            BertkitError, match=r"a\.csv:2: .* in Python's notation; write it as JSON"
         ):
             questions(path)
 
@@ -160,7 +160,7 @@ def test_question_ids_and_columns(write: Write) -> None:
     row = {"question": "When?", "context": CONTEXT}
     path = write("a.jsonl", lines({"id": 1, **row}, {"id": 2, **row}, {"id": "1", **row}))
     assert [i.id for i in questions(path, labelled=False)[0]] == ["0", "1", "2"]
-    with pytest.raises(BertkitError, match=r"a\.jsonl:3: ID '1' stands at .*a\.jsonl:1 already"):
+    with pytest.raises(BertkitError, match=r"a\.jsonl:3: ID '1' is already used at .*a\.jsonl:1"):
         questions(path, labelled=False, id="id")
     for empty in (None, "", " "):
         path = write("b.jsonl", lines({"id": empty, **row}))
@@ -276,8 +276,8 @@ def test_rows_without_tags(write: Write) -> None:
         (["a"], ["B-"], "tag 1 in 'ner_tags' is 'B-', not a tag"),
         (["a"], ["B PER"], "tag 1 in 'ner_tags' is 'B PER', not a tag"),
         ("a b", "[0 1]", r"tag 1 in 'ner_tags' is '\[0', not a tag"),
-        ("a b", "['O', 'O']", r"\"\['O', 'O'\]\" is a list or object as Python shows it"),
-        ("['a', \"b's\"]", "O O", "is a list or object as Python shows it"),
+        ("a b", "['O', 'O']", r"\"\['O', 'O'\]\" is a list or object in Python's notation"),
+        ("['a', \"b's\"]", "O O", "is a list or object in Python's notation"),
     ],
 )
 def test_malformed_words_name_the_place(write: Write, tokens: Any, tags: Any, message: str) -> None:
@@ -293,7 +293,7 @@ def test_word_ids_surrogates_and_numbers(write: Write) -> None:
     inputs, counts = words(path)
     assert [(i.words, i.tags) for i in inputs] == [(("a\ufffd",), ("3",))] * 3
     assert counts.skipped == {"lone surrogate replaced, kept": 3, "tag that is a number, kept": 3}
-    with pytest.raises(BertkitError, match=r"a\.jsonl:3: ID 'x' stands at .*a\.jsonl:1 already"):
+    with pytest.raises(BertkitError, match=r"a\.jsonl:3: ID 'x' is already used at .*a\.jsonl:1"):
         words(path, id="n")
     path = write("a.jsonl", lines({"tokens": ["a"], "ner_tags": ["B-\ud800"]}))
     with pytest.raises(BertkitError, match=r"a\.jsonl:1: the label 'B-\\ud800' holds half of"):

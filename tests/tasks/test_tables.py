@@ -71,7 +71,7 @@ def test_csv_labels_stay_strings_and_texts_must_be_text(write: Write) -> None:
 
 def test_ids_must_differ(write: Write) -> None:
     path = write("a.csv", "id,text,label\n7,one,x\n8,two,x\n7,three,x\n")
-    with pytest.raises(BertkitError, match=r"a\.csv:4: ID '7' stands at .*a\.csv:2 already"):
+    with pytest.raises(BertkitError, match=r"a\.csv:4: ID '7' is already used at .*a\.csv:2"):
         texts(path, id="id")
     with pytest.raises(BertkitError, match=r"b\.csv:2: no ID in column 'id'"):
         texts(write("b.csv", "id,text,label\n,one,x\n"), id="id")
@@ -159,7 +159,7 @@ def test_lists_of_labels_that_pandas_wrote_are_refused(write: Write) -> None:
     for text in ("['a', 'b']", "['a' 'b']", " [\"a\", 'b'] "):
         quoted = text.replace('"', '""')
         path = write("a.csv", f'text,label\none,x|y\ntwo,"{quoted}"\n')
-        message = r"a\.csv:3: .* is a list or object as Python shows it; write it as JSON"
+        message = r"a\.csv:3: .* is a list or object in Python's notation; write it as JSON"
         with pytest.raises(BertkitError, match=message):
             texts(path, columns=LabelSetColumns)
     [found], _ = texts(write("b.csv", "text,label\none,['a'] and [b\n"), columns=LabelSetColumns)

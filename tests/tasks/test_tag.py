@@ -245,7 +245,7 @@ def test_errors_name_the_place(tokenizer: Tokenizer) -> None:
 def test_tags_of_no_known_scheme_are_refused(tokenizer: Tokenizer, tag: str) -> None:
     """They would count as B-PER."""
     given = sentence("river stone", f"O {tag}", number=3)
-    with pytest.raises(BertkitError, match=rf"a:3, word 2: '{tag}' is no tag of entities, which"):
+    with pytest.raises(BertkitError, match=rf"a:3, word 2: '{tag}' is not an entity tag; these"):
         TokenClassification(LABELS).items([given], tokenizer)
     TokenClassification(("O", tag), entities=False).items([given], tokenizer)
 

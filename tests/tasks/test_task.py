@@ -319,8 +319,8 @@ def test_what_is_lost_in_words() -> None:
     cut = {"questions cut at 32 tokens": 1, "answers in no window whole": 0}
     assert describe_losses(2, {}, Unknown(0, 9, 0)) == "2 in several windows, 0 cut"
     assert describe_losses(0, cut, Unknown(3, 1000, 1)) == (
-        "0 in several windows, questions cut at 32 tokens: 1, 3 of 1,000 pieces [UNK] (0.3%), "
-        "inputs without one known piece: 1"
+        "0 in several windows, questions cut at 32 tokens: 1, 3 of 1,000 tokens [UNK] (0.3%), "
+        "inputs without a known token: 1"
     )
 
 
