@@ -335,7 +335,7 @@ def exclusive_lock(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def not_through_links(path: str, flags: int) -> int:
-    """Open a file in a folder that others may have made, without following links (`opener`)."""
+    """Open a file without following links, as the `opener` of files in folders of other users."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 

@@ -229,7 +229,9 @@ def read_bundle_index(data: bytes, path: Path) -> tuple[int, dict[str, Entry]]:
             raise BertkitError("it was written on a big-endian machine")
         entries = {key.decode(): read_entry(value) for key, value in table.items()}
     except BertkitError as error:
-        raise BertkitError(f"{path}: {error}; copy it again or convert it elsewhere") from None
+        raise BertkitError(
+            f"{path}: {error}; copy the file again, or convert it with transformers"
+        ) from None
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
         raise BertkitError(
             f"{path} is not a checkpoint index, or is damaged; copy it again"

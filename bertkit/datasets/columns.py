@@ -66,7 +66,7 @@ class TextColumns(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumns(TextColumns):
-    """Columns of texts or text pairs with one number each."""
+    """The column names of a regression data set: a text or a text pair, and its number."""
 
     def label_in(self, value: object, place: str) -> float | None:
         """Return the finite number in a field, or None if the field is empty."""

@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
     @property
     def file(self) -> str | Path:
-        """The path, of data that is a file."""
+        """The path; only for data that is in a file, not in memory."""
         assert not isinstance(self.path, Records)
         return self.path
 

@@ -112,7 +112,7 @@ def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK)
             cannot be written.
     """
     if to not in WRITERS:
-        raise BertkitError(f"no format is called '{to}'{nearest(to, WRITERS)}")
+        raise BertkitError(f"unknown format '{to}'{nearest(to, WRITERS)}")
     if source.path.resolve().is_relative_to(out.resolve()):
         raise BertkitError(f"{out} contains the model to export; choose another folder")
     if out.exists() and not (out / MANIFEST).is_file() and not is_empty_folder(out):

@@ -77,12 +77,14 @@ class Discriminator(nn.Module):
 
 
 class PaddedModel(nn.Module):
-    """A bertkit model with the inputs and outputs of the table above.
+    """A bertkit model with the inputs and outputs of the table at the top of this module.
 
     Args:
-        model: the model, in evaluation mode, in fp32 and on the CPU; its weights are shared.
+        model: the model, in evaluation mode, in fp32 and on the CPU; its weights are shared, not
+            copied.
         head: the model's head, a key of `OUTPUTS`.
-        outputs: the outputs' names; () for all of the head's. "encoder" may omit the pooler's.
+        outputs: the names of the outputs to export; () exports all of the head's outputs. The head
+            "encoder" may leave out the pooler's.
         pooling: the pooling settings; only for the head "embedding".
 
     Raises:

@@ -166,7 +166,7 @@ class FinetuningRun:
             "files": dict(data.files),
             "inputs": {"train": len(data.train), **{name: len(dev) for name, dev in data.dev}},
             "inputs_digest": digest_inputs([data.train, *(dev for _, dev in data.dev)]),
-            "start": str(self.start.path),
+            "start": self.start.origin,
             "start_digest": self.start.digest,
             "task_type": self.task.task_type,
             "labels": list(self.task.labels),

@@ -74,7 +74,7 @@ def feature_format(path: Path, format: str) -> str:  # noqa: A002
     found = ending if format == "auto" else format
     if found not in FEATURE_WRITERS:
         raise BertkitError(
-            f"{path}: no format is called '{found}'{nearest(found, FEATURE_WRITERS)}; give "
+            f"{path}: unknown format '{found}'{nearest(found, FEATURE_WRITERS)}; give "
             "--format or another ending"
         )
     if found != ending and (found == "npy" or ending in FEATURE_WRITERS):  # npy adds a second file

@@ -363,7 +363,7 @@ def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int
 
 
 class AnswerPredictor(TaskPredictor):
-    """A predictor for answers in a context."""
+    """A predictor for extractive question answering."""
 
     def __call__(self, question: str, context: str) -> GivenAnswer:
         """Return the best span of the context, or no answer if the model was trained for it."""

@@ -106,14 +106,14 @@ def round_packed(packed: Packed, shape: Shape) -> Packed:
 
 
 def round_batch(batch: PretrainingBatch, limit: int) -> PretrainingBatch:
-    """Round a pre-training batch up to its `shape_above` and to a round number of targets.
+    """Pad a pre-training batch to the next constant shape (`shape_above`), its targets too.
 
-    The added targets are at a dummy's first token, and the loss ignores them. The new `counts`
-    include the dummies, so losses must be divided by the counts of the original batch.
+    Padding sequences are added; the added targets point at the first token of one, and the loss
+    ignores them. The new `counts` include them, so divide losses by the counts of the old batch.
 
     Args:
         batch: the batch, on any device.
-        limit: the number of the model's positions.
+        limit: the model's maximum sequence length.
     """
     packed, targets = batch.packed, len(batch.target_ids)
     sequences = len(batch.next_labels)

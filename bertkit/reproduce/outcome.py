@@ -220,7 +220,7 @@ def claim_facts(
 def withheld(
     claim: Claim, better: dict[str, Any], worse: dict[str, Any], *, pairs_learned: bool
 ) -> str:
-    """Return why there is no verdict on two cells that were run, or "" if there can be one."""
+    """Return why two cells of a table cannot be compared, or "" if they can."""
     if bool(better["given"]) != bool(worse["given"]):
         return "not comparable"
     if better["metric"] == PERPLEXITY:

@@ -38,7 +38,7 @@ STANDARD_ERROR = 2
 
 
 class JsonLogFormatter(logging.Formatter):
-    """A formatter of JSON objects with time, level, event and the record's fields."""
+    """Formats each log record as a JSON object with its time, level, event and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""

@@ -96,7 +96,7 @@ class TaskSpec:
                 for name in strange
             )
             raise BertkitError(
-                f"{self.name} does not take {owners}; it takes {', '.join(map(flag, known))}"
+                f"{self.name} does not accept {owners}; it accepts {', '.join(map(flag, known))}"
             )
         return made(**given)
 

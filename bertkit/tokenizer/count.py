@@ -149,7 +149,9 @@ def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
         BertkitError: S is out of range, or a source is empty or the only one (unless S is 1).
     """
     if not 0 < smoothing <= 1:
-        raise BertkitError(f"smoothing is {smoothing}; it must be above 0 and at most 1 (none)")
+        raise BertkitError(
+            f"smoothing is {smoothing}; it must be above 0 and at most 1, which means no smoothing"
+        )
     if smoothing == 1:
         return [1.0] * len(words)
     if len(words) < 2:

@@ -77,7 +77,7 @@ def choose_precision(name: str, device: torch.device) -> str:
         return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
     if name == "bf16" and on_cuda and not made:
         card = torch.cuda.get_device_name(device)
-        raise BertkitError(f"{card} does not compute in bf16; choose precision fp32")
+        raise BertkitError(f"{card} does not support bf16; choose precision fp32")
     return name
 
 

@@ -137,11 +137,11 @@ def begin_sharded_save(
 
 
 def load_sharded(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Read a checkpoint of any number of ranks into tensors with any sharding.
+    """Load a checkpoint, saved by any number of ranks, into tensors with any sharding.
 
     Args:
         folder: the checkpoint, with files `shard-...`.
-        tensors: the tensors to fill in place; all ranks have to call this.
+        tensors: the tensors to fill in place; every rank has to call this function.
     """
     alone = not distributed.is_initialized()
     try:

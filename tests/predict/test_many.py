@@ -84,5 +84,5 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     )
     right = [label == gold for label, gold in zip(found, ("dry", "wet"), strict=True)]
     assert scored.scores["accuracy"] == sum(right) / 2
-    with pytest.raises(BertkitError, match="classification does not take --words"):
+    with pytest.raises(BertkitError, match="classification does not accept --words"):
         predict_file(predictor, str(file), columns={"words": "said"}, out=out)

@@ -70,7 +70,7 @@ def test_files_and_columns_that_an_official_set_has_no_use_for_are_refused(write
 def test_columns_of_other_task_types_are_refused(
     name: str, given: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(BertkitError, match=f"^{name} does not take {message}.*; it takes --.*"):
+    with pytest.raises(BertkitError, match=f"^{name} does not accept {message}.*; it accepts --.*"):
         SPECS[name].make_columns(given)
 
 

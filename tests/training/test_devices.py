@@ -82,7 +82,7 @@ def test_precisions(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_precision("fp16", CPU)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old card")
-    with pytest.raises(BertkitError, match=r"Old card does not compute in bf16; choose .* fp32"):
+    with pytest.raises(BertkitError, match=r"Old card does not support bf16; choose .* fp32"):
         choose_precision("bf16", torch.device("cuda"))
 
 

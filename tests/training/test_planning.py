@@ -324,7 +324,7 @@ def test_machines_and_their_errors() -> None:
     assert find_machine("h100", "bf16", 0.5).mfu == {"bf16": 0.5}
     with pytest.raises(BertkitError, match="no machine is called 'h10'; did you mean 'h100'"):
         find_machine("h10", "bf16")
-    with pytest.raises(BertkitError, match=r"V100 .* does not compute in bf16; add --training"):
+    with pytest.raises(BertkitError, match=r"V100 .* does not support bf16; add --training"):
         find_machine("v100", "bf16")
     assert find_machine("v100", "fp32").peak["fp32"] > 1e13
     assert find_machine("v100", "auto").precision("auto") == "fp32"
