@@ -160,4 +160,4 @@ def test_few_numbers_of_rows_reach_the_products(
             packed = batch(*lengths)
             assert len(encoder(packed, torch.arange(0, tokens, 3))) == -(-tokens // 3)
     assert seen <= {*range(8, 65, 8), *range(96, 225, 32)}
-    assert inference.BLOCK % inference.STEP == 0
+    assert inference.BLOCK % inference.ROW_STEP == 0

@@ -338,7 +338,7 @@ def test_sentence_pairs() -> None:
     sentence_pairs([questions[0], questions[0]._replace(context="London.")], 0, counts)
     assert counts.skipped == {"question without a sentence to ask about": 1}
     lonely = questions[0]._replace(context="Ada lived in London.")
-    with pytest.raises(BertkitError, match="no paragraph of two sentences"):
+    with pytest.raises(BertkitError, match="no paragraph of two or more sentences"):
         sentence_pairs([lonely], 0, TextCounts())
 
 

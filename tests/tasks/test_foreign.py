@@ -125,11 +125,11 @@ def test_odds_of_no_answer_at_a_token_that_sees_nothing_are_refused(
     old = {"model_type": "bert", "is_decoder": True, "architectures": ["BertForQuestionAnswering"]}
     saved = read_json(tmp_path / "own" / "config.json")
     write_json(tmp_path / "own" / "config.json", saved | old)
-    with pytest.raises(BertkitError, match=r"left to right .* tune it again"):
+    with pytest.raises(BertkitError, match=r"left to right .* fine-tune it again"):
         load(tmp_path / "own", device="cpu")
     (tmp_path / "own" / "bertkit.json").unlink()
     assert load(tmp_path / "own", device="cpu")("river", "stone").answer == "stone", "always one"
-    with pytest.raises(BertkitError, match=r"left to right .* tune it again"):
+    with pytest.raises(BertkitError, match=r"left to right .* fine-tune it again"):
         load(tmp_path / "own", device="cpu", null_threshold=0)
 
 

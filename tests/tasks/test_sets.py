@@ -77,7 +77,7 @@ def test_columns_of_other_task_types_are_refused(
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("classification", {"context": "document"}, "--context .*; it takes .* --stride$"),
+        ("classification", {"context": "document"}, "--context .*; it accepts .* --stride$"),
         ("mrpc", {"max_question_length": 7}, r"--max-question-length \(an option of question-"),
         ("swag", {"context": "document", "max_answer_length": 7}, "--context .* --max-answer-l"),
         ("conll-2003", {"max_question_length": 7}, "--max-question-length .* --context$"),

@@ -48,7 +48,7 @@ def test_a_file_with_and_without_labels(tmp_path: Path) -> None:
     assert [given.label for given in read_swag(path, counts)] == [None, None]
     assert counts.skipped == {"empty text, kept": 1}
     assert len(read_swag(path, counts, labelled=False)) == 2
-    with pytest.raises(BertkitError, match=r"val\.csv has no column 'label', as test\.csv of SWAG"):
+    with pytest.raises(BertkitError, match=r"val\.csv has no column 'label', like test\.csv"):
         read_swag(path, counts, labelled=True)
 
 

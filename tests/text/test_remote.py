@@ -79,7 +79,7 @@ def test_a_store_from_a_web_server_holds_what_one_from_files_does(
     assert [(source.path, source.bytes) for source in found] == [
         (addresses[0], (tmp_path / "served" / "a.txt").stat().st_size)
     ]
-    with pytest.raises(BertkitError, match="begun with other sources"):
+    with pytest.raises(BertkitError, match="made with other sources"):
         prepare(addresses[:1], tokenizer, tmp_path / "remote", options)
 
 

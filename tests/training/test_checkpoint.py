@@ -397,7 +397,7 @@ def test_parts_of_some_processes_are_no_checkpoint(tmp_path: Path) -> None:
     shards.mkdir()
     for number in (1, 2):
         save_file({f"a{number}": torch.ones(2)}, shards / f"shard-0000{number}-model.safetensors")
-    with pytest.raises(BertkitError, match="parts of 2 of 3 processes; --out must be a folder"):
+    with pytest.raises(BertkitError, match="shards of 2 of 3 processes; --out must be a folder"):
         save_shards(folder, 9, shards, {}, count=3)
     assert [step for step, _ in checkpoints(folder)] == [5]
     save_shards(folder, 9, shards, {"position": [1]}, count=2)
