@@ -91,7 +91,7 @@ def find_machine(name: str, precision: str, mfu: float | None = None) -> Machine
     precision = machine.precision(precision)
     if precision not in machine.peak:
         raise BertkitError(
-            f"{machine.title} does not compute in {precision}; add --training.precision fp32"
+            f"{machine.title} does not support {precision}; add --training.precision fp32"
         )
     return machine if mfu is None else replace(machine, mfu={precision: mfu})
 

@@ -87,7 +87,7 @@ def test_columns_of_other_task_types_are_refused(
 def test_lengths_of_other_task_types_are_refused(
     name: str, given: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(BertkitError, match=f"does not take {message}"):
+    with pytest.raises(BertkitError, match=f"does not accept {message}"):
         spec_for(name).make_windows(given)
 
 
