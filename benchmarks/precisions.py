@@ -15,14 +15,14 @@ from benchmarks.contestants import fast_modes
 from benchmarks.quality import METRICS, dataset
 from benchmarks.record import data_folder, write_result
 from benchmarks.slices import make_slices
-from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.load import load_predictor
 
 POSITIONS = 512
 
 
 def scores(model: Path, found: Any, precision: str) -> dict[str, float]:
     """Dev scores of a tuned model in one precision."""
-    predictor = TaskPredictor.load(model, device="cpu", precision=precision)
+    predictor = load_predictor([model], device="cpu", precision=precision)
     [(_, inputs)] = found.dev
     return predictor.task.score(inputs, predictor.many(inputs))
 

@@ -31,7 +31,7 @@ from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import FinetuneSettings, Grid, read_results
 from bertkit.finetuning.run import RunSettings, TrainingSettings
-from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.load import load_predictor
 from bertkit.training.device import choose_precision
 from bertkit.training.journal import Console
 
@@ -140,7 +140,7 @@ def score_saved(
 ) -> dict[str, float]:
     """A model of the Trainer's, with bertkit's windows and decoding."""
     found = dataset(task, data, work / "slices", 512)
-    predictor = TaskPredictor.load(folder, precision=precision)
+    predictor = load_predictor([folder], precision=precision)
     predictor.task = found.task
     [(_, inputs)] = found.dev
     predictions, _ = predictor.run(inputs)

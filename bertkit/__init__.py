@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bertkit.predict.embeddings import load_embedder
     from bertkit.predict.load import load
     from bertkit.pretraining_data.batch import Packed, pack
+    from bertkit.tasks.predictions import to_frame
     from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
     from bertkit.tokenizer.train import learn_vocabulary
     from bertkit.tokenizer.wordpiece import Tokenizer
@@ -70,6 +71,7 @@ _HOMES = {
     "pack": "bertkit.pretraining_data.batch",
     "prepare": "bertkit.corpus.build",
     "pretrain": "bertkit.training.pretrain",
+    "to_frame": "bertkit.tasks.predictions",
 }
 
 __all__ = [
@@ -101,6 +103,7 @@ __all__ = [
     "pack",
     "prepare",
     "pretrain",
+    "to_frame",
 ]
 
 

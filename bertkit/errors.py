@@ -37,6 +37,12 @@ def escape_line_breaks(text: str) -> str:
     return BREAKS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
+class InputTypeError(BertkitError, TypeError):
+    """A Python argument is of the wrong type, such as a text where a list of texts is needed."""
+
+    code = "type"
+
+
 class HeldError(BertkitError):
     """Another process is working in the same folder."""
 

@@ -323,7 +323,7 @@ def test_what_the_system_lacks_is_one_line(
 
 def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
     for words in (
-        ["evaluate", "mrpc", "--model", "m", "--bound", "nan"],
+        ["evaluate", "m", "f", "--bound", "nan"],
         ["export", "m", "--to", "onnx", "--out", str(tmp_path / "x"), "--max-error", "NaN"],
         ["finetune", "rte", "--model", "m", "--out", "x", "--learning-rate", "1e-4", "nan"],
     ):

@@ -27,7 +27,7 @@ from bertkit.files import (
     write_json,
     write_text,
 )
-from bertkit.predict.files import new_text
+from bertkit.predict.tables import new_text
 from bertkit.training.journal import Journal
 
 

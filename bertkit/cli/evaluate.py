@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
+from bertkit.cli.options import (
+    NO_COLUMNS,
+    ColumnFlags,
+    Device,
+    NullThreshold,
+    Precision,
+    given,
+)
 from bertkit.config import FLATTEN
-from bertkit.datasets.benchmarks import DataFiles
 from bertkit.errors import BertkitError
 from bertkit.finetuning.grid import shown_scores
 from bertkit.outputs import DATA, RESULTS, TEXT
@@ -18,46 +23,38 @@ from bertkit.predict.evaluate import evaluate
 from bertkit.training.journal import Console
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scored:
-    """The files of a data set; only the split that --split names is read."""
-
-    data: Annotated[Path | None, DATA] = None
-    """The folder of an official data set."""
-    train: Annotated[str, TEXT] = ""
-    """Your data for --split train."""
-    dev: Annotated[str, TEXT] = ""
-    """Your data for --split dev; it also replaces an official file of SQuAD, SWAG or CoNLL."""
-    test: Annotated[str, TEXT] = ""
-    """Your data for --split test, with or without labels."""
-
-
-SCORED = Scored()
-
-
 def evaluate_command(
-    task: str,
+    model: Path,
+    file: Annotated[str, TEXT] = "",
     *,
-    model: list[Path],
+    data: Annotated[Path | None, DATA] = None,
     split: str = "dev",
+    task: str = "",
+    ensemble: tuple[Path, ...] = (),
     out: Annotated[Path | None, RESULTS] = None,
-    precision: str = "auto",
+    precision: Precision = "auto",
     bound: float | None = None,
-    null_threshold: float | None = None,
-    device: str = "auto",
-    files: Annotated[Scored, FLATTEN] = SCORED,
+    null_threshold: NullThreshold = None,
+    device: Device = "auto",
     columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
-    """Score fine-tuned models on a data set, or write predictions for its server.
+    """Score a fine-tuned model on a file or an official data set, or predict for its server.
 
     Parameters
     ----------
-    task
-        The name of a data set, or a task type, as in `bertkit finetune`.
     model
-        A fine-tuned model; the outputs of several are averaged (an ensemble).
+        A fine-tuned model: a model directory, a run, or a model of the hub.
+    file
+        Your labelled data; its columns are those that the model was fine-tuned with.
+    data
+        The folder of an official data set, of which --split is read.
     split
-        dev, test, or another split of the set, such as dev-mismatched.
+        dev, test, or another split of the set, such as dev-mismatched; a file read as test may lack
+        labels.
+    task
+        The official data set, if it is not the one that the model was fine-tuned on.
+    ensemble
+        More models of the same task; the outputs of all are averaged.
     out
         The folder for predictions, official files, scores, and a record of the evaluation.
     precision
@@ -66,19 +63,15 @@ def evaluate_command(
     bound
         The maximum drop of the main score below that of fp32, in percentage points; a larger drop
         is an error.
-    null_threshold
-        For question answering: the null odds above which a question gets no answer. The default is
-        saved with the model; a model of transformers has none and answers every question.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     if bound is not None and not math.isfinite(bound):
         raise BertkitError(f"--bound must be a finite number, not {bound}", code="number")
     with Console() as console:
         found = evaluate(
-            task,
-            model,
-            DataFiles(**vars(files)),
+            [model, *ensemble],
+            file or None,
+            task=task,
+            data=data,
             split=split,
             columns=given(columns),
             precision=precision,
@@ -90,10 +83,10 @@ def evaluate_command(
         )
         for scores, how in ((found.scores, ""), (found.exact_scores, " in fp32")):
             if scores:
-                print(f"{task} {split}{how}: {shown_scores(scores)}")  # noqa: T201
+                print(f"{found.done.name} {split}{how}: {shown_scores(scores)}")  # noqa: T201
         if bound is not None:
             precision = found.predictor.precision
             check_change(found.metric, found.exact_scores, found.scores, bound / 100, precision)
         if out is not None:
-            written = found.save(out, model)
+            written = found.save(out, [model, *ensemble])
             console.say(f"{split} predictions: {', '.join(map(str, written))}")

@@ -18,7 +18,7 @@ from bertkit.export.export import Check, export_model
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import text_sequences
 from bertkit.outputs import REPLACED, TEXT
-from bertkit.predict.files import is_swag, merged_columns, model_inputs
+from bertkit.predict.files import is_swag, model_inputs
 from bertkit.predict.text_vectors import read_lines
 from bertkit.tasks.data import check_labelled
 from bertkit.tasks.spec import SPECS
@@ -122,7 +122,7 @@ def labelled_inputs(
     if source.task is None:
         raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
     data, spec = str(source.details.get("data")), SPECS[source.task.task_type]
-    named = merged_columns(spec, given(columns), source.details)
+    named = spec.merged_columns(given(columns), source.details)
     if data in OFFICIAL and Path(file).is_dir():
         inputs = read_split(data, "dev", DataFiles(data=Path(file)), None, counts)
     elif is_swag(source.details, file, named):

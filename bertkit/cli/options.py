@@ -20,6 +20,14 @@ Precision = Annotated[
     str,
     Parameter(help="fp32, bf16, int8 (CPUs only), or auto: bf16 if the device computes it fast."),
 ]
+NullThreshold = Annotated[
+    float | None,
+    Parameter(
+        help="For question answering: the null odds above which a question gets no answer. The "
+        "default is saved with the model; a model of transformers has none and answers every "
+        "question."
+    ),
+]
 Column = Annotated[str, Parameter(help="The column of the text, in formats that have columns.")]
 Pooling = Annotated[
     str,

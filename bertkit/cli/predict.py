@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import rich.console
 from cyclopts import App
@@ -11,27 +16,40 @@ from rich.markup import escape
 from rich.table import Table
 
 from bertkit.cli.features import embed_command, similar_command
-from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
+from bertkit.cli.options import (
+    NO_COLUMNS,
+    ColumnFlags,
+    Device,
+    NullThreshold,
+    Precision,
+    given,
+)
 from bertkit.config import FLATTEN
+from bertkit.errors import BertkitError
+from bertkit.files import BLOCK_BYTES
 from bertkit.outputs import FILE, TEXT
-from bertkit.predict.files import predict_file
-from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.files import predict_file, predict_texts
+from bertkit.predict.load import load_predictor
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.training.journal import Console
+
+STANDARD_INPUT = "/dev/stdin"
+"""What the command line makes of the argument -."""
+LIKE_A_FILE = re.compile(r"\S*(/\S*|\.\w{1,8})")
+"""What is taken for the name of a file, whether there is one or not; anything else is a text."""
 
 
 def predict_command(
     model: Path,
-    file: Annotated[str, TEXT],
-    *,
+    *inputs: Annotated[str, TEXT],
     ensemble: tuple[Path, ...] = (),
     out: Annotated[Path | None, FILE] = None,
-    precision: str = "auto",
-    null_threshold: float | None = None,
-    device: str = "auto",
+    precision: Precision = "auto",
+    null_threshold: NullThreshold = None,
+    device: Device = "auto",
     columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
 ) -> None:
-    """Predict for every input of a file with a fine-tuned model; write one JSON object per line.
+    """Predict with a fine-tuned model for a text, or for every input of a file.
 
     CSV, TSV, JSON lines, Parquet and hf:NAME are read by columns; plain text (.txt) has one input
     per line. A tagger also reads CoNLL columns; a question answering model reads SQuAD's JSON, or
@@ -42,30 +60,57 @@ def predict_command(
     Parameters
     ----------
     model
-        The directory of a fine-tuned model.
-    file
-        The inputs: .csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON.
+        A fine-tuned model: a model directory, a run, or a model of the hub.
+    inputs
+        A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON), or -
+        for lines of text or JSON from the standard input; or the texts of one input: a text, two
+        texts of a pair, a question and its context, or a text and its choices.
     ensemble
         More models of the same task; the outputs of all are averaged.
     out
-        The file for the predictions, which is created once all are made; by default they are
-        printed.
-    precision
-        fp32, bf16, int8 (CPUs only), or auto: bf16 if the device computes it fast.
-    null_threshold
-        For question answering: the null odds above which a question gets no answer. The default is
-        saved with the model; a model of transformers has none and answers every question.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
+        The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
+        columns of the input; it is created once all are made. By default they are printed.
     """
-    predictor = TaskPredictor.load(
+    if not inputs:
+        raise BertkitError("there is nothing to predict; give a file, a text, or - for the input")
+    is_file = [names_file(given) for given in inputs]
+    if any(is_file) and len(inputs) > 1:
+        raise BertkitError(
+            f"{inputs[is_file.index(True)]} names a file, and there are {len(inputs)} inputs; give "
+            "one file, or only texts"
+        )
+    predictor = load_predictor(
         [model, *ensemble], device=device, precision=precision, null_threshold=null_threshold
     )
-    with Console() as console:
-        predict_file(predictor, file, columns=given(columns), out=out, console=console)
+    with Console() as console, TemporaryDirectory(prefix="bertkit-") as folder:
+        if is_file[0]:
+            named = given(columns)
+            file = inputs[0] if inputs[0] != STANDARD_INPUT else standard_input(Path(folder), named)
+            predict_file(predictor, file, columns=named, out=out, console=console)
+        else:
+            predict_texts(predictor, inputs, out=out)
 
 
-def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "auto") -> None:
+def names_file(given: str) -> bool:
+    """Return whether an argument names a file, a folder, a URL or the standard input."""
+    with suppress(OSError, ValueError):  # too long, or not the name of a file
+        if Path(given).expanduser().exists():
+            return True
+    return given.startswith("hf:") or bool(LIKE_A_FILE.fullmatch(given))
+
+
+def standard_input(folder: Path, named: dict[str, Any]) -> str:
+    """Copy the standard input to a file whose ending says its format; return its path."""
+    start = sys.stdin.buffer.read(BLOCK_BYTES)
+    ending = "jsonl" if start.lstrip().startswith(b"{") else "txt"
+    path = folder / f"stdin.{named.get('format') or ending}"
+    with path.open("wb") as file:
+        file.write(start)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return str(path)
+
+
+def fill_mask_command(model: Path, text: str, *, top: int = 5, device: Device = "auto") -> None:
     """Predict the tokens at each [MASK] of a text.
 
     Parameters
@@ -76,8 +121,6 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "au
         A text with one or more [MASK].
     top
         The number of predictions per mask.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     guesses = load_pretrained(model, device=device).fill_mask(text, top)
     for number, candidates in enumerate(guesses, start=1):
@@ -87,7 +130,9 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: str = "au
         rich.console.Console().print(table)
 
 
-def next_sentence_command(model: Path, text: str, following: str, *, device: str = "auto") -> None:
+def next_sentence_command(
+    model: Path, text: str, following: str, *, device: Device = "auto"
+) -> None:
     """Estimate the probability that one text follows another.
 
     Parameters
@@ -98,8 +143,6 @@ def next_sentence_command(model: Path, text: str, following: str, *, device: str
         The first text.
     following
         The text that may or may not follow it.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     """
     probability = load_pretrained(model, device=device).next_sentence(text, following)
     rich.console.Console().print(f"follows with probability {probability:.4f}")

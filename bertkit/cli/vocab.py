@@ -84,9 +84,9 @@ def extend_command(
     check_choice("--init", init, STARTS)
     if count is not None and count < 1:
         raise BertkitError(f"--count must be at least 1, got {count}")
-    check_out(model, out)  # before hours of counting
     counts = TextCounts()
     start = read_pretrained(model)
+    check_out(start.path, out)  # before hours of counting
     with Console() as console:
         if words is not None:
             wanted = list(listed_words(words, counts))

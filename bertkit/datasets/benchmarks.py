@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.conll import CONLL_SITE, REUTERS, conll_sentences
-from bertkit.datasets.glue import GLUE, find_file, read_glue
+from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import as_source
 from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
@@ -162,8 +162,8 @@ def glue_columns(name: str, path: str, columns: TextColumns) -> TextColumns:
     shown = " and ".join(map(repr, own))
     raise BertkitError(
         f"{path} has neither a column '{columns.text}' nor {shown} as {name}; "
-        f"name its own: {flags}; official files are predicted with: bertkit evaluate {name} "
-        "--model MODEL --data FOLDER --split SPLIT --out OUT"
+        f"name its own: {flags}; official files are predicted with: bertkit evaluate MODEL "
+        "--data FOLDER --split SPLIT --out OUT"
     )
 
 
@@ -217,18 +217,6 @@ def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) ->
     if "://" not in path and not Path(path).expanduser().exists():
         raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
     return BENCHMARKS[name].read(path, counts, scoring=scoring)
-
-
-def split_file(name: str, split: str, files: DataFiles) -> str:
-    """Return the file that `read_split` reads.
-
-    Raises:
-        BertkitError: there is no such split or file.
-    """
-    key = name.lower()
-    if key in GLUE:
-        return str(find_file(key, GLUE[key], benchmark_folder(files, key), split))
-    return official_path(key, split, files) if key in BENCHMARKS else split_path(files, split)
 
 
 def read_split(

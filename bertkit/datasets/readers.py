@@ -96,6 +96,7 @@ class Columns(ABC):
         labelled: bool = True,
         keep_unlabelled: bool = False,
         scoring: bool = False,
+        rows: dict[str, Fields] | None = None,
     ) -> Iterator[Any]:
         """Yield the examples of a file; of files with rows, only one row is held at a time.
 
@@ -106,6 +107,7 @@ class Columns(ABC):
             keep_unlabelled: whether to keep a row without a label instead of leaving it out.
             scoring: whether the file is only scored, so that gold answers that are not in their
                 context are kept.
+            rows: if given, gets all fields of the row of every example, by the example's `place`.
 
         Raises:
             BertkitError: a column is missing, a field has the wrong type, an ID is empty or occurs
@@ -113,11 +115,16 @@ class Columns(ABC):
                 the line.
         """
         reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
-        if not (isinstance(path, Records) or self.in_rows(path)):
+        if not self._has_rows(path):
             return self.read_own_format(reading)
-        return self._read_rows(reading._replace(counts=TextCounts()), counts)
+        return self._read_rows(reading._replace(counts=TextCounts()), counts, rows)
 
-    def _read_rows(self, reading: Reading, counts: TextCounts) -> Iterator[Any]:
+    def _has_rows(self, path: str | Path | Records) -> bool:
+        return isinstance(path, Records) or self.in_rows(path)
+
+    def _read_rows(
+        self, reading: Reading, counts: TextCounts, rows: dict[str, Fields] | None
+    ) -> Iterator[Any]:
         _, found, labelled, keep_unlabelled, _ = reading
         names = [name for name in (*self.inputs, self.target if labelled else "", self.id) if name]
         optional = self.target if labelled and keep_unlabelled else ""
@@ -125,7 +132,13 @@ class Columns(ABC):
         seen: dict[str, str] = {}
         used = 0
         for number, place, row in numbered_rows(
-            reading.path, found, self.format, header=self.header, columns=names, optional=optional
+            reading.path,
+            found,
+            self.format,
+            header=self.header,
+            columns=names,
+            optional=optional,
+            whole=rows is not None,
         ):
             made = example(row, place)
             if made is None:
@@ -137,6 +150,8 @@ class Columns(ABC):
                     continue
             used += 1
             made = made._replace(id=row_id(self.id, number, row, place, seen))
+            if rows is not None:
+                rows[place] = row
             yield made
         if not used:
             why = first_left_out(found) or ": it has no rows"
@@ -157,8 +172,7 @@ class Columns(ABC):
         Raises:
             BertkitError: see `read`; or the file is missing or damaged.
         """
-        in_rows = isinstance(path, Records) or self.in_rows(path)
-        labelled = not (test and in_rows) or has_columns(
+        labelled = not (test and self._has_rows(path)) or has_columns(
             path, [self.target], self.format, header=self.header
         )
         return list(

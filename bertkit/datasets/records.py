@@ -92,18 +92,9 @@ def as_source(data: Any, name: str) -> str | Records:
         names = [str(column) for column in data.columns]
         if len(set(names)) < len(names):
             raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
-        rows = data.set_axis(names, axis=1).to_dict("records")
-        empty = data.isna().to_numpy().tolist()
-        return Records(
-            (
-                {
-                    column: None if missing else value
-                    for (column, value), missing in zip(row.items(), lost, strict=True)
-                }
-                for row, lost in zip(rows, empty, strict=True)
-            ),
-            name,
-        )
+        values = data.astype(object)  # or None would become NaN again
+        rows = values.where(data.notna(), None).set_axis(names, axis=1)
+        return Records(rows.to_dict("records"), name)
     if hasattr(data, "to_dicts"):  # polars
         return Records(data.to_dicts(), name)
     if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets

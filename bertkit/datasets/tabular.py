@@ -50,6 +50,7 @@ def numbered_rows(
     header: bool | Sequence[str] = True,
     columns: Sequence[str] = (),
     optional: str = "",
+    whole: bool = False,
 ) -> Iterator[tuple[int, str, Fields]]:
     """Yield (number, location, fields) of every usable row; rows left out are numbered too.
 
@@ -62,6 +63,7 @@ def numbered_rows(
         columns: the columns that every row must have. Of Parquet files and data sets, only these
             are read.
         optional: one of `columns` that a row of JSON lines may lack.
+        whole: whether to read the other columns of Parquet files and data sets, too.
 
     Raises:
         BertkitError: there is nothing to read at `path`, a quote is never closed, or the file is
@@ -76,7 +78,7 @@ def numbered_rows(
             counts.note("file of unknown type", source.path)
             continue
         counts.files += 1
-        for line, row in file_rows(source, counts, header, columns, optional):
+        for line, row in file_rows(source, counts, header, columns, optional, whole=whole):
             number += 1
             if row is not None:
                 yield number, f"{source.path}:{line}", row
@@ -100,6 +102,8 @@ def file_rows(
     header: bool | Sequence[str],
     columns: Sequence[str],
     optional: str = "",
+    *,
+    whole: bool = False,
 ) -> Iterator[FileRow]:
     """Yield the rows of one file; the fields of a row that lacks a column are None."""
     needed = [name for name in columns if name != optional]
@@ -107,8 +111,8 @@ def file_rows(
         "csv": lambda: separated_rows(source, counts, header, columns),
         "tsv": lambda: separated_rows(source, counts, header, columns),
         "jsonl": lambda: jsonl_records(source, counts),
-        "parquet": lambda: parquet_rows(source, columns),
-        "huggingface": lambda: huggingface_records(source, columns),
+        "parquet": lambda: parquet_rows(source, columns, whole=whole),
+        "huggingface": lambda: huggingface_records(source, columns, whole=whole),
     }
     if source.format not in readers:
         raise BertkitError(
@@ -226,7 +230,9 @@ def jsonl_records(source: Source, counts: TextCounts) -> Iterator[FileRow]:
         )
 
 
-def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+def parquet_rows(
+    source: Source, columns: Sequence[str], *, whole: bool = False
+) -> Iterator[FileRow]:
     """Yield the rows of a Parquet file in batches, with the class names that `datasets` stored."""
     parquet = optional_library("pyarrow.parquet", "Parquet files")
     arrow_error = optional_library("pyarrow", "Parquet files").ArrowException
@@ -235,7 +241,8 @@ def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
             file = parquet.ParquetFile(stream)
             require_columns(source.path, columns, file.schema_arrow.names)
             named = named_columns(features_in(file.schema_arrow.metadata))
-            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=list(columns) or None)
+            wanted = None if whole or not columns else list(columns)
+            batches = file.iter_batches(batch_size=PARQUET_ROWS, columns=wanted)
             rows = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield number, row | names_in(row, named, f"{source.path}:{number}")
@@ -243,7 +250,9 @@ def parquet_rows(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
             raise OSError(one_line(error)) from error
 
 
-def huggingface_records(source: Source, columns: Sequence[str]) -> Iterator[FileRow]:
+def huggingface_records(
+    source: Source, columns: Sequence[str], *, whole: bool = False
+) -> Iterator[FileRow]:
     """Yield the rows of a data set, with class numbers replaced by its class names."""
     datasets = optional_library("datasets", "Hugging Face data sets")
     _, name, config, split = source.path.split(":")
@@ -251,7 +260,7 @@ def huggingface_records(source: Source, columns: Sequence[str]) -> Iterator[File
         rows = datasets.load_dataset(name, config or None, split=split, streaming=True)
         if rows.column_names:
             require_columns(source.path, columns, rows.column_names)
-            rows = rows.select_columns(list(columns)) if columns else rows
+            rows = rows.select_columns(list(columns)) if columns and not whole else rows
         named = named_columns(rows.features.to_dict() if rows.features else {})
         for number, row in enumerate(rows, 1):
             yield number, row | names_in(row, named, f"{source.path}:{number}")

@@ -150,7 +150,7 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
         mlm_loss=sum(guess.loss for guess in guesses) / len(guesses) if guesses else None,
         next_probability=None if "nsp" in left_out else following,
         pairs=start.pair,
-        task=task_says(Path(model), texts),
+        task=task_says(start.path, texts),
         left_out=left_out,
     )
 

@@ -17,7 +17,12 @@ from torch import nn
 
 from bertkit.checkpoints.families import tuned_tensors
 from bertkit.checkpoints.huggingface import require_all_weights
-from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.checkpoints.pretrained import (
+    PretrainedWeights,
+    model_folder,
+    read_pretrained,
+    resolve_model,
+)
 from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError, nearest
 from bertkit.export.padded import OUTPUTS, Discriminator, PaddedModel
@@ -104,6 +109,7 @@ def read_export_source(
     """
     if head not in EXPORT_HEADS:
         raise BertkitError(f"no head is called '{head}'{nearest(head, EXPORT_HEADS)}")
+    path = resolve_model(path)
     if head == "embedding" or (head == "auto" and (path / "modules.json").is_file()):
         bare, tokenizer, settings = read_embedder(path, pooling=pooling, normalize=normalize)
         details, pooler = {"task": "embedding"}, not bare.missing_keys

@@ -1,4 +1,4 @@
-"""Text embeddings: `load_embedder(folder).many(texts)`.
+"""Text embeddings: `load_embedder(folder).encode(texts)`.
 
 The paper's model gives no such vectors by itself; models fine-tuned by sentence-transformers do
 (Reimers and Gurevych 2019), and their directories can be used as they are: pooling, normalisation
@@ -17,7 +17,7 @@ Vectors are normalised after that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.inference import prepare_encoder
 from bertkit.model.pooling import (
@@ -114,21 +114,26 @@ class Embedder:
         """The tokens per window, including special ones; longer texts take several windows."""
         return self.settings.max_length
 
-    def many(self, texts: Sequence[str], *, windows: bool = True) -> np.ndarray:
-        """Return the vectors of texts, (texts, width) float32, in order.
+    def encode(self, texts: str | Iterable[str], *, windows: bool = True) -> np.ndarray:
+        """Return the vectors of texts, (texts, width) float32, in order; (width,) for one text.
 
         Args:
-            texts: the texts, which may have any length or be empty.
+            texts: the texts, which may have any length or be empty; or one text.
             windows: whether long texts are read through windows; otherwise they are truncated, as
                 in sentence-transformers.
+
+        Raises:
+            InputTypeError: the argument is neither a text nor an iterable of texts.
         """
         if isinstance(texts, str):
-            raise BertkitError("many() takes a list of texts, not one text; put it in brackets")
-        vectors = [self.vectors(self.encode(part, windows=windows)) for part in text_chunks(texts)]
+            return self.encode([texts], windows=windows)[0]
+        vectors = [
+            self.vectors(self.tokenize(part, windows=windows)) for part in text_chunks(texts)
+        ]
         return np.concatenate([np.zeros((0, self.width), np.float32), *vectors])
 
-    def encode(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
-        """Tokenize texts, and split them into windows or truncate them; see `many`."""
+    def tokenize(self, texts: Sequence[str], *, windows: bool = True) -> list[EncodedText]:
+        """Tokenize texts, and split them into windows or truncate them; see `encode`."""
         special = self.tokenizer.compat == "hf"
         ids = self.tokenizer.encode_batch(self.settings.whole_texts(texts, special=special))
         return [self.windows_of(np.array(one, dtype=np.int32), windows) for one in ids]
@@ -158,7 +163,7 @@ class Embedder:
         """Return the vectors of encoded texts, (texts, width) float32, in order.
 
         Args:
-            texts: the result of `encode`.
+            texts: the result of `tokenize`.
             progress: a callback that gets the number of finished windows.
         """
         owners = [number for number, text in enumerate(texts) for _ in text.parts]
@@ -276,11 +281,11 @@ def nearest_texts(
     """
     if top < 1:
         raise BertkitError(f"top must be above 0, got {top}")
-    wanted = normalize_rows(embedder.many([query]))[0]
+    wanted = normalize_rows(embedder.encode([query]))[0]
     best: list[tuple[float, int, str]] = []
     seen = 0
     for chunk in text_chunks(texts):
-        cosines = normalize_rows(embedder.many(chunk)) @ wanted
+        cosines = normalize_rows(embedder.encode(chunk)) @ wanted
         found = zip(cosines.tolist(), range(seen, seen + len(chunk)), chunk, strict=True)
         best = sorted([*best, *found], key=lambda one: (-one[0], one[1]))[:top]
         seen += len(chunk)
@@ -288,9 +293,20 @@ def nearest_texts(
 
 
 def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of at most `CHUNK_TEXTS` texts, reading the texts lazily."""
-    remaining = iter(texts)
+    """Yield lists of at most `CHUNK_TEXTS` texts, reading the texts lazily.
+
+    Raises:
+        InputTypeError: the argument is not an iterable of texts; the message names the first item
+            that is not a text.
+    """
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        raise InputTypeError(f"give a list of texts, not {texts!r:.40}; put one text in brackets")
+    remaining, read = iter(texts), 0
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
+        for number, text in enumerate(chunk, read):
+            if not isinstance(text, str):
+                raise InputTypeError(f"text number {number} is {text!r:.40}, which is not a text")
+        read += len(chunk)
         yield chunk
 
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split, split_file
+from bertkit.checkpoints.pretrained import resolve_model
+from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.predict.files import Given, is_swag, merged_columns
+from bertkit.predict.files import Given, is_swag
+from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.data import (
@@ -22,7 +24,7 @@ from bertkit.tasks.data import (
     note_unique,
     write_results,
 )
-from bertkit.tasks.spec import spec_for
+from bertkit.tasks.spec import SPECS, spec_for
 from bertkit.tasks.task import Items, PredictedSplit, Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.device import environment
@@ -79,15 +81,15 @@ class Evaluation:
             "environment": environment(),
         }
         write_json(out / f"{split}-run.json", record)
-        done = self.done._replace(name=self.done.name.lower())
-        return write_results(self.predictor.task, out, done)
+        return write_results(self.predictor.task, out, self.done)
 
 
 def evaluate(
-    task: str,
-    models: Sequence[Path | str],
-    files: DataFiles,
+    model: Path | str | Sequence[Path | str],
+    file: Any = None,
     *,
+    task: str = "",
+    data: Path | str | None = None,
     split: str = "dev",
     columns: Given | None = None,
     precision: str = "auto",
@@ -97,13 +99,17 @@ def evaluate(
     device: str = "auto",
     console: Console | None = None,
 ) -> Evaluation:
-    """Score fine-tuned models on one split of a data set.
+    """Score a fine-tuned model on labelled data.
 
     Args:
-        task: an official set, or a task type for the user's data.
-        models: the model directories; the outputs of several are averaged (an ensemble).
-        files: the files of the data set; only the split is read.
-        split: "train", "dev", "test", or another split of the set, such as "dev-mismatched".
+        model: a model directory, a run or a model of the hub; the outputs of several are averaged
+            (an ensemble).
+        file: the data: a file, a DataFrame, a `datasets.Dataset`, or a list of dicts or tuples.
+        task: the official data set whose rules apply, such as "squad-2.0". The default is the
+            model's task type for `file`, and the set that the model was fine-tuned on for `data`.
+        data: the folder of an official data set, of which `split` is read.
+        split: "train", "dev", "test", or another split of an official set, such as
+            "dev-mismatched"; data named "test" may lack labels.
         columns: the column options of the user's data, by name; the others are those that the model
             was fine-tuned with.
         precision: "fp32", "bf16", "int8" (CPUs only) or "auto".
@@ -114,19 +120,16 @@ def evaluate(
         console: the console for progress; None for a new one.
 
     Raises:
-        BertkitError: models or data are missing or damaged, the models are for another task type,
-            or there is no label.
+        BertkitError: models or data are missing or damaged, the model is for another task type, or
+            there is no label.
     """
     with nullcontext(console) if console else Console() as shown:
-        spec, key, counts = spec_for(task), task.lower(), TextCounts()
+        counts = TextCounts()
         settings: dict[str, Any] = {"device": device, "null_threshold": null_threshold}
-        predictor = TaskPredictor.load(models, precision=precision, **settings)
-        if predictor.task.task_type != spec.name:
-            raise BertkitError(
-                f"{models[0]} is fine-tuned for {predictor.task.task_type}, not for {spec.name}; "
-                "choose another model"
-            )
-        inputs = scored_inputs(key, split, files, columns or {}, predictor, counts)
+        models = [model] if isinstance(model, str | Path) else list(model)
+        models = [resolve_model(Path(one)) for one in models]
+        predictor = load_predictor(models, precision=precision, **settings)
+        name, inputs = scored_inputs(predictor, file, task, data, split, columns or {}, counts)
         labelled = any(is_labelled([given]) for given in inputs)
         if not labelled and not unlabelled_ok:
             raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
@@ -141,46 +144,60 @@ def evaluate(
         predictions, items = predictor.run(inputs, bar)
         shown.say(describe_items(split, items))
         known, found, unscored = labelled_part(inputs, predictions)
-        scores = official_scores(key, predictor.task, known, found) if labelled else {}
+        scores = official_scores(name, predictor.task, known, found) if labelled else {}
         if labelled and unscored:
             shown.say(f"{split}: {unscored}")
         exact_scores: dict[str, float] = {}
         if labelled and (compare_fp32 or predictor.precision == "int8"):
-            exact = TaskPredictor.load(models, precision="fp32", **settings)
+            exact = load_predictor(models, precision="fp32", **settings)
             _, found, _ = labelled_part(inputs, exact.run_items(inputs, items, bar))
-            exact_scores = official_scores(key, exact.task, known, found)
-        done = PredictedSplit(task, split, inputs, predictions)
+            exact_scores = official_scores(name, exact.task, known, found)
+        done = PredictedSplit(name, split, inputs, predictions)
         return Evaluation(predictor, done, items, len(known), scores, exact_scores)
 
 
 def scored_inputs(
-    name: str,
-    split: str,
-    files: DataFiles,
-    given: Given,
     predictor: TaskPredictor,
+    file: Any,
+    task: str,
+    data: Path | str | None,
+    split: str,
+    given: Given,
     counts: TextCounts,
-) -> Sequence[Any]:
-    """Read the inputs of a split; the default columns are those the model was fine-tuned with.
+) -> tuple[str, Sequence[Any]]:
+    """Return the name of a data set and the inputs of the split; see `evaluate`.
 
     Raises:
-        BertkitError: a model of SWAG would be scored on SWAG's rows without their second sentences.
+        BertkitError: no data was given, the name of the set is unknown, or the set is for another
+            task type than the model.
     """
-    if name in OFFICIAL:
-        check_sources(name, files, given)
-        inputs = read_split(name, split, files, None, counts)
-    else:
-        details = predictor.loaded[0].details
-        columns = merged_columns(spec_for(name), given, details)
-        inputs = read_split(name, split, files, columns, counts)
-        file = split_file(name, split, files)
-        if is_swag(details, file, columns):
+    own, details = predictor.task.task_type, predictor.loaded[0].details
+    if file is None and data is None:
+        raise BertkitError("there is nothing to score; give a file, or --data FOLDER of a data set")
+    named = {} if file is None else {split if split in ("train", "test") else "dev": file}
+    files = DataFiles(data=None if data is None else Path(data), **named)
+    columns = SPECS[own].merged_columns(given, details)
+    if not task:
+        task = own if data is None else str(details.get("data"))
+        if isinstance(file, str | Path) and is_swag(details, str(file), columns):
+            task = "swag"  # whose rows are more than a text and choices
+        if data is not None and task not in OFFICIAL:
             raise BertkitError(
-                f"{file} has SWAG's columns, whose rows are more than a text and choices; "
-                f"score it as bertkit evaluate swag --dev {file}"
+                f"the model was not fine-tuned on an official data set; name the one of {data} by "
+                "--task",
+                code="task",
             )
+    name = task.lower()
+    if spec_for(name).name != own:
+        raise BertkitError(
+            f"the model is fine-tuned for {own}, not for {spec_for(name).name}; choose another "
+            "model",
+            code="task",
+        )
+    check_sources(name, files, given)
+    inputs = read_split(name, split, files, None if name in OFFICIAL else columns, counts)
     note_unique([(split, inputs)], predictor.task, counts)
-    return inputs
+    return name, inputs
 
 
 def official_scores(

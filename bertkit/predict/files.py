@@ -1,4 +1,4 @@
-"""Prediction for files: reading any file that a fine-tuned model takes, and writing JSON lines.
+"""Prediction for files: reading any file that a fine-tuned model takes, and writing a table.
 
 The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.stretches`) is read, run
 and written before the next one is read completely. So at most two chunks are in memory, one being
@@ -7,26 +7,25 @@ run and one being read, and a file may be larger than memory.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from operator import length_hint
 from pathlib import Path
 from typing import Any
 
 from bertkit.datasets.benchmarks import glue_columns
 from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns, from_home
-from bertkit.datasets.examples import QuestionExample, TextExample, WordsExample
+from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
-from bertkit.datasets.tabular import has_columns
+from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
-from bertkit.files import BLOCK_BYTES, disk_errors, new_file
+from bertkit.files import BLOCK_BYTES
 from bertkit.predict.predictors import TaskPredictor, stretches
+from bertkit.predict.tables import check_ending, new_rows
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.data import describe_losses
 from bertkit.tasks.spec import SPECS, TaskSpec, flag
@@ -39,8 +38,6 @@ from bertkit.training.journal import Console
 
 Given = Mapping[str, Any]
 """The column options that a caller gave; the others are those saved with the model."""
-NOT_REMEMBERED = {"format", "id"}
-"""Options that depend on the file and are not taken from the model."""
 LONE_SENTENCES = (
     "every sentence is alone in its document, and the model was fine-tuned with the context of "
     "documents; start documents with -DOCSTART- lines or name their column (--document)"
@@ -55,15 +52,19 @@ def predict_file(
     out: Path | None = None,
     console: Console | None = None,
 ) -> None:
-    """Predict for every input of a file and write one JSON object per line.
+    """Predict for every input of a file and write one row for each, in order.
+
+    Printed rows have the ID and the texts of the input, and the fields of its prediction. In a
+    file they have every column of the input instead; a field of the prediction whose name is taken
+    is called `predicted_NAME`.
 
     Args:
         predictor: a fine-tuned model, or an ensemble.
         file: the file of inputs; see `model_inputs`.
         columns: the column options of the task type, by name; the others are those that the model
             was fine-tuned with.
-        out: the file for the predictions, which is created once all are made; None for the standard
-            output.
+        out: the file for the predictions (.jsonl, .csv, .tsv or .parquet), which is created once
+            all are made; None prints JSON lines.
         console: the console for progress and what was skipped; None for a new one.
 
     Raises:
@@ -71,22 +72,31 @@ def predict_file(
     """
     with nullcontext(console) if console else Console() as shown:
         counts = TextCounts()
+        rows: dict[str, Fields] | None = None if out is None else {}
+        if out is not None:
+            check_ending(out)
         named, inputs = model_inputs(
             SPECS[predictor.task.task_type],
             predictor.loaded[0].details,
             file,
             columns or {},
             counts,
+            rows,
         )
-        with new_lines(out) as write:
+        with new_rows(out) as write:
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
             lost, alone = LostInputs(), predictor.reads_documents
             for stretch in stretches(inputs, whole=predictor.reads_documents):
                 progress.begin(stretch)
                 alone = alone and are_all_unique(stretch)
-                lines, items = predicted_lines(predictor, stretch, progress)
-                write(lines)
+                predictions, items = predictor.run(stretch, progress)
+                write(
+                    [
+                        predicted_row(predictor, given, found, rows)
+                        for given, found in zip(stretch, predictions, strict=True)
+                    ]
+                )
                 lost.add(items)
             progress.finish()
         for line in describe_skipped(counts.skipped, counts.examples):
@@ -94,6 +104,22 @@ def predict_file(
         if alone:
             shown.say(f"{file}: {LONE_SENTENCES}")
         shown.say(f"{progress.inputs:,} inputs, {lost.described()}")
+
+
+def predict_texts(
+    predictor: TaskPredictor, texts: Sequence[str], *, out: Path | None = None
+) -> None:
+    """Predict for the texts of one input and write its row; see `predict_file`.
+
+    Raises:
+        BertkitError: the texts are too few or too many for the task type.
+    """
+    choices = SPECS[predictor.task.task_type].example is ChoiceExample
+    given = (texts[0], texts[1:]) if choices else texts
+    example = predictor.example(given if len(given) > 1 else given[0], "input", "0")
+    [found] = predictor.many([example])
+    with new_rows(out) as write:
+        write([predicted_row(predictor, example, found, None)])
 
 
 class LostInputs:
@@ -115,20 +141,25 @@ class LostInputs:
         return describe_losses(self.windowed, self.cut, self.unknown)
 
 
-def predicted_lines(
-    predictor: TaskPredictor, stretch: list[Any], progress: FileProgress
-) -> tuple[list[str], Items]:
-    """Return one line of JSON for each input, and the sequences of the inputs."""
-    predictions, items = predictor.run(stretch, progress)
-    lines = []
-    for given, found in zip(stretch, predictions, strict=True):
-        row = attach_texts(given, found, predictor.task.row(given, found))
-        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    return lines, items
+def predicted_row(
+    predictor: TaskPredictor, given: Any, found: Any, rows: dict[str, Fields] | None
+) -> dict[str, Any]:
+    """Return the row of an input and its prediction.
 
-
-def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
-    """Add the texts of the input to a row, except for words, which the row has."""
+    Args:
+        predictor: the predictor.
+        given: the input.
+        found: its prediction.
+        rows: place -> all fields of the input's row, which is removed; an input that is not from a
+            table has none.
+    """
+    row = predictor.task.row(given, found)
+    if rows is not None and (fields := rows.pop(given.place, None)) is not None:
+        name = row.pop("id")
+        for own in ("words",) if isinstance(given, WordsExample) else ():
+            row.pop(own)  # the row has them, under the column's name
+        kept = {"id": name, **fields}
+        return kept | {f"predicted_{key}" if key in kept else key: row[key] for key in row}
     if isinstance(given, TextExample):
         pair = {} if given.pair is None else {"pair": given.pair}
         return {"id": given.id, "text": given.text, **pair, **row}
@@ -140,24 +171,13 @@ def attach_texts(given: Any, found: Any, row: dict[str, Any]) -> dict[str, Any]:
 # Inputs ------------------------------------------------------------------------------------------
 
 
-def merged_columns(spec: TaskSpec, given: Given, details: Mapping[str, Any]) -> Columns:
-    """Return columns with the given options; the others are from the model's `bertkit.json`.
-
-    Raises:
-        BertkitError: the task type does not have one of the options.
-    """
-    columns = spec.make_columns(given)
-    known = details.get("columns")
-    remembered: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in (known if isinstance(known, dict) else {}).items()
-        if name in vars(columns) and name not in NOT_REMEMBERED and name not in given
-    }
-    return replace(columns, **remembered)
-
-
 def model_inputs(
-    spec: TaskSpec, details: Mapping[str, Any], file: str, given: Given, counts: TextCounts
+    spec: TaskSpec,
+    details: Mapping[str, Any],
+    file: str,
+    given: Given,
+    counts: TextCounts,
+    rows: dict[str, Fields] | None = None,
 ) -> tuple[Columns, Iterator[Any]]:
     """Return the columns of a file for a model, and an iterator over its inputs.
 
@@ -168,12 +188,13 @@ def model_inputs(
             an official file of the model's data set.
         given: the column options that the caller gave.
         counts: collects what is skipped.
+        rows: if given, gets all fields of the row of every input, by the place of the input.
 
     Raises:
         BertkitError: the file is missing, damaged or lacks a column; or its columns are neither
             those of the model's data set nor the default ones.
     """
-    named = merged_columns(spec, given, details)
+    named = spec.merged_columns(given, details)
     if is_plain(file, named):
         return named, plain_inputs(spec, file, named, counts)
     if is_swag(details, file, named):
@@ -186,8 +207,9 @@ def model_inputs(
     data = str(details.get("data"))
     if data in GLUE and isinstance(named, TextColumns) and not given.keys() & {"text", "pair"}:
         named = glue_columns(data, file, named)
-    kept = {"keep_unlabelled": True, "scoring": True}
-    return named, named.read(file, counts, labelled=False, **kept)
+    return named, named.read(
+        file, counts, labelled=False, keep_unlabelled=True, scoring=True, rows=rows
+    )
 
 
 def is_swag(details: Mapping[str, Any], file: str, columns: Columns) -> bool:
@@ -282,49 +304,7 @@ def end_position(path: str, columns: Columns) -> int | None:
     return lines + (last != b"\n")
 
 
-# Output ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Open a new UTF-8 text file and yield a function that writes strings to it; see `new_file`."""
-    with new_file(path) as temporary:
-        with disk_errors(path):
-            file = temporary.open("w", encoding="utf-8")
-
-        def write(pieces: Iterable[str]) -> None:
-            with disk_errors(path):
-                file.writelines(pieces)
-
-        try:
-            yield write
-            with disk_errors(path):
-                file.close()
-        finally:
-            with suppress(OSError):  # on a full disk closing fails too
-                file.close()
-
-
-@contextmanager
-def new_lines(out: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Yield a function that writes lines to a file, which is created if the block succeeds.
-
-    Without a file, lines are written to the standard output and flushed at once.
-
-    Raises:
-        BertkitError: the file cannot be written.
-    """
-    if out is not None:
-        with new_text(out) as write:
-            yield write
-        return
-    stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
-
-    def write_now(lines: Iterable[str]) -> None:
-        stream.writelines(lines)
-        stream.flush()
-
-    yield write_now
+# Progress ----------------------------------------------------------------------------------------
 
 
 class FileProgress:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bertkit.checkpoints.families import weight_head_names
-from bertkit.checkpoints.pretrained import model_folder, read_details
+from bertkit.checkpoints.pretrained import model_folder, read_details, resolve_model
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.errors import BertkitError
 from bertkit.model.pooling import read_optional_json
+from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
 from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.tasks.saved import load_task_model
@@ -23,35 +24,57 @@ def load(
     device: str = "auto",
     precision: str = "auto",
     null_threshold: float | None = None,
-) -> Predictor | TaskPredictor:
+) -> Predictor | TaskPredictor | Embedder:
     """Load a trained model for use.
 
     Args:
-        path: a model directory or a run directory; several fine-tuned models make an ensemble.
+        path: a model directory, a run directory or a model of the hub; several fine-tuned models
+            make an ensemble.
         device: "auto", "cpu", "cuda", ...
-        precision: the precision of a fine-tuned model: "fp32", "bf16", "int8" (CPUs only), or
-            "auto": bf16 if the device computes it fast, else fp32.
+        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
+            fast, else fp32. A pre-trained model without a task computes in fp32.
         null_threshold: the null odds (score of no answer minus score of the best span) above which
             a question answering model gives no answer. The default is the threshold saved with the
             model; a model fine-tuned with transformers has none and answers every question.
 
     Returns:
-        A `Predictor` for a pre-trained model, else a `TextPredictor`, `ChoicePredictor`,
-        `TagPredictor` or `AnswerPredictor`, by the model's task.
+        By the model's task a `TextPredictor`, `ChoicePredictor`, `TagPredictor` or
+        `AnswerPredictor`; an `Embedder` for a model of sentence-transformers; a `Predictor` for any
+        other pre-trained model.
 
     Raises:
         BertkitError: there is no model, it is damaged, or the models cannot form an ensemble.
     """
-    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if len(paths) == 1:
+        folder = resolve_model(Path(paths[0]))
+        embeds = (folder / "modules.json").is_file()
+        if embeds or not is_tuned(model_folder(folder)):
+            if null_threshold is not None:
+                raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
+            if embeds:
+                return load_embedder(folder, device=device, precision=precision)
+            return load_pretrained(folder, device=device)
+        paths = [folder]
+    return load_predictor(paths, device=device, precision=precision, null_threshold=null_threshold)
+
+
+def load_predictor(
+    paths: Sequence[Path | str],
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    null_threshold: float | None = None,
+) -> TaskPredictor:
+    """Load one fine-tuned model, or several for an ensemble; see `load`.
+
+    Raises:
+        BertkitError: see `load`; or a model was not fine-tuned for a task.
+    """
     if not paths:
         raise BertkitError("there is no model to load; name at least one")
-    folder = model_folder(paths[0])
-    if len(paths) == 1 and not is_tuned(folder):
-        if null_threshold is not None:
-            raise BertkitError(f"{folder} was not fine-tuned for a task, so has no null threshold")
-        return load_pretrained(folder, device=device)
     where = choose_device(device)
-    loaded = [load_task_model(one, where, null_threshold) for one in paths]
+    loaded = [load_task_model(Path(one), where, null_threshold) for one in paths]
     return PREDICTORS[SPECS[loaded[0].task.task_type].example](loaded, where, precision)
 
 

@@ -2,6 +2,7 @@
 
     classify = load("runs/mrpc/model")
     classify("He sold it.", "It was sold.").label
+    classify([("He sold it.", "It was sold."), ("He sold it.", "It rained.")])
 
 Several folders make an ensemble, which averages the outputs of its models.
 """
@@ -11,10 +12,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, overload
 
 import torch
 
@@ -25,26 +25,30 @@ from bertkit.datasets.examples import (
     TextExample,
     WordsExample,
 )
-from bertkit.errors import BertkitError
+from bertkit.datasets.glue import GLUE
+from bertkit.datasets.records import Records, as_source
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown
 from bertkit.tasks.multiple_choice import ChoicePrediction
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import ValuePrediction
-from bertkit.tasks.saved import LoadedTask, load_task_model
+from bertkit.tasks.saved import LoadedTask
 from bertkit.tasks.spans import usual_step
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
 from bertkit.tasks.token_classification import TagsPrediction, TokenClassification
-from bertkit.training.device import choose_device
 
+TextPrediction = LabelPrediction | LabelSetPrediction | ValuePrediction
 CHUNK_INPUTS = 2048
 """The number of inputs that are tokenised and run together."""
 
 
-class Entity(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class Entity(Prediction):
     """A tagged span of a text, `text[start:end]`."""
 
     type: str
@@ -57,7 +61,8 @@ class Entity(NamedTuple):
     """The index after its last word."""
 
 
-class WordTag(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class WordTag(Prediction):
     """A word of a text and its tag."""
 
     word: str
@@ -67,14 +72,16 @@ class WordTag(NamedTuple):
     end: int
 
 
-class TaggedText(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class TaggedText(Prediction):
     """The tags of the words of a text, and the entities that they form."""
 
     words: tuple[WordTag, ...]
     entities: tuple[Entity, ...]
 
 
-class GivenAnswer(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class GivenAnswer(Prediction):
     """The answer to a question, `context[start:end]`; "" and None if there is no answer."""
 
     answer: str
@@ -153,25 +160,6 @@ class TaskPredictor:
             self.task = replace(self.task, threshold=sum(thresholds) / len(thresholds))
         self.engines = [Engine(one.model, device, self.precision) for one in loaded]
 
-    @classmethod
-    def load(
-        cls,
-        paths: Sequence[Path | str] | Path | str,
-        *,
-        device: str = "auto",
-        precision: str = "auto",
-        null_threshold: float | None = None,
-    ) -> Self:
-        """Load one fine-tuned model, or several for an ensemble; see `bertkit.predict.load.load`.
-
-        Raises:
-            BertkitError: see `load_task_model`.
-        """
-        where = choose_device(device)
-        many = [paths] if isinstance(paths, str | Path) else list(paths)
-        loaded = [load_task_model(Path(path), where, null_threshold) for path in many]
-        return cls(loaded, where, precision)
-
     @property
     def reads_documents(self) -> bool:
         """Whether the windows of tagged words span whole documents."""
@@ -232,29 +220,103 @@ class TaskPredictor:
         outputs = many[0] if len(many) == 1 else mean_outputs(many)
         return self.task.decode(inputs, items, outputs)
 
-    def many(self, inputs: Iterable[Any]) -> list[Any]:
+    def many(self, inputs: Iterable[Example]) -> list[Any]:
         """Return the predictions for examples of `bertkit.datasets.examples`, in order.
 
         This warns if a part of an input is not read, such as the end of a long question.
-
-        Raises:
-            BertkitError: an input has the wrong type, or a field is not text; see `items`.
         """
-        wanted = SPECS[self.task.task_type].example
-        if isinstance(inputs, str | bytes | Mapping):
-            raise not_an_input(inputs, 0, wanted)
-        found: list[Any] = []
+        return [prediction for _, prediction in self._predict(inputs)]
+
+    def _predict(self, inputs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield each example with its prediction; warn at the end if a part was not read."""
         cut: Counter[str] = Counter()
         for stretch in stretches(inputs, whole=self.reads_documents):
-            for number, given in enumerate(stretch, len(found)):
-                check_input(given, number, wanted)
             predictions, items = self.run(stretch)
-            found += predictions
+            yield from zip(stretch, predictions, strict=True)
             cut.update(items.cut)
         del cut[NOTHING_READ]  # blank texts are valid inputs
         if lost := describe_cut(cut):
-            warnings.warn(lost, stacklevel=2)
-        return found
+            warnings.warn(lost, stacklevel=4)
+
+    def _call(self, inputs: Any, *more: Any) -> Any:
+        """Return the prediction for one input, or the predictions for a list of inputs."""
+        if isinstance(inputs, str):
+            return self.results([(inputs, *more) if more else inputs], "input")[0]
+        if more:
+            raise InputTypeError(
+                f"the first of several arguments must be a text, not {inputs!r:.40}; give many "
+                f"inputs as one list of {self.wanted}"
+            )
+        return self.results(inputs, "inputs")
+
+    def results(self, inputs: Any, name: str = "inputs") -> list[Any]:
+        """Return the predictions for inputs in memory, in order.
+
+        Args:
+            inputs: an iterable of inputs, a DataFrame or a `datasets.Dataset`. An input is a text,
+                a tuple, or a mapping that has the columns with which the model was fine-tuned.
+            name: how messages name the inputs.
+
+        Raises:
+            InputTypeError: an input is neither; the message gives its number.
+            BertkitError: an input lacks a column or is of the wrong kind, such as a single text for
+                a model of pairs.
+        """
+        if isinstance(inputs, str | bytes | Mapping | Set) or not isinstance(inputs, Iterable):
+            raise InputTypeError(f"give a list of {self.wanted}, not {inputs!r:.40}")
+        rows = as_source(inputs, name)
+        assert isinstance(rows, Records)
+        one = name == "input"
+        examples = (
+            self.example(given, name if one else f"{name}[{number}]", str(number))
+            for number, given in enumerate(rows.rows)
+        )
+        return [self.result(given, found) for given, found in self._predict(examples)]
+
+    wanted: ClassVar[str]
+    """What the inputs are, for messages."""
+
+    def example(self, given: Any, place: str, id: str) -> Any:  # noqa: A002
+        """Return the example of one input; see `results`."""
+        raise NotImplementedError
+
+    def result(self, example: Any, prediction: Any) -> Any:
+        """Return what a caller sees of a prediction."""
+        return prediction
+
+    def texts_of(self, given: Any, place: str) -> tuple[Any, ...]:
+        """Return the fields of an input: of a mapping those that the model's columns name.
+
+        Raises:
+            InputTypeError: the input is neither a text, nor a tuple or list, nor a mapping.
+            BertkitError: a mapping lacks a column.
+        """
+        if isinstance(given, str):
+            return (given,)
+        if isinstance(given, Mapping):
+            for columns in self.columns:
+                if all(column in given for column in columns):
+                    return tuple(given[column] for column in columns)
+            missing = next(column for column in self.columns[0] if column not in given)
+            raise BertkitError(
+                f"{place} has no column '{missing}' (columns: {', '.join(map(str, given))}); "
+                "the model was fine-tuned with that name",
+                code="column",
+            )
+        if isinstance(given, tuple | list):
+            return tuple(given)
+        raise InputTypeError(f"{place} is {given!r:.40}; give a list of {self.wanted}")
+
+    @cached_property
+    def columns(self) -> list[list[str]]:
+        """The column names of an input: those that the model was fine-tuned with, or the usual."""
+        spec, details = SPECS[self.task.task_type], self.loaded[0].details
+        own, usual = spec.merged_columns({}, details).inputs, spec.make_columns({}).inputs
+        if (task := GLUE.get(str(details.get("data")))) is not None:
+            own = (task.text, task.pair)
+        if spec.example is TextExample and self.pairs:
+            usual = ("text", "pair")
+        return [[name for name in names if name] for names in (own, usual)]
 
 
 def unthresholded(task: Any) -> dict[str, Any]:
@@ -265,90 +327,131 @@ def unthresholded(task: Any) -> dict[str, Any]:
     return found
 
 
-def not_an_input(given: object, number: int, wanted: type[Example]) -> BertkitError:
-    """Return the error for a value that `many` does not accept."""
-    return BertkitError(
-        f"many() takes a list of {wanted.__name__} of bertkit.datasets.examples; "
-        f"number {number} is {given!r:.60}"
-    )
-
-
-def check_input(given: Any, number: int, wanted: type[Example]) -> None:
-    """Raise unless an input is an example of the expected type whose texts are strings."""
-    if not isinstance(given, wanted):
-        raise not_an_input(given, number, wanted)
-    if isinstance(given, ChoiceExample) and not given.choices:
-        raise BertkitError(f"number {number} has no choice to choose from")
-    for text in given.texts:
-        if not isinstance(text, str):
-            raise BertkitError(f"{text!r:.40} in number {number} is not a text")
-
-
-def require_texts(*given: object) -> None:
+def require_texts(place: str, *given: object) -> None:
     """Check that all values are strings.
 
     Raises:
-        BertkitError: a value is not a string; the message shows the first one.
+        InputTypeError: a value is not a string; the message shows the first one.
     """
     for text in given:
         if not isinstance(text, str):
-            raise BertkitError(f"{str(text)[:40]!r} is not a text; many() takes lists of inputs")
+            raise InputTypeError(f"{place}: {str(text)[:40]!r} is not a text")
 
 
 def require_list(given: Any, what: str) -> tuple[Any, ...]:
     """Return the items of a list or another ordered iterable as a tuple.
 
     Raises:
-        BertkitError: the value is a string, or not an ordered iterable.
+        InputTypeError: the value is a string, or not an ordered iterable.
     """
     if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
-        raise BertkitError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
+        raise InputTypeError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
     return tuple(given)
 
 
 class TextPredictor(TaskPredictor):
     """A predictor for classification, multi-label classification and regression."""
 
-    def __call__(
-        self, text: str, pair: str | None = None
-    ) -> LabelPrediction | LabelSetPrediction | ValuePrediction:
-        """Return the prediction for a text or a pair of texts; for many texts use `many`.
+    wanted = "texts or (text, second text) tuples"
+
+    @overload
+    def __call__(self, text: str, pair: str | None = None) -> TextPrediction: ...
+    @overload
+    def __call__(self, text: Iterable[Any]) -> list[TextPrediction]: ...
+    def __call__(self, text: Any, pair: str | None = None) -> Any:
+        """Return the prediction for a text or a pair of texts, or a list of them for a list.
 
         A blank text is valid: the model reads only [CLS] and [SEP].
+
+        Args:
+            text: a text; or many inputs, as `results` takes them.
+            pair: the second text, if the first argument is one text of a pair.
+
+        Raises:
+            InputTypeError: an argument is not a text.
+            BertkitError: a model of pairs gets single texts, or the other way round.
         """
-        require_texts(text, *([] if pair is None else [pair]))
-        return self.many([TextExample("0", text, pair, None, "text")])[0]
+        return self._call(text) if pair is None else self._call(text, pair)
+
+    def example(self, given: Any, place: str, id: str) -> TextExample:  # noqa: A002
+        """See `TaskPredictor`."""
+        texts = self.texts_of(given, place)
+        require_texts(place, *texts)
+        if not 1 <= len(texts) <= 2:
+            raise InputTypeError(f"{place} has {len(texts)} texts; give one text or two")
+        return TextExample(id, texts[0], texts[1] if len(texts) > 1 else None, None, place)
 
 
 class ChoicePredictor(TaskPredictor):
     """A predictor for multiple choice."""
 
-    def __call__(self, text: str, choices: Sequence[str]) -> ChoicePrediction:
-        """Return the most probable choice."""
-        own = require_list(choices, "choices")
-        require_texts(text, *own)
-        if not own:
-            raise BertkitError("there is no choice to choose from")
-        return self.many([ChoiceExample("0", text, own, None, "text")])[0]
+    wanted = "(text, choices) tuples"
+
+    @overload
+    def __call__(self, text: str, choices: Sequence[str]) -> ChoicePrediction: ...
+    @overload
+    def __call__(self, text: Iterable[Any]) -> list[ChoicePrediction]: ...
+    def __call__(self, text: Any, choices: Any = None) -> Any:
+        """Return the most probable choice for a text, or a list of them for a list of inputs.
+
+        Args:
+            text: the context; or many inputs, as `results` takes them.
+            choices: the texts to choose from, if the first argument is one text.
+
+        Raises:
+            InputTypeError: an argument is of the wrong type.
+            BertkitError: there is no choice.
+        """
+        return self._call(text) if choices is None else self._call(text, choices)
+
+    def example(self, given: Any, place: str, id: str) -> ChoiceExample:  # noqa: A002
+        """See `TaskPredictor`; the choices of a mapping are one list or have a column each."""
+        text, *choices = self.texts_of(given, place) or ("",)
+        if len(choices) != 1 and not isinstance(given, Mapping):
+            raise InputTypeError(f"{place} is {given!r:.40}; give {self.wanted}")
+        if len(choices) == 1:
+            choices = [*require_list(choices[0], f"{place}: choices")]
+        require_texts(place, text, *choices)
+        if not choices:
+            raise BertkitError(f"{place} has no choice to choose from")
+        return ChoiceExample(id, text, tuple(choices), None, place)
 
 
 class TagPredictor(TaskPredictor):
     """A predictor for the tags and entities of words."""
 
-    def __call__(self, text: str | Sequence[str]) -> TaggedText:
-        """Return the tags of a running text, which is split into words here, or of given words.
+    wanted = "texts or lists of words"
 
-        Offsets refer to the text, or to the given words joined by spaces.
+    @overload
+    def __call__(self, text: str) -> TaggedText: ...
+    @overload
+    def __call__(self, text: Iterable[Any]) -> list[TaggedText]: ...
+    def __call__(self, text: Any) -> Any:
+        """Return the tags and entities of a text, or of every input of a list.
+
+        A text is split into words here; an input of a list may also be a list of words, as in
+        `tag([["Anna", "lives", "here"]])`. Offsets refer to the text, or to the words joined by
+        spaces.
+
+        Raises:
+            InputTypeError: an argument is of the wrong type.
         """
-        if not isinstance(text, str):
-            text = require_list(text, "words")
-            require_texts(*text)
-        text, spans = split_words_with_offsets(text)
-        if not spans:
-            return TaggedText((), ())
+        return self._call(text)
+
+    def example(self, given: Any, place: str, id: str) -> WordsExample:  # noqa: A002
+        """See `TaskPredictor`."""
+        if isinstance(given, Mapping):
+            given = self.texts_of(given, place)[0]
+        if not isinstance(given, str):
+            given = require_list(given, f"{place}: words")
+            require_texts(place, *given)
+        text, spans = split_words_with_offsets(given)
         words = tuple(text[start:end] for start, end in spans)
-        found = self.many([WordsExample("0", words, None, 0, "text")])[0]
-        return tagged_text(found, text, spans)
+        return WordsExample(id, words, None, int(id), place, text, tuple(spans))
+
+    def result(self, example: WordsExample, prediction: TagsPrediction) -> TaggedText:
+        """See `TaskPredictor`."""
+        return tagged_text(prediction, example.text, example.spans)
 
 
 def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int]]) -> TaggedText:
@@ -356,24 +459,51 @@ def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int
     rows = zip(found.tags, found.probabilities, spans, strict=True)
     words = tuple(WordTag(text[a:b], tag, chance, a, b) for tag, chance, (a, b) in rows)
     entities = []
-    for kind, first, last in found.entities:
+    for type_name, first, last in found.entities:
         start, end = spans[first][0], spans[last - 1][1]
-        entities.append(Entity(kind, start, end, text[start:end], first, last))
+        entities.append(Entity(type_name, start, end, text[start:end], first, last))
     return TaggedText(words, tuple(entities))
 
 
 class AnswerPredictor(TaskPredictor):
     """A predictor for extractive question answering."""
 
-    def __call__(self, question: str, context: str) -> GivenAnswer:
-        """Return the best span of the context, or no answer if the model was trained for it."""
-        require_texts(question, context)
-        if not question.strip() or not context.strip():
-            raise BertkitError("an answer needs a question and a context, and one of them is empty")
-        found: FoundAnswer = self.many([QuestionExample("0", question, context, None, "text")])[0]
+    wanted = "(question, context) tuples"
+
+    @overload
+    def __call__(self, question: str, context: str) -> GivenAnswer: ...
+    @overload
+    def __call__(self, question: Iterable[Any]) -> list[GivenAnswer]: ...
+    def __call__(self, question: Any, context: str | None = None) -> Any:
+        """Return the best span of the context, or no answer if the model was trained for it.
+
+        Args:
+            question: a question; or many inputs, as `results` takes them.
+            context: the text to answer from, if the first argument is one question.
+
+        Raises:
+            InputTypeError: an argument is of the wrong type.
+            BertkitError: a question or a context is empty.
+        """
+        return self._call(question) if context is None else self._call(question, context)
+
+    def example(self, given: Any, place: str, id: str) -> QuestionExample:  # noqa: A002
+        """See `TaskPredictor`."""
+        texts = self.texts_of(given, place)
+        require_texts(place, *texts)
+        if len(texts) != 2:
+            raise InputTypeError(f"{place} is {given!r:.40}; give a list of {self.wanted}")
+        if not all(text.strip() for text in texts):
+            raise BertkitError(
+                f"{place}: an answer needs a question and a context, and one of them is empty"
+            )
+        return QuestionExample(id, texts[0], texts[1], None, place)
+
+    def result(self, example: QuestionExample, prediction: FoundAnswer) -> GivenAnswer:
+        """See `TaskPredictor`."""
         assert isinstance(self.task, QuestionAnswering)
-        given = self.task.answered(found)
-        return GivenAnswer(**given, no_answer_probability=found.no_answer_probability)
+        answer = self.task.answered(prediction)
+        return GivenAnswer(**answer, no_answer_probability=prediction.no_answer_probability)
 
 
 PREDICTORS: dict[Any, type[TaskPredictor]] = {

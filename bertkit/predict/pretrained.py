@@ -6,7 +6,7 @@ run's `model/`, or a Hugging Face BERT.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +14,10 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
 from bertkit.model.heads import PretrainingModel
+from bertkit.predict.embeddings import text_chunks
 from bertkit.predict.engine import check_outputs
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -75,9 +76,12 @@ class Predictor:
             For each mask, its most probable tokens, most probable first.
 
         Raises:
+            InputTypeError: the argument is not one text.
             BertkitError: the model is not bidirectional, there is no mask in the text, or `top` is
                 not between 1 and the vocabulary size.
         """
+        if not isinstance(text, str):
+            raise InputTypeError(f"fill_mask() takes one text, not {text!r:.40}")
         if self.model.config.direction != "bidirectional":
             raise BertkitError(
                 f"this model reads {self.model.config.direction.replace('_', ' ')}: it predicts "
@@ -154,12 +158,17 @@ class Predictor:
         return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
     @torch.inference_mode()
-    def hidden(self, texts: Sequence[str]) -> list[torch.Tensor]:
+    def hidden(self, texts: Iterable[str]) -> list[torch.Tensor]:
         """Return each text's last hidden states, (tokens, width), including [CLS] and [SEP].
 
+        Args:
+            texts: a list of texts.
+
         Raises:
+            InputTypeError: the argument is one text, or an item is not a text.
             BertkitError: a text is longer than `max_length`.
         """
+        texts = [text for chunk in text_chunks(texts) for text in chunk]
         batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
         return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
 

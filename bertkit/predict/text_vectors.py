@@ -55,7 +55,7 @@ def extract_file(
     feature_format(out, format)  # refused before the model is loaded
     start, where = read_pretrained(model), choose_device(device)
     encoder = start.build(Encoder, keep_head=False).model.to(where)
-    mix = learned_layer_mix(model, start, extraction.layers)
+    mix = learned_layer_mix(start, extraction.layers)
     counts = TextCounts()
     with Console() as console:
         console.start(None, title="features", unit="texts")
@@ -133,7 +133,7 @@ def text_embeddings(
 ) -> Iterator[TextFeatures]:
     """Yield the vector of each text; `progress.cut` counts the texts that lose their ends."""
     for chunk in text_chunks(texts):
-        encoded = embedder.encode(chunk, windows=not cut)
+        encoded = embedder.tokenize(chunk, windows=not cut)
         progress.cut += sum(text.cut > 0 for text in encoded)
         for text, vector in zip(encoded, embedder.vectors(encoded), strict=True):
             unknown = unknown_of_text(text.parts, embedder.tokenizer.unk_id)
@@ -166,11 +166,11 @@ class VectorProgress:
             self.console.say(line)
 
 
-def learned_layer_mix(model: Path, start: PretrainedWeights, layers: str) -> Tensor | None:
+def learned_layer_mix(start: PretrainedWeights, layers: str) -> Tensor | None:
     """Return the weights of a weighted sum of layers, if the model was fine-tuned with it."""
     if not is_weighted(layers) or start.details.get("layers") != layers:
         return None
-    mix = load_feature_model(model_folder(model)).mix
+    mix = load_feature_model(model_folder(start.path)).mix
     return None if mix is None else mix.detach()
 
 

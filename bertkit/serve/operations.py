@@ -82,7 +82,7 @@ class EmbeddingOperation:
             RefusedError: a token id is not in the vocabulary.
         """
         texts = [one for one in asked if isinstance(one, str)]
-        encoded = self.embedder.encode(texts) or self._of_ids(asked)
+        encoded = self.embedder.tokenize(texts) or self._of_ids(asked)
         windowed = sum(len(text.parts) > 1 for text in encoded)
         return PreparedRequest(
             encoded, sum(text.tokens for text in encoded), len(encoded), windowed

@@ -67,9 +67,9 @@ def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
     }
 
 
-def tuple_response(found: Predicted) -> dict[str, Any]:
-    """Return the body of a response whose predictions are named tuples."""
-    return run_route(found, [one._asdict() for one in found.result])
+def plain_response(found: Predicted) -> dict[str, Any]:
+    """Return the body of a response with the fields of its predictions."""
+    return run_route(found, [one.to_dict() for one in found.result])
 
 
 def task_routes(serving: Service) -> APIRouter:
@@ -85,7 +85,7 @@ def task_routes(serving: Service) -> APIRouter:
         size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
         found = await serving.predict("classify", asked.model, asked.inputs, size, text_examples)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
-        return await serving.respond(numbers, tuple_response, found)
+        return await serving.respond(numbers, plain_response, found)
 
     @routes.post(
         "/regress",
@@ -95,7 +95,7 @@ def task_routes(serving: Service) -> APIRouter:
     async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
         size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
         found = await serving.predict("regress", asked.model, asked.inputs, size, text_examples)
-        return await serving.respond(len(asked.inputs), tuple_response, found)
+        return await serving.respond(len(asked.inputs), plain_response, found)
 
     @routes.post(
         "/choose",
@@ -110,7 +110,7 @@ def task_routes(serving: Service) -> APIRouter:
         )
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)
         numbers = sum(2 + len(one.choices) for one in asked.inputs)
-        return await serving.respond(numbers, tuple_response, found)
+        return await serving.respond(numbers, plain_response, found)
 
     @routes.post(
         "/tag", summary="Tag words and find entities", response_model=Predictions[answers.Tagging]
@@ -172,15 +172,10 @@ def pretraining_routes(serving: Service) -> APIRouter:
 
 def tagging_body(found: Predicted, asked: PredictionRequest[bodies.Words]) -> dict[str, Any]:
     """Return the body of a response with tags and entities."""
-    rows = []
-    for one, given in zip(found.result, asked.inputs, strict=True):
-        words, entities = tagged_text(one, *split_words_with_offsets(given.given))
-        rows.append(
-            {
-                "words": [word._asdict() for word in words],
-                "entities": [entity._asdict() for entity in entities],
-            }
-        )
+    rows = [
+        tagged_text(one, *split_words_with_offsets(given.given)).to_dict()
+        for one, given in zip(found.result, asked.inputs, strict=True)
+    ]
     return run_route(found, rows)
 
 

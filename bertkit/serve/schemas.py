@@ -145,7 +145,7 @@ class AttentionRequest(TokenizeRequest):
     head: int = Field(1, ge=1)
 
 
-Prediction = TypeVar("Prediction")
+Found = TypeVar("Found")
 
 
 class Usage(BaseModel):
@@ -162,11 +162,11 @@ class Usage(BaseModel):
     cut: dict[str, int]
 
 
-class Predictions(BaseModel, Generic[Prediction]):
+class Predictions(BaseModel, Generic[Found]):
     """One prediction for each input, in the order of the inputs."""
 
     model: str
-    predictions: list[Prediction]
+    predictions: list[Found]
     usage: Usage
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,
@@ -44,7 +45,8 @@ SHOWN_LABELS = 20
 mean the opposite."""
 
 
-class LabelPrediction(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelPrediction(Prediction):
     """The most probable class of an input."""
 
     label: str
@@ -53,7 +55,8 @@ class LabelPrediction(NamedTuple):
     """The probability of every class."""
 
 
-class LabelSetPrediction(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class LabelSetPrediction(Prediction):
     """The classes with a probability above 0.5, most probable first."""
 
     labels: tuple[str, ...]

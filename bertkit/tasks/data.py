@@ -103,7 +103,7 @@ def glue_dataset(name: str, files: DataFiles, windows: WindowLengths, positions:
     if "train" not in official.files:
         raise BertkitError(
             f"{name} has no training data: fine-tune on mnli, then "
-            f"bertkit evaluate {name} --model RUN --data {folder} --split test (or dev)"
+            f"bertkit evaluate RUN --task {name} --data {folder} --split test (or dev)"
         )
     labelled = [split for split in official.files if not split.startswith("test")]
     splits = {split: read_glue(name, folder, split, counts) for split in labelled}

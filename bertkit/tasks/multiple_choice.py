@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import leading, softmax
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,
@@ -38,7 +39,8 @@ from bertkit.tasks.windows import at, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
-class ChoicePrediction(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class ChoicePrediction(Prediction):
     """The most probable choice: its index, text and probability, and all probabilities."""
 
     choice: int

@@ -26,6 +26,7 @@ from bertkit.model.task_heads import SpanModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import ordered_predictions
 from bertkit.tasks.metrics import best_threshold, squad_scores
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.spans import Span, SpanWindow, align, decode, make_windows
 from bertkit.tasks.task import (
     Encoded,
@@ -44,7 +45,8 @@ NO_ANSWER = (0, 0)
 """The target (start, end) of a window without the answer: the index of [CLS]."""
 
 
-class FoundAnswer(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class FoundAnswer(Prediction):
     """The best span of a context, and the probability that there is no answer."""
 
     text: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -16,10 +16,12 @@ from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.tasks.classification import TextTask
 from bertkit.tasks.metrics import correlations
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import TaskInputs
 
 
-class ValuePrediction(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class ValuePrediction(Prediction):
     """The predicted number of an input."""
 
     value: float

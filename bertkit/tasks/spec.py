@@ -7,7 +7,7 @@ records.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from bertkit.datasets.benchmarks import OFFICIAL, benchmark_task_type
@@ -36,6 +36,8 @@ from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 
 Options = TypeVar("Options", Columns, WindowLengths)
+NOT_REMEMBERED = {"format", "id"}
+"""Column options that depend on the file and are not taken from the model."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,21 @@ class TaskSpec:
                 f"{self.name} does not accept {owners}; it accepts {', '.join(map(flag, known))}"
             )
         return made(**given)
+
+    def merged_columns(self, given: Mapping[str, Any], details: Mapping[str, Any]) -> Columns:
+        """Return columns with the given options; the others are from the model's `bertkit.json`.
+
+        Raises:
+            BertkitError: the task type does not have one of the options.
+        """
+        columns = self.make_columns(given)
+        known = details.get("columns")
+        remembered: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in (known if isinstance(known, dict) else {}).items()
+            if name in vars(columns) and name not in NOT_REMEMBERED and name not in given
+        }
+        return replace(columns, **remembered)
 
 
 SPECS: dict[str, TaskSpec] = {

@@ -275,7 +275,7 @@ class Task(ABC):
 
     def row(self, given: Any, prediction: Any) -> dict[str, Any]:
         """Return a line of a result file as JSON values: by default the prediction's fields."""
-        return {"id": given.id, **prediction._asdict()}
+        return {"id": given.id, **prediction.to_dict()}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings for `bertkit.json`: every field except the labels."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,12 +36,14 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, softmax, unknown_label
+from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
-class TagsPrediction(NamedTuple):
+@dataclass(frozen=True, slots=True, repr=False)
+class TagsPrediction(Prediction):
     """A tag for every word of a sentence."""
 
     tags: tuple[str, ...]

@@ -81,7 +81,7 @@ def test_vectors_of_any_model_equal_those_of_the_embedder(
     parts = [part for text in embedder.encode(texts) for part in text.parts]
     outputs = run_exported(read_back(source.padded()).run, source, parts)
     found = np.stack([output["sentence_embedding"] for output in outputs])
-    np.testing.assert_allclose(found, embedder.many(texts), atol=2e-6)
+    np.testing.assert_allclose(found, embedder.encode(texts), atol=2e-6)
 
 
 def test_padding_of_any_amount_changes_nothing(models: Path) -> None:
@@ -190,7 +190,7 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
                 precision="fp32",
                 pooling=pooling if folder == models / name else "auto",
             )
-            np.testing.assert_allclose(own.many(texts, windows=False), theirs, atol=1e-5)
+            np.testing.assert_allclose(own.encode(texts, windows=False), theirs, atol=1e-5)
     source = read_export_source(models / "encoder", head="embedding", pooling="pooler")
     with pytest.raises(BertkitError, match="sentence-transformers has no pooling 'pooler'"):
         export_model(source, "huggingface", tmp_path / "out")

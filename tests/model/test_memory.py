@@ -74,7 +74,7 @@ def predict(folder: Path) -> Callable[[], Any]:
 
 def embed(folder: Path) -> Callable[[], Any]:
     embedder = load_embedder(folder, device="cpu", precision="fp32")
-    return lambda: embedder.many([TEXT]).tolist()
+    return lambda: embedder.encode([TEXT]).tolist()
 
 
 def weights(folder: Path) -> Callable[[], Any]:

@@ -104,7 +104,7 @@ def test_every_mode_equals_sentence_transformers_or_is_refused(
     for mode in ("cls", "lasttoken", "mean"):
         pool_by(folder, mode)
         try:
-            found = own(folder).many(TEXTS)
+            found = own(folder).encode(TEXTS)
         except BertkitError:
             continue
         np.testing.assert_allclose(found, theirs(folder, TEXTS), atol=1e-5, err_msg=mode)
@@ -116,11 +116,11 @@ def test_the_prompt_is_lowered_and_special_tokens_are_not(cased: Tokenizer, tmp_
     said = TextPooling("mean", prompt="Query: ", lowercase=True)
     folder = write(tmp_path / "m", cased, said)
     assert read_pooling(folder)[1].lowercase
-    [text] = own(folder).encode(["A [MASK] B [Mask]"])
+    [text] = own(folder).tokenize(["A [MASK] B [Mask]"])
     ids = text.parts[0].sequences[0].ids[1:-1].tolist()
     assert cased.decode(ids) == "query : a [MASK] b [ mask ]"
     googled = Tokenizer.from_vocabulary(cased.vocabulary, lowercase=False)
-    [text] = own(write(tmp_path / "google", googled, said)).encode(["A [MASK]"])
+    [text] = own(write(tmp_path / "google", googled, said)).tokenize(["A [MASK]"])
     assert googled.decode(text.parts[0].sequences[0].ids[1:-1]) == "query : a [ mask ]"
 
 
@@ -133,7 +133,7 @@ def test_lower_case_is_that_of_sentence_transformers(
 ) -> None:
     said = TextPooling("mean", prompt=prompt, lowercase=True)
     folder = write(tmp_path / "m", cased, said)
-    np.testing.assert_allclose(own(folder).many(TEXTS), theirs(folder, TEXTS), atol=1e-5)
+    np.testing.assert_allclose(own(folder).encode(TEXTS), theirs(folder, TEXTS), atol=1e-5)
 
 
 KNOWN = st.characters(min_codepoint=1, max_codepoint=0x24FF, exclude_categories=["Cn", "Cs"])

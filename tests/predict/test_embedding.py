@@ -55,13 +55,13 @@ def test_the_mean_is_that_of_features_also_over_windows(directory: Path) -> None
     embedder = load(directory)
     wanted = extract(load_encoder(directory), embedder.tokenizer, TEXTS, Extraction(pooling="mean"))
     expected = np.concatenate([text.vectors for text in wanted])
-    assert len(embedder.encode([LONG])[0].parts) > 1
-    np.testing.assert_allclose(embedder.many(TEXTS), expected, atol=2e-6)
+    assert len(embedder.tokenize([LONG])[0].parts) > 1
+    np.testing.assert_allclose(embedder.encode(TEXTS), expected, atol=2e-6)
 
 
 def test_poolings_are_what_they_say(directory: Path) -> None:
     encoder, embedder = load_encoder(directory), load(directory)
-    [text] = embedder.encode(["River stone, meadow."])
+    [text] = embedder.tokenize(["River stone, meadow."])
     from bertkit.pretraining_data.batch import pack
 
     with torch.no_grad():
@@ -73,20 +73,20 @@ def test_poolings_are_what_they_say(directory: Path) -> None:
             "mean-last-four": torch.stack(states[1:]).mean(0).mean(0),
         }
     for pooling, vector in expected.items():
-        [found] = load(directory, pooling).many(["River stone, meadow."])
+        [found] = load(directory, pooling).encode(["River stone, meadow."])
         np.testing.assert_allclose(found, vector, atol=2e-6, err_msg=pooling)
 
 
 def test_the_summary_of_a_long_text_is_the_weighted_mean_of_its_windows(directory: Path) -> None:
     embedder = load(directory, "cls")
-    [text] = embedder.encode([LONG])
+    [text] = embedder.tokenize([LONG])
     shares = [part.target for part in text.parts]
     assert sum(shares) == pytest.approx(1)
     assert len(set(shares)) > 1
     alone = [part._replace(target=1.0) for part in text.parts]
     rows = [embedder.vectors([embedding.EncodedText([part], 0)])[0] for part in alone]
     expected = sum(share * row for share, row in zip(shares, rows, strict=True))
-    np.testing.assert_allclose(embedder.many([LONG])[0], expected, atol=2e-6)
+    np.testing.assert_allclose(embedder.encode([LONG])[0], expected, atol=2e-6)
 
 
 @given(order=st.permutations(range(len(TEXTS))), threads=st.sampled_from([1, 2]))
@@ -98,32 +98,37 @@ def test_order_company_and_threads_change_nothing(
     embedder.threads = threads
     before, engine.LEAST_TOKENS = engine.LEAST_TOKENS, 1
     try:
-        found = embedder.many([TEXTS[i] for i in order])
+        found = embedder.encode([TEXTS[i] for i in order])
     finally:
         engine.LEAST_TOKENS = before
-    alone = np.concatenate([load(directory).many([TEXTS[i]]) for i in order])
+    alone = np.concatenate([load(directory).encode([TEXTS[i]]) for i in order])
     np.testing.assert_allclose(found, alone, atol=2e-6)
 
 
 def test_cutting_is_asked_for_and_counted(directory: Path) -> None:
     embedder = load(directory)
-    whole, cut = embedder.encode([LONG])[0], embedder.encode([LONG], windows=False)[0]
+    whole, cut = embedder.tokenize([LONG])[0], embedder.tokenize([LONG], windows=False)[0]
     assert (whole.cut, len(cut.parts), cut.tokens) == (0, 1, embedder.max_length)
     assert cut.cut == len(embedder.tokenizer.encode(LONG).ids) - (embedder.max_length - 2) > 0
     shorter = embedder.tokenizer.encode(LONG)
     prefix = LONG[: shorter.offsets[embedder.max_length - 3][1]]
     np.testing.assert_allclose(
-        embedder.many([LONG], windows=False), embedder.many([prefix]), atol=1e-6
+        embedder.encode([LONG], windows=False), embedder.encode([prefix]), atol=1e-6
     )
-    assert not np.allclose(embedder.many([LONG]), embedder.many([LONG], windows=False), atol=1e-3)
+    assert not np.allclose(
+        embedder.encode([LONG]), embedder.encode([LONG], windows=False), atol=1e-3
+    )
 
 
 def test_vectors_have_length_one_unless_asked(directory: Path) -> None:
-    unit = load(directory, normalize=None).many(TEXTS)
+    unit = load(directory, normalize=None).encode(TEXTS)
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
-    raw = load(directory).many(TEXTS)
+    raw = load(directory).encode(TEXTS)
     np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), unit, atol=1e-6)
-    assert load(directory).many([]).shape == (0, 32)
+    assert load(directory).encode([]).shape == (0, 32)
+    np.testing.assert_array_equal(
+        load(directory).encode(TEXTS[0]), load(directory).encode(TEXTS[:1])[0]
+    )
 
 
 def test_a_left_to_right_model_is_read_at_its_last_token(
@@ -140,7 +145,7 @@ def test_a_left_to_right_model_is_read_at_its_last_token(
         direction="left_to_right",
     )
     save_model(tmp_path / "m", Encoder(config), tokenizer, {"task": "features"})
-    first, other = load(tmp_path / "m", "cls").many(["river stone", "river bridge"])
+    first, other = load(tmp_path / "m", "cls").encode(["river stone", "river bridge"])
     assert not np.allclose(first, other, atol=1e-3)
     with pytest.raises(BertkitError, match="'mean-last-four' needs 4 layers and the model has 1"):
         load(tmp_path / "m", "mean-last-four")
@@ -162,8 +167,8 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     said = TextPooling("cls", normalize=False, max_length=20, prompt="river ")
     write_pooling(tmp_path / "m", said, config)
     assert read_pooling(tmp_path / "m") == (tmp_path / "m", said)
-    prompted = load(tmp_path / "m", normalize=None).many(["stone"])
-    np.testing.assert_allclose(prompted, load(directory, "cls").many(["river stone"]), atol=1e-6)
+    prompted = load(tmp_path / "m", normalize=None).encode(["stone"])
+    np.testing.assert_allclose(prompted, load(directory, "cls").encode(["river stone"]), atol=1e-6)
     with pytest.raises(BertkitError, match="has no pooling 'pooler'; choose --pooling cls or mean"):
         write_pooling(tmp_path / "m", TextPooling("pooler"), config)
 
@@ -183,8 +188,10 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
 def test_wrong_names_are_refused(directory: Path) -> None:
     with pytest.raises(BertkitError, match="no pooling is called 'men'; did you mean 'mean'"):
         load(directory, "men")
-    with pytest.raises(BertkitError, match="takes a list of texts, not one text"):
-        load(directory).many("river")
+    with pytest.raises(TypeError, match="number 1 is 3, which is not a text"):
+        load(directory).encode(["river", 3])
+    with pytest.raises(TypeError, match="put one text in brackets"):
+        nearest_texts(load(directory), "river", "stone")
     with pytest.raises(BertkitError, match="top must be above 0, got 0"):
         nearest_texts(load(directory), "river", TEXTS, 0)
 
@@ -198,7 +205,7 @@ def test_a_file_of_vectors(
     out = tmp_path / "v.npy"
     embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", precision="fp32")
     rows, index = read_npy(out)
-    np.testing.assert_allclose(rows, load(directory, normalize=True).many(TEXTS), atol=1e-6)
+    np.testing.assert_allclose(rows, load(directory, normalize=True).encode(TEXTS), atol=1e-6)
     assert (index["pooling"], index["normalize"], index["precision"]) == ("mean", True, "fp32")
     assert "5 vectors of 32 numbers, 1 in several windows, 0 cut" in capsys.readouterr().err
     embed_command(directory, str(tmp_path / "texts.txt"), out=out, device="cpu", cut=True)
@@ -246,14 +253,14 @@ def test_genuine_weights_equal_sentence_transformers(minilm: Path, real_texts: l
     expected = library.SentenceTransformer(str(minilm), device="cpu").encode(real_texts)
     exact = load_embedder(minilm, device="cpu", precision="fp32")
     assert (exact.max_length, exact.width) == (256, 384)
-    found = exact.many(real_texts, windows=False)
-    assert exact.encode(real_texts[-1:], windows=False)[0].cut > 0
+    found = exact.encode(real_texts, windows=False)
+    assert exact.tokenize(real_texts[-1:], windows=False)[0].cut > 0
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert (found * expected).sum(axis=1).min() >= 0.99999
-    np.testing.assert_array_equal(found[:-1], exact.many(real_texts)[:-1])
+    np.testing.assert_array_equal(found[:-1], exact.encode(real_texts)[:-1])
     fast = {"bf16": 0.999}
     if torch.cpu.get_capabilities().get("avx512_vnni", False):
         fast["int8"] = 0.98
     for precision, least in fast.items():
-        vectors = load_embedder(minilm, device="cpu", precision=precision).many(real_texts)
-        assert (vectors * exact.many(real_texts)).sum(axis=1).min() >= least, precision
+        vectors = load_embedder(minilm, device="cpu", precision=precision).encode(real_texts)
+        assert (vectors * exact.encode(real_texts)).sum(axis=1).min() >= least, precision

@@ -16,7 +16,7 @@ from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExampl
 from bertkit.errors import BertkitError
 from bertkit.predict import engine
 from bertkit.predict.engine import check_change, choose_mode, one_thread_each
-from bertkit.predict.predictors import TaskPredictor
+from bertkit.predict.load import load_predictor
 from bertkit.tasks.classification import Classification
 from tests.predict.conftest import TASKS
 
@@ -52,7 +52,7 @@ def inputs_of(kind: str, count: int) -> list[object]:
 
 
 def outputs(model: Path, precision: str, inputs: list[object]) -> list[np.ndarray]:
-    predictor = TaskPredictor.load(model, device="cpu", precision=precision)
+    predictor = load_predictor([model], device="cpu", precision=precision)
     items = predictor.task.items(inputs, predictor.tokenizer)
     return [rows for parts in predictor.engines[0].run(items) for rows in parts]
 
@@ -128,7 +128,7 @@ def test_a_thread_that_begins_meanwhile_gets_its_own_number() -> None:
 
 def test_an_error_in_a_worker_is_raised(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "LEAST_TOKENS", 1)
-    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
     monkeypatch.setattr(predictor.engines[0], "threads", 2)
     items = predictor.task.items(inputs_of("classify", 50), predictor.tokenizer)
     items.items[7].parts[0].sequences[0].ids[1] = 10**6  # outside the vocabulary
@@ -150,12 +150,12 @@ def test_calls_with_other_things_than_texts(models: Path) -> None:
         lambda: tag(["a", 2]),
         lambda: classify("a", b"b"),
     ):
-        with pytest.raises(BertkitError, match="is not a text"):
+        with pytest.raises(TypeError):
             call()
     for call in (lambda: choose("a", "bc"), lambda: choose("a", None), lambda: tag(5)):
-        with pytest.raises(BertkitError, match="must be a list of texts, not"):
+        with pytest.raises(TypeError):
             call()
-    with pytest.raises(BertkitError, match="there is no choice"):
+    with pytest.raises(BertkitError, match="no choice to choose from"):
         choose("a", [])
 
 
@@ -183,12 +183,12 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dev = tmp_path / "dev.csv"
-    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
     given = inputs_of("classify", 60)
     found = predictor.many(given)  # what the model says in fp32 is the truth here
     rows = [f"{asked.text},{answer.label}" for asked, answer in zip(given, found, strict=True)]  # type: ignore[attr-defined]
     dev.write_text("\n".join(["text,label", *rows]) + "\n")
-    command = ["evaluate", "classification", "--model", str(models / "classify"), "--dev", str(dev)]
+    command = ["evaluate", str(models / "classify"), str(dev)]
     command += ["--precision", "int8", "--device", "cpu"]
     tokenized, real = [], Classification.items
 

@@ -1,4 +1,4 @@
-"""What `many` takes from Python, and what it refuses or warns of."""
+"""What predictors take from Python, one input or many, and what they refuse or warn of."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
-from bertkit import load
-from bertkit.datasets.benchmarks import DataFiles
-from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
+from bertkit import load, to_frame
+from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.predict.evaluate import evaluate
 from bertkit.predict.files import predict_file
-from bertkit.predict.predictors import TaskPredictor
-
-WORDS = WordsExample("0", ("river",), None, 0, "f")
-QUESTION = QuestionExample("0", "who", "a river", None, "f")
+from bertkit.predict.load import load_predictor
 
 
 def texts() -> Iterator[TextExample]:
@@ -37,21 +34,100 @@ def test_inputs_may_come_one_after_the_other(models: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        ("classify", [("a", "b")], r"a list of TextExample of .* number 0 is \('a', 'b'\)"),
-        ("classify", [*texts(), {"text": "x"}], "number 3 is {'text': 'x'}"),
-        ("classify", ["river"], "number 0 is 'river'"),
-        ("classify", "river", "a list of TextExample .* is 'river'"),
-        ("classify", [None], "number 0 is None"),
-        ("classify", [QUESTION], "number 0 is QuestionExample"),
-        ("answer", [WORDS], "a list of QuestionExample"),
-        ("classify", [TextExample("0", None, None, None, "f")], "None in number 0 is not a text"),  # type: ignore[arg-type]
-        ("tag", [WORDS, WORDS._replace(words=("a", 3))], "3 in number 1 is not a text"),
-        ("choose", [ChoiceExample("0", "a", (), None, "f")], "number 0 has no choice"),
+        ("classify", ["river", None], r"inputs\[1\] is None"),
+        ("classify", ["river", 3], r"inputs\[1\] is 3"),
+        ("classify", [("a", "b", "c")], r"inputs\[0\] has 3 texts"),
+        ("classify", [("river", None)], r"inputs\[0\]: 'None' is not a text"),
+        ("classify", [{"said": "river"}], r"inputs\[0\] has no column 'text' \(columns: said\)"),
+        ("classify", {"text": "river"}, "give a list of texts"),
+        ("classify", b"river", "give a list of texts"),
+        ("classify", 3, "give a list of texts"),
+        ("answer", ["who"], r"inputs\[0\] is \('who',\)|inputs\[0\] is 'who'"),
+        ("answer", [("who", " ")], r"inputs\[0\]: an answer needs a question and a context"),
+        ("tag", [["a", 3]], r"inputs\[0\]: '3' is not a text"),
+        ("choose", ["river"], r"inputs\[0\] is 'river'"),
+        ("choose", [("river", "stone")], r"inputs\[0\]: choices must be a list"),
+        ("choose", [("river", [])], r"inputs\[0\] has no choice"),
     ],
 )
 def test_what_is_no_input_is_shown(models: Path, kind: str, given: Any, message: str) -> None:
-    with pytest.raises(BertkitError, match=message):
-        load(models / kind, device="cpu", precision="fp32").many(given)
+    with pytest.raises(BertkitError, match=message) as caught:
+        load(models / kind, device="cpu", precision="fp32")(given)
+    right_type = any(part in message for part in ("columns:", "needs a question", "no choice"))
+    assert isinstance(caught.value, TypeError) is not right_type
+
+
+def dictionaries(kind: str) -> list[dict[str, Any]]:
+    """Two inputs of each kind of model, with the names of its columns."""
+    context = "the river runs under a stone bridge"
+    return {
+        "classify": [{"text": "river stone", "more": 1}, {"text": "night"}],
+        "pair": [{"text": "river", "pair": "stone"}, {"text": "night", "pair": "river"}],
+        "tag": [{"tokens": ["river", "stone"]}, {"tokens": ["night"]}],
+        "choose": [{"text": "river", "choices": ["stone", "night"]}] * 2,
+        "answer": [{"question": "what runs", "context": context}] * 2,
+    }[kind]
+
+
+def plain(found: list[Any]) -> list[tuple[str, Any]]:
+    """Every leaf of the predictions with its path."""
+
+    def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict | list):
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in pairs:
+                yield from leaves(f"{path}.{key}", one)
+        else:
+            yield path, value
+
+    return list(leaves("", [one.to_dict() for one in found]))
+
+
+def approx(found: list[Any]) -> list[tuple[str, Any]]:
+    """The leaves to compare with: batches change the last bits of numbers."""
+    return [
+        (path, pytest.approx(value, abs=1e-5) if isinstance(value, float) else value)
+        for path, value in plain(found)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["classify", "tag", "answer"])
+def test_a_list_has_the_predictions_of_its_inputs(models: Path, kind: str) -> None:
+    """As tuples, dicts, a generator and a data frame, each equal to one call after the other."""
+    predict = load(models / kind, device="cpu", precision="fp32")
+    rows = dictionaries(kind)
+    tuples = [tuple(row[name] for name in predict.columns[0]) for row in rows]
+    if kind == "classify":
+        one_by_one = [predict(*texts) for texts in tuples]
+        assert plain(predict([texts[0] for texts in tuples])) == approx(one_by_one)
+    elif kind == "tag":
+        tuples = [words for (words,) in tuples]
+        one_by_one = [predict(" ".join(words)) for words in tuples]
+        assert [one.words[0].word for one in one_by_one] == ["river", "night"]
+        assert plain(predict(["river stone", "night"])) == approx(one_by_one)
+    else:
+        one_by_one = [predict(*texts) for texts in tuples]
+    assert predict(rows) == predict(tuples) == predict(iter(tuples))
+    assert predict(pandas.DataFrame(rows, index=[7, 7])) == predict(rows)
+    assert plain(predict(rows)) == approx(one_by_one)
+    assert predict([]) == []
+
+
+def test_predictions_become_dictionaries_and_a_table(models: Path) -> None:
+    predict = load(models / "classify", device="cpu", precision="fp32")
+    found = predict(["river stone", "night"])
+    asked = found[0].to_dict()
+    assert asked == json.loads(json.dumps(asked))
+    assert asked["label"] == max(asked["probabilities"], key=asked["probabilities"].get)
+    table = to_frame(found)
+    assert list(table["label"]) == [one.label for one in found]
+    for label in found[0].probabilities:
+        assert list(table[f"probability_{label}"]) == [one.probabilities[label] for one in found]
+    assert repr(found[0]).startswith(f"LabelPrediction(label={found[0].label!r}, probability=0.")
+    tagged = load(models / "tag", device="cpu", precision="fp32")("river stone").to_dict()
+    assert [word["word"] for word in tagged["words"]] == ["river", "stone"]
+    with pytest.raises(TypeError, match="number 1 is 'night'"):
+        to_frame([found[0], "night"])
 
 
 @pytest.mark.parametrize("choices", [{"a": "the", "b": "night"}, {"the", "night"}, b"the", "the"])
@@ -71,13 +147,12 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     """With the columns that the caller names, in one function each."""
     file, out = tmp_path / "own.csv", tmp_path / "found.jsonl"
     file.write_text("said,label\nriver stone,dry\nbridge,wet\n")
-    predictor = TaskPredictor.load(models / "classify", device="cpu", precision="fp32")
+    predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
     predict_file(predictor, str(file), columns={"text": "said"}, out=out)
     found = [json.loads(line)["label"] for line in out.read_text().splitlines()]
     scored = evaluate(
-        "classification",
-        [models / "classify"],
-        DataFiles(dev=str(file)),
+        models / "classify",
+        file,
         columns={"text": "said"},
         precision="fp32",
         device="cpu",

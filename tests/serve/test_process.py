@@ -80,7 +80,7 @@ def own(models: Path) -> Iterator[Running]:
 @pytest.mark.slow
 def test_openais_client(own: Running, models: Path) -> None:
     with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
-        wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").many(TEXTS)
+        wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
         found = client.embeddings.create(model="vectors", input=TEXTS)  # in base64
         np.testing.assert_allclose([d.embedding for d in found.data], wanted, atol=1e-5)
         assert found.usage.total_tokens > 5
@@ -231,7 +231,7 @@ def test_requests_of_every_sort(own: Running) -> None:
 def test_embeddings_of_a_real_model(own: Running) -> None:
     """tests/predict compares the embedder with sentence-transformers itself."""
     texts = ["A man is eating food.", "The girl carries a baby.", "", "Word " * 180]
-    wanted = load_embedder(start_model(), device="cpu", precision="fp32").many(texts)
+    wanted = load_embedder(start_model(), device="cpu", precision="fp32").encode(texts)
     with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
         data = client.embeddings.create(model="minilm", input=texts).data
     found = np.array([one.embedding for one in data])

@@ -70,7 +70,7 @@ def test_texts(client: TestClient, models: Path, name: str, pair: str | None) ->
     found = post(client, route, model=name, inputs=inputs)
     direct = predictor(models, name)
     assert found["model"] == name
-    assert close_to(found["predictions"], [direct(text, pair)._asdict() for text in TEXTS])
+    assert close_to(found["predictions"], [direct(text, pair).to_dict() for text in TEXTS])
     assert found["usage"]["inputs"] == len(TEXTS)
     assert found["usage"]["windowed"] == (5 if pair == LONG else 1)
 
@@ -82,7 +82,7 @@ def test_choices(client: TestClient, models: Path) -> None:
     ]
     found = post(client, "choose", inputs=inputs)["predictions"]
     direct = predictor(models, "choose")
-    assert close_to(found, [direct(one["text"], one["choices"])._asdict() for one in inputs])
+    assert close_to(found, [direct(one["text"], one["choices"]).to_dict() for one in inputs])
 
 
 def test_tags(client: TestClient, models: Path) -> None:
@@ -92,8 +92,8 @@ def test_tags(client: TestClient, models: Path) -> None:
     found = post(client, "tag", model="tag", inputs=inputs)["predictions"]
     for own, one in zip(found, given, strict=True):
         wanted = direct(one)
-        assert close_to(own["words"], [word._asdict() for word in wanted.words])
-        assert own["entities"] == [entity._asdict() for entity in wanted.entities]
+        assert close_to(own["words"], [word.to_dict() for word in wanted.words])
+        assert own["entities"] == [entity.to_dict() for entity in wanted.entities]
     for entity in found[2]["entities"]:
         assert LONG[entity["start"] : entity["end"]] == entity["text"]
     assert any(own["entities"] for own in found)
@@ -119,7 +119,7 @@ def test_answers(client: TestClient, models: Path) -> None:
     found = post(client, "answer", inputs=inputs)
     for own, pair in zip(found["predictions"], asked, strict=True):
         del own["null_odds"]
-        assert close_to(own, direct(*pair)._asdict())
+        assert close_to(own, direct(*pair).to_dict())
     assert found["usage"]["windowed"] == 1
     assert found["usage"]["cut"] == {}
     cut = post(client, "answer", inputs=[{"question": LONG, "context": "river"}])["usage"]["cut"]
@@ -150,7 +150,7 @@ def test_next_sentences(client: TestClient, models: Path) -> None:
 
 
 def test_embeddings(client: TestClient, models: Path, tokenizer: Tokenizer) -> None:
-    wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").many(TEXTS)
+    wanted = load_embedder(models / "encoder", device="cpu", precision="fp32").encode(TEXTS)
     found = post(client, "embeddings", model="encoder", input=TEXTS)
     assert [item["index"] for item in found["data"]] == list(range(5))
     vectors = np.array([item["embedding"] for item in found["data"]])
@@ -178,7 +178,7 @@ def test_ids_stand_behind_the_prompt_as_texts_do(models: Path, tokenizer: Tokeni
     work = EmbeddingOperation(embedder)
     texts = [text for text in TEXTS if text]
     [vectors] = work.run([work.prepare(tokenizer.encode_batch(texts)).content])
-    np.testing.assert_allclose(vectors, embedder.many(texts), atol=1e-6)
+    np.testing.assert_allclose(vectors, embedder.encode(texts), atol=1e-6)
 
 
 def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:

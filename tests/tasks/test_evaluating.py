@@ -174,7 +174,7 @@ def test_outputs_that_overflow_are_no_predictions(
     name, out = str(tmp_path / "model"), tmp_path / "out"
     arguments = {
         "predict": [name, str(data)],
-        "evaluate": ["regression", "--model", name, "--dev", str(data)],
+        "evaluate": [name, str(data)],
     }
     with pytest.raises(SystemExit) as end:
         main([verb, *arguments[verb], "--out", str(out), "--device", "cpu"])

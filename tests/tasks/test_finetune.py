@@ -99,10 +99,10 @@ def test_classify_from_csv_to_answers(
     lost = "0 in several windows, 0 cut, 2 of 6 tokens [UNK] (33.3%)"
     assert f"2 inputs, {lost}" in capsys.readouterr().err
     bare = write("asked.csv", "text,label\nriver stone,wet\ncandle forest \U0001f600 \u05e9,dry\n")
-    run("evaluate", "classification", "--model", out, "--dev", bare)
+    run("evaluate", out, bare)
     assert f"tokens each, {lost}" in capsys.readouterr().err
     some = write("some.csv", "text,label\nriver stone,wet\ncandle,\n")
-    run("evaluate", "classification", "--model", out, out, "--test", some, "--split", "test",
+    run("evaluate", out, some, "--ensemble", out, "--split", "test",
         "--precision", "fp32", "--out", tmp_path / "scored")  # fmt: skip
     assert set(json.loads((tmp_path / "scored" / "test-scores.json").read_text())) == {
         "accuracy",
@@ -113,7 +113,7 @@ def test_classify_from_csv_to_answers(
     assert record["models"] == [str(out)] * 2
     assert record["environment"]["versions"]["torch"] == torch.__version__
     capsys.readouterr()
-    run("evaluate", "classification", "--model", out, out, "--test", weather, "--split", "test")
+    run("evaluate", out, weather, "--ensemble", out, "--split", "test")
     assert "classification test: accuracy 100.0%" in capsys.readouterr().out
 
 
@@ -341,11 +341,10 @@ def test_what_the_review_found(
     assert "tuned for classification, not for multi-label-classification" in fails(
         capsys,
         "evaluate",
-        "multi-label-classification",
-        "--model",
         tmp_path / "one",
-        "--dev",
         weather,
+        "--task",
+        "multi-label-classification",
     )
     assert "choose classification" in fails(
         capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"
@@ -381,7 +380,7 @@ def test_more_models_of_a_finished_grid(
     run(*command, "--keep", "2")
     kept = sorted(out.glob("runs/*/model"))
     assert len(kept) == 2
-    run("evaluate", "classification", "--model", *kept, "--dev", weather)
+    run("evaluate", kept[0], weather, "--ensemble", kept[1])
     assert "classification dev: accuracy" in capsys.readouterr().out
 
 
@@ -401,14 +400,12 @@ def test_other_data_to_predict_of_a_finished_grid(
     assert [row["text"] for row in rows(out / "results" / "test.jsonl")] == ["candle", "forest"]
     run(*command, "--test", asked)
     assert "nothing to do" in capsys.readouterr().err
-    assert "no labels to score by" in fails(
-        capsys, "evaluate", "classification", "--model", out, "--test", asked, "--split", "test"
-    )
+    assert "no labels to score by" in fails(capsys, "evaluate", out, asked, "--split", "test")
     assert "takes a number" in fails(capsys, *command, "--learning-rate", "nan")
     assert "--keep must be at least 1" in fails(capsys, *command, "--keep", "0")
     own = write("test.jsonl", '{"text": "river"}\n')
     assert "test.jsonl lies in the folder of --out" in fails(
-        capsys, "evaluate", "classification", "--model", out, "--test", own, "--split", "test",
+        capsys, "evaluate", out, own, "--split", "test",
         "--out", own.parent,
     )  # fmt: skip
     assert own.read_text() == '{"text": "river"}\n'
@@ -671,9 +668,7 @@ def test_a_test_file_with_some_labels_is_scored_by_them(
     said = "test: 1 of 2 inputs have no label and are not scored"
     assert said in capsys.readouterr().err
     assert "test" in json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
-    run(
-        "evaluate", "classification", "--model", tmp_path / "run", "--test", some, "--split", "test"
-    )
+    run("evaluate", tmp_path / "run", some, "--split", "test")
     found = capsys.readouterr()
     assert said in found.err
     assert "classification test: accuracy 100.0%" in found.out
@@ -702,7 +697,7 @@ def test_what_has_no_label_in_rows_is_predicted_too(
         assert len(rows(out / "results" / "test.jsonl")) == 3
         run("predict", out, test, "--out", tmp_path / f"{kind}.jsonl")
         assert len(rows(tmp_path / f"{kind}.jsonl")) == 3
-        run("evaluate", kind, "--model", out, "--test", test, "--split", "test")
+        run("evaluate", out, test, "--split", "test")
         assert "2 of 3 inputs have no label" in capsys.readouterr().err
 
 
@@ -723,7 +718,7 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     assert found.probability == found.no_answer_probability, "not that of the suppressed span"
     assert load(folder, null_threshold=1e9)("river?", context).answer
     asked = write("asked.json", squad_file(impossible=True))
-    command = ("evaluate", "squad-2.0", "--model", folder, "--dev", asked)
+    command = ("evaluate", folder, asked, "--task", "squad-2.0")
     run(*command)
     assert "give --null-threshold 0" in capsys.readouterr().err
     run(*command, "--null-threshold", "-1e9")
@@ -945,9 +940,7 @@ def test_wrong_requests(
         capsys, "finetune", "classification", *own, "--frozen"
     )
     assert "seeds" in fails(capsys, "finetune", "classification", *own, "--seeds", "0")
-    assert "not fine-tuned for a task" in fails(
-        capsys, "evaluate", "classification", "--model", pretrained, "--dev", weather
-    )
+    assert "not fine-tuned for a task" in fails(capsys, "evaluate", pretrained, weather)
     with pytest.raises(BertkitError, match="no model"):
         load(tmp_path / "nothing")
 

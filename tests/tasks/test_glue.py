@@ -403,9 +403,7 @@ def test_predict_knows_the_columns_of_the_models_set(mnli: Path, tmp_path: Path)
     out = tmp_path / "found.jsonl"
     for split in ("dev", "test"):
         file = data / "MNLI" / f"{split}_matched.tsv"
-        run(
-            "evaluate", "mnli", "--model", mnli, "--data", data, "--split", split, "--out", tmp_path
-        )
+        run("evaluate", mnli, "--data", data, "--split", split, "--out", tmp_path)
         run("predict", mnli, file, "--out", out)
         official, own = (
             [json.loads(line) for line in path.read_text().splitlines()]
@@ -424,7 +422,7 @@ def test_predict_knows_the_columns_of_the_models_set(mnli: Path, tmp_path: Path)
 def test_columns_that_no_set_has_are_named(tmp_path: Path) -> None:
     """CoLA's labelled files begin with a row, SST-2's and one's own have a header."""
     cola = str(write(tmp_path, "dev.tsv", "gj04\t1\t\tThe river froze.\n"))
-    message = r"neither a column 'text' nor 'sentence' as cola; .* bertkit evaluate cola --model"
+    message = r"neither a column 'text' nor 'sentence' as cola; .* bertkit evaluate MODEL"
     with pytest.raises(BertkitError, match=message):
         glue_columns("cola", cola, TextColumns())
     sst = str(write(tmp_path, "test.tsv", "index\tsentence\n0\tA river.\n"))
@@ -467,10 +465,10 @@ def test_the_diagnostic_set_is_scored_and_predicted(
     write(tmp_path, "diagnostic.tsv", f"index\tsentence1\tsentence2\n{rows}")
     write(tmp_path, "diagnostic-full.tsv", DIAGNOSTIC)
     out = tmp_path / "out"
-    run("evaluate", "ax", "--data", tmp_path, "--model", mnli, "--out", out)
+    run("evaluate", mnli, "--task", "ax", "--data", tmp_path, "--out", out)
     assert "ax dev: matthews " in capsys.readouterr().out
     assert set(json.loads((out / "dev-scores.json").read_text())) == {"matthews"}
-    run("evaluate", "ax", "--data", tmp_path, "--model", mnli, "--split", "test", "--out", out)
+    run("evaluate", mnli, "--task", "ax", "--data", tmp_path, "--split", "test", "--out", out)
     assert (out / "AX.tsv").read_text().startswith(f"{HEADER}\n0\t")
 
 

@@ -82,7 +82,7 @@ def test_glue(
     submitted = (out / "results" / file).read_text().splitlines()
     assert submitted[0] == HEADER
     assert [line.split("\t")[0] for line in submitted[1:]] == [str(i) for i in range(16)]
-    run("evaluate", task, "--data", tmp_path / "glue", "--model", out)
+    run("evaluate", out, "--data", tmp_path / "glue")
     assert f"{task} dev: " in capsys.readouterr().out
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bertkit.cli.app import main
-from bertkit.cli.evaluate import Scored, evaluate_command
 from bertkit.cli.options import ColumnFlags
 from bertkit.cli.predict import predict_command
 from bertkit.datasets.examples import ChoiceExample
 from bertkit.datasets.swag import read_swag, write_swag_predictions
 from bertkit.errors import BertkitError
+from bertkit.predict.evaluate import evaluate
 from bertkit.text.lines import TextCounts
 
 HEADER = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
@@ -100,7 +100,7 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
     for command in (
         ["finetune", "swag", "--data", tmp_path, "--model", pretrained, "--out", model,
          "--epochs", "1"],
-        ["evaluate", "swag", "--data", tmp_path, "--model", model, "--out", tmp_path / "s"],
+        ["evaluate", model, "--data", tmp_path, "--out", tmp_path / "s"],
         ["predict", model, val, "--out", out],
     ):  # fmt: skip
         with pytest.raises(SystemExit) as end:
@@ -111,9 +111,7 @@ def test_a_model_of_swag_reads_swags_rows_alike_everywhere(
     columns = ColumnFlags(text="sent1", choices=("ending0", "ending1"))
     with pytest.raises(BertkitError, match="model knows; leave out --choices and --text"):
         predict_command(model, str(val), out=out, columns=columns)
-    files = Scored(dev=str(val))
-    with pytest.raises(BertkitError, match="score it as bertkit evaluate swag --dev"):
-        evaluate_command("multiple-choice", model=[model], files=files, columns=columns)
+    assert evaluate(model, val).scores == json.loads((tmp_path / "s/dev-scores.json").read_text())
     own = tmp_path / "own.csv"
     own.write_text("a,b,c\nriver,stone,bridge\n")
     predict_command(model, str(own), out=out, columns=ColumnFlags(text="a", choices=("b", "c")))

@@ -94,7 +94,7 @@ def test_places_of_entities_in_running_text() -> None:
     assert line[place["start"] : place["end"]] == place["text"] == "U.N."
     assert (place["word_start"], place["word_end"]) == (4, 5)
     from_python = tagged_text(tags, line, spans).entities
-    assert [one._asdict() for one in from_python] == [person, place]
+    assert [one.to_dict() for one in from_python] == [person, place]
     alone, last = TokenClassification(LABELS).row(given._replace(text="", spans=()), tags)[
         "entities"
     ]

@@ -1,0 +1,176 @@
+"""Files of predictions: JSON lines, CSV, TSV or Parquet, by the ending of the file's name.
+
+A file is created whole or not at all. Rows are written in chunks, so it may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bertkit.errors import BertkitError
+from bertkit.files import disk_errors, new_file
+from bertkit.tasks.predictions import flat_row
+from bertkit.text.documents import optional_library
+
+Rows = Sequence[dict[str, Any]]
+DIVIDERS = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = ("", ".jsonl")
+
+
+def check_ending(out: Path) -> None:
+    """Raise unless the ending of a file's name is that of a format which can be written."""
+    known = (*JSON_LINES, *DIVIDERS, ".parquet")
+    if out.suffix.lower() not in known:
+        raise BertkitError(
+            f"{out}: predictions are written as {', '.join(known[1:])}; choose one of these",
+            code="format",
+        )
+
+
+@contextmanager
+def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
+    """Yield a function that writes a chunk of rows to a file, created if the block succeeds.
+
+    Without a file, rows are written to the standard output as JSON lines and flushed at once.
+
+    Raises:
+        BertkitError: the file cannot be written, or a row does not fit the format.
+    """
+    if out is None:
+        stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
+
+        def write_now(rows: Rows) -> None:
+            stream.writelines(json_lines(rows))
+            stream.flush()
+
+        yield write_now
+        return
+    check_ending(out)
+    if out.suffix.lower() == ".parquet":
+        with new_file(out) as temporary, parquet_writer(out, temporary) as write:
+            yield write
+        return
+    divider = DIVIDERS.get(out.suffix.lower())
+    with new_text(out) as write_text:
+        if divider is None:
+            yield lambda rows: write_text(json_lines(rows))
+        else:
+            names: list[str] = []
+            yield lambda rows: write_text(separated_lines(rows, names, divider, out))
+
+
+@contextmanager
+def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
+    """Open a new UTF-8 text file and yield a function that writes strings to it; see `new_file`."""
+    with new_file(path) as temporary:
+        with disk_errors(path):
+            file = temporary.open("w", encoding="utf-8", newline="")
+
+        def write(pieces: Iterable[str]) -> None:
+            with disk_errors(path):
+                file.writelines(pieces)
+
+        try:
+            yield write
+            with disk_errors(path):
+                file.close()
+        finally:
+            with suppress(OSError):  # on a full disk closing fails too
+                file.close()
+
+
+def json_lines(rows: Rows) -> Iterator[str]:
+    """Yield each row as a line of JSON."""
+    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> Iterator[str]:
+    """Yield the lines of CSV or TSV; the first chunk begins with the column names.
+
+    Args:
+        rows: a chunk of rows.
+        names: the columns of the file, which the first chunk fills.
+        divider: a comma or a tab.
+        out: the file, for messages.
+    """
+    flat = [flat_row(row) for row in rows]
+    if not names:
+        names += dict.fromkeys(name for row in flat for name in row)
+        flat.insert(0, dict(zip(names, names, strict=True)))
+    for row in flat:
+        check_names(row, names, out)
+        cells = [cell(row.get(name)) for name in names]
+        if divider == "\t":
+            if any(mark in text for text in cells for mark in "\t\r\n"):
+                raise BertkitError(
+                    f"{out}: a field holds a tab or a line break, which TSV cannot; write .csv",
+                    code="format",
+                )
+            yield "\t".join(cells) + "\n"
+        else:
+            line = io.StringIO()
+            csv.writer(line, lineterminator="\n").writerow(cells)
+            yield line.getvalue()
+
+
+def cell(value: Any) -> str:
+    """Return a value as the text of one field; lists and objects as JSON, null as ""."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def check_names(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
+    """Raise if a row has a column that the first rows of the file did not have."""
+    if more := row.keys() - set(names):
+        raise BertkitError(
+            f"{out}: a later row has the column '{min(more)}', which the first rows lack; write "
+            ".jsonl",
+            code="column",
+        )
+
+
+@contextmanager
+def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None]]:
+    """Yield a function that writes a chunk of rows; the first chunk gives the column types."""
+    arrow = optional_library("pyarrow", "Parquet files")
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
+    file = None
+
+    def write(rows: Rows) -> None:
+        nonlocal file
+        flat = [flat_row(row) for row in rows]
+        try:
+            if file is None:
+                names = dict.fromkeys(name for row in flat for name in row)
+                table = arrow.table({name: [row.get(name) for row in flat] for name in names})
+                fields = [
+                    arrow.field(one.name, arrow.string()) if one.type == arrow.null() else one
+                    for one in table.schema
+                ]
+                with disk_errors(out):
+                    file = parquet.ParquetWriter(temporary, arrow.schema(fields))
+            for row in flat:
+                check_names(row, file.schema.names, out)
+            with disk_errors(out):
+                file.write_table(arrow.Table.from_pylist(flat, schema=file.schema))
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+            raise BertkitError(
+                f"{out}: a column's values are not of one type ({str(error).splitlines()[0]}); "
+                "write .jsonl",
+                code="format",
+            ) from error
+
+    try:
+        yield write
+    finally:
+        if file is not None:
+            with disk_errors(out):
+                file.close()

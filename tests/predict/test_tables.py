@@ -1,0 +1,180 @@
+"""Predictions as files: the columns of the input are kept, whatever the format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from pyarrow import parquet
+
+from bertkit import load
+from bertkit.cli.app import main
+from bertkit.errors import BertkitError
+from bertkit.predict.files import predict_file
+from bertkit.predict.tables import new_rows
+
+ROWS = [
+    {"ticket": "7", "text": 'river "stone", bridge', "label": "wet"},
+    {"ticket": "8", "text": " ", "label": "dry"},
+    {"ticket": "9", "text": "candle", "label": ""},
+]
+"""The second row has no text, so it is left out."""
+
+
+def write_input(folder: Path, ending: str) -> Path:
+    file = folder / f"given.{ending}"
+    table = pandas.DataFrame(ROWS)
+    if ending == "parquet":
+        table.to_parquet(file)
+    elif ending == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif ending == "tsv":
+        file.write_text("\n".join("\t".join(row) for row in [[*ROWS[0]], *map(dict.values, ROWS)]))
+    else:
+        table.to_csv(file, index=False)
+    return file
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    if file.suffix == ".jsonl":
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    if file.suffix == ".parquet":
+        return pandas.read_parquet(file).to_dict("records")
+    text = file.read_text()
+    if file.suffix == ".tsv":
+        names, *rows = (line.split("\t") for line in text.splitlines())
+        return [dict(zip(names, row, strict=True)) for row in rows]
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize("given", ["csv", "tsv", "jsonl", "parquet"])
+def test_columns_of_the_input_are_kept(
+    models: Path, tmp_path: Path, given: str, ending: str
+) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    out = tmp_path / f"found.{ending}"
+    predict_file(predictor, str(write_input(tmp_path, given)), out=out)
+    found = read_rows(out)
+    assert [str(row["id"]) for row in found] == ["0", "2"]
+    wanted = predictor([ROWS[0]["text"], ROWS[2]["text"]])
+    for row, before, one in zip(found, (ROWS[0], ROWS[2]), wanted, strict=True):
+        assert {name: row[name] for name in before} == before
+        assert row["predicted_label"] == one.label
+        assert float(row["probability"]) == pytest.approx(one.probability, abs=1e-6)
+        shares = row.get("probabilities") or {
+            label: row[f"probability_{label}"] for label in one.probabilities
+        }
+        assert {label: float(share) for label, share in shares.items()} == pytest.approx(
+            one.probabilities, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_words_and_entities_are_lists(models: Path, tmp_path: Path, ending: str) -> None:
+    given = tmp_path / "given.jsonl"
+    given.write_text(
+        '{"tokens": ["river", "stone"], "page": 3}\n{"tokens": ["night"], "page": 4}\n'
+    )
+    out = tmp_path / f"found.{ending}"
+    predict_file(load(models / "tag", device="cpu", precision="fp32"), str(given), out=out)
+    first = read_rows(out)[0]
+    tokens, tags = (
+        json.loads(first[name]) if ending == "csv" else list(first[name])
+        for name in ("tokens", "tags")
+    )
+    assert tokens == ["river", "stone"]
+    assert len(tags) == 2
+    assert int(first["page"]) == 3
+
+
+def test_an_unknown_ending_is_refused_before_the_model_runs(models: Path, tmp_path: Path) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    with pytest.raises(BertkitError, match=r"found.xlsx: .*\.jsonl, \.csv, \.tsv, \.parquet"):
+        predict_file(predictor, "nothing.csv", out=tmp_path / "found.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "message"),
+    [
+        ("a.tsv", [[{"a": "x\ty"}]], "a tab or a line break"),
+        ("a.csv", [[{"a": 1}], [{"a": 1, "b": 2}]], "the column 'b', which the first rows lack"),
+        (
+            "a.parquet",
+            [[{"a": 1}], [{"a": 1, "b": 2}]],
+            "the column 'b', which the first rows lack",
+        ),
+        ("a.parquet", [[{"a": 1}], [{"a": "x"}]], "not of one type"),
+    ],
+)
+def test_rows_that_do_not_fit_leave_no_file(
+    tmp_path: Path, name: str, chunks: list[list[dict[str, Any]]], message: str
+) -> None:
+    def write_all() -> None:
+        with new_rows(tmp_path / name) as write:
+            for rows in chunks:
+                write(rows)
+
+    with pytest.raises(BertkitError, match=message):
+        write_all()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_column_of_nothing_stays_one_in_parquet(tmp_path: Path) -> None:
+    with new_rows(tmp_path / "a.parquet") as write:
+        write([{"a": None}])
+        write([{"a": "x"}])
+    assert parquet.read_table(tmp_path / "a.parquet").to_pylist() == [{"a": None}, {"a": "x"}]
+
+
+def predicted(*arguments: str | Path) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["predict", *map(str, arguments), "--device", "cpu", "--precision", "fp32"])
+    return int(end.value.code or 0)
+
+
+def test_texts_are_predicted_at_once(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text, a question with its context, a text with its choices; and lines from a pipe."""
+    assert predicted(models / "classify", "river stone") == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "river stone"
+    assert predicted(models / "answer", "what runs", "the river runs") == 0
+    assert "null_odds" in json.loads(capsys.readouterr().out)
+    assert predicted(models / "choose", "river", "stone", "night", "candle") == 0
+    assert len(json.loads(capsys.readouterr().out)["probabilities"]) == 3
+    assert predicted(models / "tag", "river stone") == 0
+    assert json.loads(capsys.readouterr().out)["words"] == ["river", "stone"]
+
+
+@pytest.mark.parametrize("text", ["river\n\nstone\n", '{"text": "river"}\n{"text": "stone"}\n'])
+def test_the_standard_input_is_a_file(
+    models: Path, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert predicted(models / "classify", "-") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["text"] for row in found] == ["river", "stone"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "there is nothing to predict"),
+        (["missing.csv"], "missing.csv"),
+        (["folder/missing"], "folder/missing"),
+        (["river", "missing.csv"], "missing.csv names a file, and there are 2 inputs"),
+        (["river", "stone", "night"], "3 texts"),
+    ],
+)
+def test_arguments_that_are_no_input_are_refused(
+    models: Path, inputs: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predicted(models / "classify", *inputs) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert not said.out
