@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from bertkit.corpus.build import prepare
+    from bertkit.corpus.clean import clean
     from bertkit.corpus.store import TokenStore
     from bertkit.datasets.benchmarks import DataFiles
     from bertkit.datasets.columns import (
@@ -27,14 +28,19 @@ if TYPE_CHECKING:
         WordColumns,
     )
     from bertkit.errors import BertkitError
+    from bertkit.explain.trace import trace_example
     from bertkit.finetuning.finetune import finetune
     from bertkit.finetuning.grid import FinetuneSettings, Grid
     from bertkit.finetuning.run import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
     from bertkit.predict.embeddings import load_embedder
+    from bertkit.predict.evaluate import evaluate
+    from bertkit.predict.files import predict_file
     from bertkit.predict.load import load
+    from bertkit.predict.text_vectors import embed_file, extract_file
     from bertkit.pretraining_data.batch import Packed, pack
+    from bertkit.report.pretraining import write_report
     from bertkit.tasks.predictions import to_frame
     from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
     from bertkit.tokenizer.train import learn_vocabulary
@@ -45,33 +51,40 @@ if TYPE_CHECKING:
 _HOMES = {
     "BertkitError": "bertkit.errors",
     "ChoiceColumns": "bertkit.datasets.columns",
-    "Encoder": "bertkit.model.encoder",
     "DataFiles": "bertkit.datasets.benchmarks",
+    "Encoder": "bertkit.model.encoder",
     "FinetuneSettings": "bertkit.finetuning.grid",
     "Grid": "bertkit.finetuning.grid",
     "LabelSetColumns": "bertkit.datasets.columns",
-    "NumberColumns": "bertkit.datasets.columns",
-    "QuestionColumns": "bertkit.datasets.columns",
-    "QuestionWindows": "bertkit.tasks.windows",
-    "TextColumns": "bertkit.datasets.columns",
-    "WindowLengths": "bertkit.tasks.windows",
-    "WordColumns": "bertkit.datasets.columns",
-    "WordWindows": "bertkit.tasks.windows",
     "ModelConfig": "bertkit.model.encoder",
+    "NumberColumns": "bertkit.datasets.columns",
     "Packed": "bertkit.pretraining_data.batch",
     "PretrainRecipe": "bertkit.training.recipe",
     "PretrainingModel": "bertkit.model.heads",
+    "QuestionColumns": "bertkit.datasets.columns",
+    "QuestionWindows": "bertkit.tasks.windows",
+    "TextColumns": "bertkit.datasets.columns",
     "TokenStore": "bertkit.corpus.store",
     "Tokenizer": "bertkit.tokenizer.wordpiece",
     "TrainingSettings": "bertkit.finetuning.run",
+    "WindowLengths": "bertkit.tasks.windows",
+    "WordColumns": "bertkit.datasets.columns",
+    "WordWindows": "bertkit.tasks.windows",
+    "clean": "bertkit.corpus.clean",
+    "embed_file": "bertkit.predict.text_vectors",
+    "evaluate": "bertkit.predict.evaluate",
+    "extract_file": "bertkit.predict.text_vectors",
     "finetune": "bertkit.finetuning.finetune",
     "learn_vocabulary": "bertkit.tokenizer.train",
     "load": "bertkit.predict.load",
     "load_embedder": "bertkit.predict.embeddings",
     "pack": "bertkit.pretraining_data.batch",
+    "predict_file": "bertkit.predict.files",
     "prepare": "bertkit.corpus.build",
     "pretrain": "bertkit.training.pretrain",
     "to_frame": "bertkit.tasks.predictions",
+    "trace_example": "bertkit.explain.trace",
+    "write_report": "bertkit.report.pretraining",
 }
 
 __all__ = [
@@ -96,14 +109,21 @@ __all__ = [
     "WindowLengths",
     "WordColumns",
     "WordWindows",
+    "clean",
+    "embed_file",
+    "evaluate",
+    "extract_file",
     "finetune",
     "learn_vocabulary",
     "load",
     "load_embedder",
     "pack",
+    "predict_file",
     "prepare",
     "pretrain",
     "to_frame",
+    "trace_example",
+    "write_report",
 ]
 
 

@@ -51,8 +51,8 @@ def words_of(command: str, argument: Argument, value: Path | str) -> list[str]:
     """As on the command line; what stands before a list without a flag is given by its flag."""
     if argument.name.startswith("--"):
         return [argument.name, str(value)]
-    before = ["--tokenizer", "none"] if command == "vocab measure" else []
-    return [*before, str(value)]
+    before = {"vocab measure": ["--tokenizer", "none"], "predict": ["none"]}
+    return [*before.get(command, []), str(value)]
 
 
 def scenes(given: Read, out: Written, home: Path) -> Iterator[tuple[Path | str, Path]]:
@@ -137,7 +137,7 @@ def test_usual_names_of_outputs_are_marked() -> None:
     [
         "predict run new.csv --out run/found.jsonl",
         "predict run/model new.csv --out run/found.jsonl",
-        "evaluate squad-2.0 --data data --model run --out run/scored",
+        "evaluate run --data data --out run/scored",
         "finetune mrpc --data data --model run --out run/mrpc",
         "finetune mrpc --data . --model run --out tuned",
         "finetune classification --train new.csv --model run --out .",

@@ -125,6 +125,8 @@ def evaluate(
     """
     with nullcontext(console) if console else Console() as shown:
         counts = TextCounts()
+        if task:
+            spec_for(task)  # a misspelt name is refused before the model is read
         settings: dict[str, Any] = {"device": device, "null_threshold": null_threshold}
         models = [model] if isinstance(model, str | Path) else list(model)
         models = [resolve_model(Path(one)) for one in models]

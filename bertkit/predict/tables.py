@@ -20,13 +20,13 @@ from bertkit.tasks.predictions import flat_row
 from bertkit.text.documents import optional_library
 
 Rows = Sequence[dict[str, Any]]
-DIVIDERS = {".csv": ",", ".tsv": "\t"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = ("", ".jsonl")
 
 
 def check_ending(out: Path) -> None:
     """Raise unless the ending of a file's name is that of a format which can be written."""
-    known = (*JSON_LINES, *DIVIDERS, ".parquet")
+    known = (*JSON_LINES, *SEPARATORS, ".parquet")
     if out.suffix.lower() not in known:
         raise BertkitError(
             f"{out}: predictions are written as {', '.join(known[1:])}; choose one of these",
@@ -57,7 +57,7 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
         with new_file(out) as temporary, parquet_writer(out, temporary) as write:
             yield write
         return
-    divider = DIVIDERS.get(out.suffix.lower())
+    divider = SEPARATORS.get(out.suffix.lower())
     with new_text(out) as write_text:
         if divider is None:
             yield lambda rows: write_text(json_lines(rows))
@@ -105,7 +105,7 @@ def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> It
         names += dict.fromkeys(name for row in flat for name in row)
         flat.insert(0, dict(zip(names, names, strict=True)))
     for row in flat:
-        check_names(row, names, out)
+        check_row(row, names, out)
         cells = [cell(row.get(name)) for name in names]
         if divider == "\t":
             if any(mark in text for text in cells for mark in "\t\r\n"):
@@ -127,7 +127,7 @@ def cell(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def check_names(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
+def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
     """Raise if a row has a column that the first rows of the file did not have."""
     if more := row.keys() - set(names):
         raise BertkitError(
@@ -158,7 +158,7 @@ def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None
                 with disk_errors(out):
                     file = parquet.ParquetWriter(temporary, arrow.schema(fields))
             for row in flat:
-                check_names(row, file.schema.names, out)
+                check_row(row, file.schema.names, out)
             with disk_errors(out):
                 file.write_table(arrow.Table.from_pylist(flat, schema=file.schema))
         except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:

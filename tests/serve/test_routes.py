@@ -91,7 +91,7 @@ def test_tags(client: TestClient, models: Path) -> None:
     inputs = [{"words" if isinstance(one, list) else "text": one} for one in given]
     found = post(client, "tag", model="tag", inputs=inputs)["predictions"]
     for own, one in zip(found, given, strict=True):
-        wanted = direct(one)
+        [wanted] = direct([one])
         assert close_to(own["words"], [word.to_dict() for word in wanted.words])
         assert own["entities"] == [entity.to_dict() for entity in wanted.entities]
     for entity in found[2]["entities"]:

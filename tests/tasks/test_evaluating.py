@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_a_set_of_glue_has_its_own_metrics_whatever_the_model_was_tuned_with() -
 
 def test_a_misspelt_task_is_said_before_the_model_is_read() -> None:
     with pytest.raises(BertkitError, match="no task is called 'mnil'; did you mean 'mnli'"):
-        evaluate_command("mnil", model=[Path("nowhere")])
+        evaluate_command(Path("nowhere"), "f", task="mnil")
 
 
 def test_labels_of_another_set_are_not_taken_for_misspelt_ones() -> None:
@@ -78,7 +79,7 @@ def test_questions_that_a_model_cannot_get_right_are_counted() -> None:
 
 def test_a_threshold_is_chosen_only_where_questions_have_no_answer() -> None:
     task, inputs = QuestionAnswering(null=True), [question(0, Gold("Paris", 0))]
-    predictions = [found(0, "Paris")._replace(null_odds=-7.0)]
+    predictions = [replace(found(0, "Paris"), null_odds=-7.0)]
     assert task.calibrated(inputs, predictions).threshold == 0
     [said] = task.remarks(inputs, choosing=True)
     assert "the threshold for no answer stays at 0" in said
