@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -143,8 +143,10 @@ def read_recipe(kind: type[Recipe], name: str, flags: Sequence[str] = ()) -> Rec
     return parse(app, list(flags))
 
 
-def parse(app: App, tokens: Sequence[str] | None) -> Any:
-    """Run a cyclopts app and turn its errors into one-line errors.
+def parse(
+    app: App, tokens: Sequence[str] | None, explain: Callable[[CycloptsError], str] = lambda _: ""
+) -> Any:
+    """Run a cyclopts app and turn its errors into one-line errors, which `explain` may word.
 
     Raises:
         BertkitError: the arguments do not fit the command.
@@ -152,7 +154,8 @@ def parse(app: App, tokens: Sequence[str] | None) -> Any:
     try:
         return app(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        raise BertkitError(" ".join(str(error).split())) from None
+        said = explain(error) or " ".join(str(error).split())
+        raise BertkitError(said) from None
 
 
 def as_json(settings: Any) -> dict[str, Any]:

@@ -508,3 +508,23 @@ cli.run_program()
     )
     assert done.returncode == 3
     assert done.stdout.splitlines() == ["written, but in a buffer", *["cleaned"] * cleaned]
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "flag"),
+    [
+        ("finetune classification", "--lr", "--learning-rate"),
+        ("finetune classification --model m --out o", "--output_dir", "--out"),
+        ("finetune classification --model m --out o", "--num-train-epochs", "--epochs"),
+        ("pretrain --store s --out o", "--lr", "--training.learning-rate"),
+        ("predict m f", "--fp16", "--precision"),
+    ],
+)
+def test_flags_of_other_programs_are_translated(
+    words: str, other: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The unknown flag is named first, also where a required one is missing."""
+    for value in ("=1", " 1"):
+        run(*f"{words} {other}{value}".split(), status=2)
+        said = capsys.readouterr().err
+        assert said == f"error: there is no option {other}; did you mean {flag}?\n"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, Group
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, UnknownOptionError
 
 import bertkit
 from bertkit.cli.streams import end_by_exception, stop_looking, take_streams
@@ -103,6 +103,42 @@ def application(asked: str | None = None) -> App:
     return app
 
 
+OTHER_NAMES_OF_FLAGS = {
+    **dict.fromkeys(("--output-dir", "--output", "--save-dir"), "--out"),
+    **dict.fromkeys(("--lr", "--learning-rates"), "--learning-rate"),
+    **dict.fromkeys(("--num-epochs", "--num-train-epochs"), "--epochs"),
+    **dict.fromkeys(("--bs", "--train-batch-size"), "--batch-size"),
+    "--per-device-train-batch-size": "--batch-size",
+    **dict.fromkeys(("--model-name-or-path", "--model-name", "--checkpoint"), "--model"),
+    **dict.fromkeys(("--max-seq-length", "--max-seq-len", "--max-len"), "--max-length"),
+    **dict.fromkeys(("--train-file", "--train-data"), "--train"),
+    **dict.fromkeys(("--validation-file", "--eval-file", "--valid"), "--dev"),
+    **dict.fromkeys(("--test-file", "--predict-file"), "--test"),
+    "--doc-stride": "--stride",
+    **dict.fromkeys(("--fp16", "--bf16", "--dtype"), "--precision"),
+    **dict.fromkeys(("--gpu", "--cuda", "--no-cuda"), "--device"),
+}
+"""What other programs call a flag -> its name here."""
+
+
+def unknown_option(error: CycloptsError) -> str:
+    """Return the message for an unknown flag, which comes before any other error; "" if none."""
+    words = error.unused_tokens or []
+    if isinstance(error, UnknownOptionError):
+        words = [error.token.keyword or error.token.value]
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if name in OTHER_NAMES_OF_FLAGS:
+            known = OTHER_NAMES_OF_FLAGS[name]
+            if isinstance(error, UnknownOptionError):  # a field of a recipe has a longer name
+                every = [flag for one in error.argument_collection for flag in one.names]
+                known = next((flag for flag in every if flag[2:].endswith(known[2:])), known)
+            return f"there is no option {word.partition('=')[0]}; did you mean {known}?"
+        if word.startswith("--") and not isinstance(error, UnknownOptionError):
+            return f"there is no option {name}; `--help` lists those of the command"
+    return ""
+
+
 def check_values(arguments: ArgumentCollection) -> None:
     """Reject values that the library would misread.
 
@@ -189,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = ["/dev/stdin" if word == "-" else word for word in given]  # - is parsed as a flag
     try:
         check_command(words)
-        status = parse(application(next(iter(words), None)), words)
+        status = parse(application(next(iter(words), None)), words, unknown_option)
         sys.stdout.flush()
     except BertkitError as error:
         who = f"error of rank {rank()}" if rank() else "error"
