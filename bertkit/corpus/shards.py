@@ -1,17 +1,11 @@
-"""The shards of a token store: their manifest entries, and their arrays after integrity checks.
-
-`bertkit.corpus.store` describes the arrays. A manifest lists up to a few hundred shards as JSON. A
-larger store has format 2: the list is the file `shards.npy`, which is mapped into memory so that
-opening the store does not parse every entry, and the manifest holds the checksum of that file.
-"""
+"""The shards of a token store: their manifest entries, and their arrays after integrity checks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,110 +122,3 @@ def open_shard(
             "tokens of the manifest; prepare it again"
         )
     return arrays
-
-
-LONGEST_NAME = 200
-"""The maximum length of a shard's name in bytes."""
-
-
-def row_type(name_bytes: int) -> np.dtype:
-    """Return the dtype of the table's rows."""
-    columns: list[Any] = [
-        ("name", f"S{name_bytes}"),
-        ("split", np.uint8),  # index in SPLITS
-        ("documents", np.int64),
-        ("sentences", np.int64),
-        ("tokens", np.int64),
-        ("bytes", np.int64, (len(ARRAYS),)),
-        ("sha256", np.uint8, (len(ARRAYS), 32)),
-    ]
-    return np.dtype(columns)
-
-
-def shard_rows(shards: Sequence[ShardInfo]) -> np.ndarray:
-    """Return (shards,) rows of `row_type`: the table of a store's shards."""
-    names = [shard.name.encode() for shard in shards]
-    rows = np.zeros(len(shards), dtype=row_type(max(map(len, names), default=1)))
-    rows["name"] = names
-    rows["split"] = [SPLITS.index(shard.split) for shard in shards]
-    for field in ("documents", "sentences", "tokens"):
-        rows[field] = [getattr(shard, field) for shard in shards]
-    for place, kind in enumerate(ARRAYS):
-        rows["bytes"][:, place] = [shard.bytes[kind] for shard in shards]
-        sums = b"".join(bytes.fromhex(shard.sha256[kind]) for shard in shards)
-        rows["sha256"][:, place] = np.frombuffer(sums, np.uint8).reshape(-1, 32)
-    return rows
-
-
-class ShardIndex(Sequence[ShardInfo]):
-    """The shards of one split; each entry is made from its row when it is accessed.
-
-    Args:
-        rows: (shards,) rows of `row_type`.
-        path: the file of the table, for messages.
-    """
-
-    def __init__(self, rows: np.ndarray, path: Path) -> None:
-        self.rows = rows
-        self.path = path
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, place: int) -> ShardInfo: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> ShardIndex: ...
-
-    def __getitem__(self, place: int | slice) -> ShardInfo | ShardIndex:
-        """Return one shard, or a `ShardIndex` of several.
-
-        Raises:
-            BertkitError: the row is damaged.
-        """
-        if isinstance(place, slice):
-            return ShardIndex(self.rows[place], self.path)
-        row = self.rows[place]
-        try:
-            return ShardInfo(
-                name=row["name"].decode(),
-                split=SPLITS[row["split"]],
-                documents=int(row["documents"]),
-                sentences=int(row["sentences"]),
-                tokens=int(row["tokens"]),
-                bytes=dict(zip(ARRAYS, row["bytes"].tolist(), strict=True)),
-                sha256={kind: row["sha256"][at].tobytes().hex() for at, kind in enumerate(ARRAYS)},
-            )
-        except (ValueError, IndexError) as error:
-            raise BertkitError(
-                f"{self.path} is damaged ({error}); run the same `bertkit prepare` again"
-            ) from None
-
-    def total(self, field: str) -> int:
-        """Return the number of documents, sentences or tokens in all shards."""
-        return int(self.rows[field].sum())
-
-    def checksums(self) -> str:
-        """Return the checksums of all files, in order, as hex."""
-        return self.rows["sha256"].tobytes().hex()
-
-
-def read_shard_index(path: Path, sha256: str, split: str) -> ShardIndex:
-    """Read the shards of a split from the table and check its checksum, given as hex.
-
-    Raises:
-        BertkitError: the table is missing or corrupt, or the file is not such a table.
-    """
-    again = "run the same `bertkit prepare` again"
-    if not path.is_file():
-        raise BertkitError(f"{path} is missing; {again}")
-    if sha256_file(path) != sha256:
-        raise BertkitError(f"{path} is corrupt (its checksum is wrong); {again}")
-    rows = map_array(path)
-    width = rows.dtype["name"].itemsize if "name" in (rows.dtype.names or ()) else 0
-    if not 1 <= width <= LONGEST_NAME or rows.dtype != row_type(width) or rows.ndim != 1:
-        raise BertkitError(f"{path} is not a table of shards; {again}")
-    if len(rows) and rows["split"].max() >= len(SPLITS):
-        raise BertkitError(f"{path} has a shard of an unknown split; {again}")
-    return ShardIndex(rows[rows["split"] == SPLITS.index(split)], path)

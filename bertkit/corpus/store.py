@@ -3,7 +3,6 @@
 A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
-    shards.npy                       those entries, if there are many (`bertkit.corpus.shards`)
     tokenizer/                       the tokenizer that made the ids
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
@@ -32,14 +31,12 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
     from bertkit.corpus.remote import RemoteStore
-    from bertkit.corpus.shards import ShardIndex
 
-FORMAT, INDEXED_FORMAT = 1, 2
-"""Format 1 lists the shards in the manifest, 2 in a table next to it (`bertkit.corpus.shards`)."""
+FORMAT = 1
 KEPT_MAPS = 256
 """Shards that a store keeps mapped: three maps each; a process can have about 65,000 maps."""
 KEPT_REMOTE = 32
-"""Shards that a remote store keeps in the cache: two windows of the stream of examples."""
+"""Shards of a remote store that stay mapped: two windows of the stream of examples."""
 
 
 class TokenStore:
@@ -79,27 +76,16 @@ class TokenStore:
             """The `Tokenizer.content_hash` of the tokenizer that made the store."""
             if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
                 raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
-            self.shards: Sequence[ShardInfo] = self._read_shards()
+            if not isinstance(self.manifest["shards"], list):
+                raise TypeError("its shards are not a list")
+            everything = [ShardInfo(**entry) for entry in self.manifest.pop("shards")]
+            self.shards: Sequence[ShardInfo] = [s for s in everything if s.split == split]
         except (KeyError, TypeError, ValueError) as error:
             raise BertkitError(
                 f"{self.folder / 'manifest.json'} is damaged ({type(error).__name__}: {error}); "
                 "run the same `bertkit prepare` again"
             ) from None
         self._nothing_open(trusting=False)
-
-    def _read_shards(self) -> Sequence[ShardInfo]:
-        """Return the shards of this split, in reading order."""
-        self._index: ShardIndex | None = None
-        if self.manifest["format"] == INDEXED_FORMAT:
-            from bertkit.corpus.shards import read_shard_index
-
-            checksum = str(self.manifest["shards_sha256"])
-            self._index = read_shard_index(self.folder / "shards.npy", checksum, self.split)
-            return self._index
-        if not isinstance(self.manifest["shards"], list):
-            raise TypeError("its shards are not a list")
-        everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
-        return [shard for shard in everything if shard.split == self.split]
 
     @property
     def place(self) -> str:
@@ -122,14 +108,10 @@ class TokenStore:
         return self._total("tokens")
 
     def _total(self, field: str) -> int:
-        if self._index is not None:
-            return self._index.total(field)
         return sum(getattr(shard, field) for shard in self.shards)
 
     def checksums(self) -> str:
         """Return the checksums of all files of the split, in order, as hex."""
-        if self._index is not None:
-            return self._index.checksums()
         return "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
 
     @property
@@ -183,10 +165,9 @@ class TokenStore:
     def fetch(self, indices: Sequence[int]) -> None:
         """Fetch shards of a store at an address, several at a time, and open them; see `arrays`."""
         if self.remote and (missing := [i for i in indices if i not in self._arrays]):
-            holds = self._hold(missing, verify=False)
+            self.remote.fetch([self.shards[index] for index in missing], verify=False)
             for index in missing:
                 self.arrays(index)
-            del holds  # each open shard has its own lock now
 
     def arrays(self, index: int) -> ShardArrays:
         """Return the memory-mapped arrays of one shard; the first call verifies its checksums.
@@ -195,30 +176,32 @@ class TokenStore:
             BertkitError: the shard is missing, torn or corrupt, or cannot be fetched.
         """
         if found := self._arrays.get(index):
-            return found[0]
+            return found
         with self._opening:  # another thread plans the next window at the same time
             if index not in self._arrays:
                 opened = self._open(index)
                 while len(self._arrays) >= (KEPT_REMOTE if self.remote else KEPT_MAPS):
                     del self._arrays[next(iter(self._arrays))]
                 self._arrays[index] = opened
-            return self._arrays[index][0]
+            return self._arrays[index]
 
-    def _open(self, index: int) -> tuple[ShardArrays, Any]:
-        """Return a shard's arrays, and the lock that keeps the shard in the cache."""
+    def _open(self, index: int, attempts: int = 3) -> ShardArrays:
+        """Map a shard, fetching it again if another process has just removed it from the cache."""
         shard, new = self.shards[index], not self._trusting and index not in self._checked
-        hold = self._hold([index], verify=new)
-        check_shard(self.folder, shard, checksums=new and not self.remote)
-        arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+        if self.remote:
+            self.remote.fetch([shard], verify=new)
+        try:
+            check_shard(self.folder, shard, checksums=new and not self.remote)
+            arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+        except (BertkitError, OSError):
+            if not self.remote or attempts == 1:
+                raise
+            return self._open(index, attempts - 1)
         self._checked.add(index)
-        return arrays, hold
-
-    def _hold(self, indices: Sequence[int], *, verify: bool) -> Any:
-        shards = [self.shards[index] for index in indices]
-        return self.remote and self.remote.hold_all(shards, self._arrays.clear, verify=verify)
+        return arrays
 
     def _nothing_open(self, *, trusting: bool) -> None:
-        self._arrays: dict[int, tuple[ShardArrays, Any]] = {}
+        self._arrays: dict[int, ShardArrays] = {}
         self._checked: set[int] = set()
         self._trusting = trusting
         self._opening = Lock()
@@ -264,9 +247,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise BertkitError(f"{path} is damaged; run the same `bertkit prepare` again")
-    if manifest["format"] not in (FORMAT, INDEXED_FORMAT):
+    if manifest["format"] != FORMAT:
         raise BertkitError(
-            f"{path} has format {manifest['format']}, but this version reads {FORMAT} and "
-            f"{INDEXED_FORMAT}; prepare the store again"
+            f"{path} has format {manifest['format']}, but this version reads {FORMAT}; prepare the "
+            "store again"
         )
     return manifest

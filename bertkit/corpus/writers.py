@@ -20,7 +20,7 @@ import numpy as np
 import zstandard
 
 from bertkit.corpus.shards import ARRAYS, ShardInfo
-from bertkit.corpus.store import FORMAT, INDEXED_FORMAT
+from bertkit.corpus.store import FORMAT
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,
@@ -34,9 +34,6 @@ from bertkit.files import (
 )
 from bertkit.text.sources import is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-INLINE_SHARDS = 256
-"""The most shards that a manifest lists itself, for people to read; else see `shards.npy`."""
 
 
 class DocumentArrays(NamedTuple):
@@ -98,27 +95,17 @@ def write_manifest(
             tokens = map_array(folder / f"{shard.name}.tokens.npy")
             unigrams += np.bincount(tokens, minlength=tokenizer.size)
     write_array(folder / "unigrams.npy", unigrams)
-    indexed = len(shards) > INLINE_SHARDS
     write_json(
         folder / "manifest.json",
         {
-            "format": INDEXED_FORMAT if indexed else FORMAT,
+            "format": FORMAT,
             "vocabulary_size": tokenizer.size,
             "tokenizer_hash": tokenizer.content_hash,
             "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
             **details,
-            **(write_index(folder, shards) if indexed else {}),
-            **({} if indexed else {"shards": [asdict(shard) for shard in shards]}),
+            "shards": [asdict(shard) for shard in shards],
         },
     )
-
-
-def write_index(folder: Path, shards: Sequence[ShardInfo]) -> dict[str, str]:
-    """Write the table of many shards, and return the manifest's entry for it."""
-    from bertkit.corpus.shards import shard_rows
-
-    write_array(folder / "shards.npy", shard_rows(shards))
-    return {"shards_sha256": sha256_file(folder / "shards.npy")}
 
 
 PART_BYTES = 64_000_000
