@@ -28,7 +28,7 @@ from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.serve.attention import AttentionMapsOperation, AttentionOperation
+from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.batching import Worker, compute_thread
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
@@ -203,8 +203,7 @@ def load_served_model(
         if not vectors and has_masks(start):
             task_type = "pretrained"
             works |= pretrained_operations(home, limits, precision, device)
-    works["attention"] = one = AttentionOperation(start)
-    works["attention-maps"] = AttentionMapsOperation(one)
+    works["attention-maps"] = AttentionOperation(start)
     lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, lanes)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)

@@ -25,9 +25,7 @@ from bertkit.serve.operations import (
     words_examples,
 )
 from bertkit.serve.schemas import (
-    Attention,
     AttentionMaps,
-    AttentionRequest,
     EmbeddingAnswer,
     EmbeddingRequest,
     ErrorAnswer,
@@ -40,7 +38,6 @@ from bertkit.serve.schemas import (
     Tokens,
 )
 from bertkit.serve.service import Predicted, Service, request_size
-from bertkit.tokenizer.wordpiece import PairEncoding
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -263,29 +260,13 @@ def inspection_routes(serving: Service) -> APIRouter:
         size = request_size((asked.text, asked.pair))
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
             raise too_many(size // CHARACTERS_OF_TOKEN, MAX_TOKEN_ROWS)
-        encode = model.operations["attention"].encode
+        encode = model.operations["attention-maps"].encode
         encoded = await serving.cut(size, encode, asked, MAX_TOKEN_ROWS, "the limit is")
 
         def body() -> dict[str, Any]:
             return {"model": model.name, "tokens": token_rows(model.tokenizer, encoded)}
 
         return await serving.respond(6 * len(encoded.ids), body)
-
-    @routes.post(
-        "/attention",
-        summary="Compute the attention weights of one head",
-        response_model=Attention,
-    )
-    async def attention(asked: AttentionRequest) -> Response:
-        size = request_size((asked.text, asked.pair))
-        found = await serving.predict("attention", asked.model, asked, size)
-        encoded = found.prepared.content.encoded
-
-        def body() -> dict[str, Any]:
-            place = {"layer": asked.layer, "head": asked.head}
-            return {**inside_body(found, encoded), **place, "weights": found.result}
-
-        return await serving.respond(found.result.size, body)
 
     @routes.post(
         "/attention-maps",
@@ -298,22 +279,17 @@ def inspection_routes(serving: Service) -> APIRouter:
 
         def body() -> dict[str, Any]:
             coded = base64.b64encode(found.result).decode()
-            return {**inside_body(found, found.prepared.content), "weights": coded}
+            return {
+                "model": found.model.name,
+                "tokens": token_rows(found.model.tokenizer, found.prepared.content),
+                "layers": found.model.config.num_hidden_layers,
+                "heads": found.model.config.num_attention_heads,
+                "weights": coded,
+            }
 
         return await serving.respond(len(found.result) // 6, body)
 
     return routes
-
-
-def inside_body(found: Predicted, encoded: PairEncoding) -> dict[str, Any]:
-    """Return the fields that the responses about attention have in common."""
-    model = found.model
-    return {
-        "model": model.name,
-        "tokens": token_rows(model.tokenizer, encoded),
-        "layers": model.config.num_hidden_layers,
-        "heads": model.config.num_attention_heads,
-    }
 
 
 def model_routes(serving: Service, *, reloading: bool) -> APIRouter:

@@ -138,13 +138,6 @@ class TokenizeRequest(RequestBody):
     pair: Plain | None = None
 
 
-class AttentionRequest(TokenizeRequest):
-    """A text or a pair, and the head to inspect; `layer` and `head` count from 1."""
-
-    layer: int = Field(1, ge=1)
-    head: int = Field(1, ge=1)
-
-
 Prediction = TypeVar("Prediction")
 
 
@@ -302,16 +295,6 @@ class Tokens(BaseModel):
 
     model: str
     tokens: list[TokenInfo]
-
-
-class Attention(Tokens):
-    """One head's attention weights from each token (row) to each token; rows sum to 1."""
-
-    layer: int
-    head: int
-    layers: int
-    heads: int
-    weights: list[list[float]]
 
 
 class AttentionMaps(Tokens):

@@ -33,7 +33,7 @@ from bertkit.serve.service import Service
 
 LOGGERS = ("bertkit.serve", "uvicorn.error", "asyncio")
 MOST_LINES = 10_000
-"""The most log lines that may wait to be written; later ones are dropped and counted."""
+"""The most log lines that may wait to be written; later ones are dropped."""
 STANDARD_ERROR = 2
 
 
@@ -64,38 +64,23 @@ class Unbuffered(logging.Handler):
                 line = line[os.write(STANDARD_ERROR, line) :]
 
 
-class Waiting(QueueHandler):
-    """A handler that queues log lines for the thread that writes them.
+class DroppingHandler(QueueHandler):
+    """A handler that queues log lines for the thread that writes them, and drops what is too much.
 
     Args:
-        lines: a bounded queue; when it is full, lines are dropped.
+        lines: a bounded queue.
     """
 
-    def __init__(self, lines: Queue[logging.LogRecord]) -> None:
-        super().__init__(lines)
-        self.lines = lines
-        self.dropped = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of lines that are not written yet."""
-        return self.lines.unfinished_tasks
+    queue: Queue[logging.LogRecord]
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return the record unchanged, since the writing thread formats it."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a line, or drop and count it if the queue is full."""
-        try:
-            if self.dropped:
-                fields = {"levelname": "WARNING", "fields": {"lines": self.dropped}}
-                told = {"msg": "lines of the log were dropped, nobody read them", **fields}
-                self.lines.put_nowait(logging.makeLogRecord(told))
-                self.dropped = 0
-            self.lines.put_nowait(record)
-        except Full:
-            self.dropped += 1
+        """Queue a line unless the queue is full."""
+        with suppress(Full):
+            self.queue.put_nowait(record)
 
 
 def write_log(*, requests: bool = True) -> None:
@@ -110,7 +95,7 @@ def write_log(*, requests: bool = True) -> None:
     QueueListener(lines, out).start()  # its thread ends with the process
     for name in LOGGERS:
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [Waiting(lines)], False
+        logger.handlers, logger.propagate = [DroppingHandler(lines)], False
         logger.setLevel(logging.INFO if requests else logging.WARNING)
 
 
@@ -118,7 +103,8 @@ def finish_log(seconds: float = 2.0) -> None:
     """Wait until all lines are written, at most for the given number of seconds."""
     end = time.monotonic() + seconds
     for handler in logging.getLogger(LOGGERS[0]).handlers:
-        while isinstance(handler, Waiting) and handler.waiting and time.monotonic() < end:
+        assert isinstance(handler, DroppingHandler)
+        while handler.queue.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
 
 
