@@ -125,9 +125,6 @@ def learn_with(
 
     Returns:
         The tokenizer, and how it was made: criterion, settings, and what the sources hold.
-
-    Raises:
-        BertkitError: a setting is invalid, or the texts are missing, damaged or too short.
     """
     check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
     check_compat(options.compat, "--compat")

@@ -134,11 +134,7 @@ def plan_command(
 def check_flags(
     machine: str, device: str, seconds: float, mfu: float | None, price: float | None
 ) -> None:
-    """Check that numbers are in range and that the flags can be combined.
-
-    Raises:
-        BertkitError: a flag is invalid; the message names it.
-    """
+    """Check that numbers are in range and that the flags can be combined."""
     if price is not None and not 0 <= price < math.inf:
         raise BertkitError(f"--price must be 0 or more, not {price}")
     if not 0 < seconds < math.inf:
@@ -152,11 +148,7 @@ def check_flags(
 
 
 def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
-    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: no corpus or more than one is given, or the corpus does not exist.
-    """
+    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`."""
     given = [size.store is not None, bool(size.text), size.tokens is not None]
     if sum(given) != 1:
         raise BertkitError(

@@ -68,11 +68,7 @@ def prepare_command(
 
 
 def refuse_cluster_flags(cluster: ClusterOptions) -> None:
-    """Refuse flags that the chosen executor would ignore.
-
-    Raises:
-        BertkitError: such a flag is given.
-    """
+    """Refuse flags that the chosen executor would ignore."""
     for flag, executors in EXECUTORS.items():
         given = getattr(cluster, flag) != getattr(LOCAL, flag)
         if given and cluster.executor not in executors:

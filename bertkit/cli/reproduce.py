@@ -97,11 +97,7 @@ def reproduce_command(
 
 
 def recorded_sources(out: Path) -> Sources:
-    """Return the sources that are recorded in the folder of a reproduction.
-
-    Raises:
-        BertkitError: the folder holds no reproduction.
-    """
+    """Return the sources that are recorded in the folder of a reproduction."""
     path = out / "reproduce.json"
     if not path.is_file():
         raise BertkitError(f"{out} holds no reproduction to render; leave out --render")

@@ -110,12 +110,7 @@ def prepare(
 
 
 def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) -> list[Source]:
-    """Check the options and find the sources.
-
-    Raises:
-        BertkitError: an option is impossible, there is nothing to read, or the folder is remote or
-            inside a folder of text.
-    """
+    """Check the options and find the sources."""
     check_language(options.language)
     if not 0 <= options.held_out < 1:
         raise BertkitError(f"held_out must be at least 0 and below 1, got {options.held_out}")
@@ -137,11 +132,7 @@ def finish_store(
     sources: Sequence[Source],
     results: Iterable[PartResult],
 ) -> TokenStore:
-    """Write the manifest from the results of all parts, in their order.
-
-    Raises:
-        TooFewDocumentsError: there are fewer than two training documents.
-    """
+    """Write the manifest from the results of all parts, in their order."""
     text = TextCounts()
     tokenization: Counter[str] = Counter()
     shards: list[ShardInfo] = []
@@ -183,10 +174,6 @@ def claim_store_folder(
         sources: the sources of its text.
         alone: whether no other process works in the folder, so that settings with which no shard
             was made, because they failed, may be replaced.
-
-    Raises:
-        BertkitError: the folder holds a store of other settings, text or tokenizer, or another
-            type of content.
     """
     settings: dict[str, Any] = {
         **asdict(options),
@@ -212,11 +199,7 @@ def claim_store_folder(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty and does not hold a store.
-
-    Raises:
-        BertkitError: the folder holds something else.
-    """
+    """Refuse a folder that is not empty and does not hold a store."""
     used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
     if used and not (folder / "settings.json").is_file():  # last, as a host may just be writing it
         raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")

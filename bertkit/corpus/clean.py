@@ -174,11 +174,7 @@ class DocumentReader:
 
 
 def check_clean_options(options: CleanOptions, processes: int) -> None:
-    """Refuse impossible options and options that would have no effect.
-
-    Raises:
-        BertkitError: a number is out of range, or a quality rule is set without `quality`.
-    """
+    """Refuse impossible options and options that would have no effect."""
     if processes < 1:
         raise BertkitError(f"processes must be at least 1, got {processes}")
     for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):

@@ -126,12 +126,7 @@ class Merge:
 
 
 def merge_parts(job: Job) -> TokenStore:
-    """Write the manifest if every part is complete and its checksums are right.
-
-    Raises:
-        HeldError: another process holds the lock of the store.
-        BertkitError: parts are missing or damaged; the same command makes them again.
-    """
+    """Write the manifest if every part is complete and its checksums are right."""
     results, missing = [], []
     with exclusive_lock(job.folder, WAIT_SECONDS):  # machines may finish at the same moment
         for part in job.parts:
@@ -213,11 +208,7 @@ def prepare_on_cluster(
 
 
 def check_cluster(cluster: ClusterOptions) -> None:
-    """Refuse impossible cluster settings before anything is written.
-
-    Raises:
-        BertkitError: Slurm has no partition, or a number is too small.
-    """
+    """Refuse impossible cluster settings before anything is written."""
     if cluster.executor == "slurm" and not cluster.partition:
         raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
     for name, least in (("tasks", 0), ("memory_gigabytes", 1)):
@@ -300,11 +291,7 @@ def local_executor(job: Job, tasks: range) -> Any:
 
 
 def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
-    """Submit an array job of all tasks, and a job that then writes the manifest.
-
-    Raises:
-        BertkitError: sbatch is not installed here, or it refuses the job.
-    """
+    """Submit an array job of all tasks, and a job that then writes the manifest."""
     from subprocess import CalledProcessError
 
     from datatrove.executor.slurm import SlurmPipelineExecutor
@@ -346,11 +333,7 @@ def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
 
 
 def quiet_logger() -> None:
-    """Load datatrove and keep its many log messages off the terminal.
-
-    Raises:
-        BertkitError: datatrove is not installed.
-    """
+    """Load datatrove and keep its many log messages off the terminal."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import datatrove.executor.local  # noqa: F401

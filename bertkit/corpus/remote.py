@@ -62,9 +62,6 @@ def open_remote(
             is opened without a request to the address.
         cache: the folder of all caches; by default in the user's cache folder.
         gigabytes: the maximum size of all caches together.
-
-    Raises:
-        BertkitError: there is no store, the address cannot be reached, or the cache not be written.
     """
     note = Path(folder) / "remote.json"
     if is_remote(Path(folder)):
@@ -121,11 +118,7 @@ class RemoteStore:
         return self.root / f"{name}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
     def refresh(self) -> None:
-        """Bring the manifest and the small files that every user needs up to date.
-
-        Raises:
-            BertkitError: there is no store, or it cannot be reached, or the cache not be written.
-        """
+        """Bring the manifest and the small files that every user needs up to date."""
         try:
             content = fetch_bytes(f"{self.url}/manifest.json")
         except FileNotFoundError:
@@ -230,9 +223,6 @@ def make_room(root: Path, gigabytes: float, needed: int) -> None:
         root: the folder with the caches of all stores.
         gigabytes: the maximum size of all caches together.
         needed: the size of the new shard in bytes.
-
-    Raises:
-        BertkitError: the new shard is larger than all caches may be.
     """
     limit, used, shards = int(gigabytes * 1e9), needed, []
     for path in root.glob("*/*"):

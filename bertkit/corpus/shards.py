@@ -31,11 +31,7 @@ class ShardInfo:
     """The SHA-256 of each array's file, as hex."""
 
     def __post_init__(self) -> None:
-        """Check every field, as a manifest may be damaged or untrusted and names become paths.
-
-        Raises:
-            ValueError: a field is invalid; names the field.
-        """
+        """Check every field, as a manifest may be damaged or untrusted and names become paths."""
         if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
             raise ValueError(f"{self.name!r:.40} is not a valid shard name")
         if self.split not in SPLITS:
@@ -63,11 +59,7 @@ def token_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
 
 
 def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> None:
-    """Compare a shard's files with the manifest.
-
-    Raises:
-        BertkitError: a file is missing, has another size (torn) or checksum (corrupt).
-    """
+    """Compare a shard's files with the manifest."""
     repair = "remove its manifest.json and run what made the store again; the rest is kept"
     for kind in ARRAYS:
         path = folder / f"{shard.name}.{kind}.npy"
@@ -92,10 +84,6 @@ def open_shard(
         shard: the shard's entry in the manifest.
         vocabulary_size: the vocabulary size; every id must be smaller.
         contents: whether to read all values; otherwise only types and sizes are checked.
-
-    Raises:
-        BertkitError: an array has another type or size, an id is outside of the vocabulary, or
-            offsets do not increase from the start to the end of the shard.
     """
     paths = [folder / f"{shard.name}.{kind}.npy" for kind in ARRAYS]
     arrays = ShardArrays(*(map_array(path) for path in paths))

@@ -146,13 +146,7 @@ class PartWriter:
 
 
 def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> PartResult | None:
-    """Return the result of a part that is complete on disk, else None.
-
-    Args:
-        part: a part from `plan_parts`.
-        folder: the store's folder.
-        checksums: whether to compare the shards' checksums, not only their sizes.
-    """
+    """Return the result of a part that is complete on disk, else None."""
     writer = PartWriter(folder, part, 0)
     writer.resume(checksums=checksums)
     return writer.finished()
@@ -181,10 +175,6 @@ def prepare_part(
         column: the column that holds the text, in formats that have columns.
         shard_bytes: the bytes of text after which a shard ends.
         progress: called with the part's running counts after each block.
-
-    Raises:
-        BertkitError: the text cannot be read, the store cannot be written, or the text has become
-            shorter since an earlier run read it.
     """
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()

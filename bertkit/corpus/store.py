@@ -231,11 +231,7 @@ def find_remote_store(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a store and check its format.
-
-    Raises:
-        BertkitError: there is no store, or it is unfinished, damaged or of a newer format.
-    """
+    """Read the manifest of a store and check its format."""
     path = folder / "manifest.json"
     if not path.is_file():
         unfinished = (folder / "settings.json").is_file()

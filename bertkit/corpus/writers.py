@@ -125,10 +125,6 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     Args:
         out: a file NAME.jsonl, optionally followed by .gz, .bz2, .xz or .zst; or a name without a
             dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
-
-    Raises:
-        BertkitError: the name is another or remote, the file exists, the folder is not empty, or
-            the disk is full.
     """
     if is_remote(out):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
@@ -156,12 +152,7 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
 
 
 class JsonLinesWriter:
-    """A writer of one file of objects {"text": document}, compressed according to a name.
-
-    Args:
-        path: the temporary file to write.
-        name: the final file, whose suffix sets the compression; errors name it, too.
-    """
+    """A writer of one file of objects {"text": document}, compressed according to a name."""
 
     def __init__(self, path: Path, name: Path) -> None:
         self.path = path

@@ -38,14 +38,7 @@ def is_store(path: Path) -> bool:
 
 
 def check_store(path: Path, console: Console, pair: str = "nsp") -> list[Finding]:
-    """Return all findings about a token store; damage is reported as a finding, not raised.
-
-    Args:
-        path: the store's folder.
-        console: the console that shows progress.
-        pair: the pair objective, as in `pretraining_data.pairs.PairOptions`; checks that do not
-            apply to its examples are left out.
-    """
+    """Return all findings about a token store; damage is reported as a finding, not raised."""
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
     except BertkitError as error:

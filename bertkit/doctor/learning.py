@@ -138,12 +138,7 @@ def last_level(run: RunRecords) -> float | None:
 
 
 def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
-    """Check whether the loss has fallen below what can be reached without context.
-
-    Args:
-        run: the run's records.
-        causes: the names of problems that could cause a plateau; the advice lists them.
-    """
+    """Check whether the loss has fallen below what can be reached without context."""
     blind, level = blind_losses(run), last_level(run)
     if blind is None or level is None:
         return []

@@ -23,12 +23,7 @@ from bertkit.training.journal import JOURNAL
 
 
 def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
-    """Return all findings about a run.
-
-    Args:
-        run: the run's records.
-        store_findings: the findings about its corpus, which the advice names as possible causes.
-    """
+    """Return all findings about a run."""
     findings = [check_state(run), *check_damage(run), *check_tokenizers(run), check_corpus(run)]
     if not run.steps:
         return findings

@@ -85,11 +85,7 @@ def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
 def assumed_corpus(
     title: str, tokens: float, vocabulary: int, lengths: Sequence[int], pair: str = "nsp"
 ) -> CorpusEstimate:
-    """Estimate a corpus of which only the size is known; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: the corpus has no tokens.
-    """
+    """Estimate a corpus of which only the size is known; `pair` is as in `PairOptions`."""
     if tokens < 1:
         raise BertkitError(f"a corpus needs at least 1 token, not {tokens:,.0f}; see --tokens")
     assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
@@ -108,11 +104,7 @@ def assumed_corpus(
 
 
 def store_corpus(store: TokenStore, lengths: Sequence[int], pair: str = "nsp") -> CorpusEstimate:
-    """Estimate a token store by the examples of its first shards; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: the store has too few documents to make examples of, or is damaged.
-    """
+    """Estimate a token store by the examples of its first shards; `pair` is as in `PairOptions`."""
     if not store.shards:
         raise BertkitError(f"store {store.folder} has no training documents; add more text")
     return CorpusEstimate(
@@ -140,9 +132,6 @@ def text_corpus(
         vocabulary: the size of the vocabulary, if there is no tokenizer.
         lengths: the maximum lengths of the examples.
         pair: the pair objective, as in `PairOptions`.
-
-    Raises:
-        BertkitError: a path does not exist or is damaged, or its size does not tell its text.
     """
     sources, unknown = sized_sources(paths, options.format)
     kinds = {compression(source): source for source in sorted(sources, key=lambda s: s.bytes)}
@@ -177,11 +166,7 @@ def text_corpus(
 
 
 def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]:  # noqa: A002
-    """Return the files that paths name, and the number of files left out for an unknown format.
-
-    Raises:
-        BertkitError: a file does not exist, none has text, or a size does not tell its text.
-    """
+    """Return the files that paths name, and the number of files left out for an unknown format."""
     everything = find_sources(paths, format=format)
     known = [source for source in everything if source.format != "unknown"]
     for source in known:
@@ -203,11 +188,7 @@ def compression(source: Source) -> str:
 
 
 def expansion(source: Source) -> float:
-    """Estimate the bytes of text per stored byte from the beginning of a file.
-
-    Raises:
-        BertkitError: the file is damaged.
-    """
+    """Estimate the bytes of text per stored byte from the beginning of a file."""
     if not compression(source):
         return 1.0
     try:
@@ -229,11 +210,7 @@ def unreadable_text(source: Source, error: Exception) -> BertkitError:
 
 
 def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Source], int]:
-    """Copy the beginnings of some files; return the source of each copy, and their total bytes.
-
-    Raises:
-        BertkitError: a file is damaged.
-    """
+    """Copy the beginnings of some files; return the source of each copy, and their total bytes."""
     chosen = sources[:: max(1, len(sources) // SAMPLE_FILES)][:SAMPLE_FILES]
     copies, read = {}, 0
     for number, source in enumerate(chosen):

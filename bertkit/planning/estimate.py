@@ -49,11 +49,7 @@ Speed = Callable[[int, int, float], float]
 
 
 def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
-    """Describe this machine, and measure its peak in about half a second.
-
-    Raises:
-        BertkitError: the system does not report how much memory there is.
-    """
+    """Describe this machine, and measure its peak in about half a second."""
     memory, precision = memory_gib(device), choose_precision(recipe.training.precision, device)
     if memory is None:
         raise BertkitError("the system does not report its memory; name a --machine instead")
@@ -108,14 +104,7 @@ def synthetic_batch(
 
 
 class Trial:
-    """A shallow network whose updates are timed.
-
-    Args:
-        config: the configuration of the planned network.
-        recipe: the recipe, which decides the optimizer and the precision.
-        device: the device to measure.
-        layers: the number of layers, which replaces that of the configuration.
-    """
+    """A shallow network whose updates are timed."""
 
     def __init__(
         self, config: ModelConfig, recipe: PretrainRecipe, device: torch.device, layers: int
@@ -342,11 +331,7 @@ def estimate_steps(
 
 
 def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
-    """Return the updates of each phase that fit into a budget, in the recipe's proportions.
-
-    Raises:
-        BertkitError: the hours are not positive, or too short for one update of each phase.
-    """
+    """Return the updates of each phase that fit into a budget, in the recipe's proportions."""
     if not 0 < hours < float("inf"):
         raise BertkitError(f"--hours must be above 0, not {hours}")
     share = hours * 3600 / sum(phase.steps * phase.seconds for phase in phases)
@@ -403,10 +388,6 @@ def make_plan(
         price: the price of an hour.
         seconds: the approximate time to measure for.
         progress: called with a message before each measurement.
-
-    Raises:
-        BertkitError: the network does not fit, the budget is too short, or the recipe trains two
-            networks.
     """
     if recipe.objectives.token == "rtd":
         raise BertkitError(

@@ -80,11 +80,7 @@ def round_up(number: int, step: int) -> int:
 
 
 def round_packed(packed: Packed, shape: Shape) -> Packed:
-    """Append dummy sequences of id 0 and about equal length until a batch has the given shape.
-
-    Raises:
-        ValueError: the batch does not fit into the shape.
-    """
+    """Append dummy sequences of id 0 and about equal length until a batch has the given shape."""
     tokens, sequences = len(packed.ids), len(packed.cu_seqlens) - 1
     if not shape.fits(tokens, sequences, packed.max_seqlen):
         raise ValueError(

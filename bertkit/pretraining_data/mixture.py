@@ -43,9 +43,6 @@ class MixedStore(TokenStore):
     Args:
         stores: the stores, at least one; the same store may occur twice.
         shares: each store's share of the examples, above 0; only their proportions matter.
-
-    Raises:
-        BertkitError: the stores have different tokenizers.
     """
 
     def __init__(self, stores: Sequence[TokenStore], shares: Sequence[float]) -> None:
@@ -182,11 +179,7 @@ def smoothed_shares(tokens: Sequence[int], smoothing: float) -> list[float]:
 
 
 def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> Sequence[float]:
-    """Return the weights after checking that they can be shares of the stores.
-
-    Raises:
-        BertkitError: their number is not that of the stores, or a weight is not above 0.
-    """
+    """Return the weights after checking that they can be shares of the stores."""
     if len(weights) != len(stores):
         raise BertkitError(
             f"there are {len(weights)} weights for {len(stores)} stores; give one for each, in "
@@ -245,12 +238,7 @@ class MixtureSampler:
             table.close()
 
     def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
-        """Return the next `count` rows from a position, and the position after them.
-
-        Args:
-            position: `START`, a `MixedPosition`, or one that was read from JSON.
-            count: the number of rows, which may extend over several epochs.
-        """
+        """Return the next `count` rows from a position, and the position after them."""
         members = len(self.tables)
         begun = MixedPosition([START] * members, [0] * members) if position == START else position
         places = [DataPosition(*member) for member in begun[0]]

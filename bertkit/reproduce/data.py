@@ -54,9 +54,6 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
         data: the folder that contains `glue`, `squad`, `swag` and `conll2003`.
         scale: the task's settings at this scale.
         positions: the number of positions of the model.
-
-    Raises:
-        BertkitError: the files are missing (the message says where to get them) or damaged.
     """
     if missing := absent_files(task, data):
         raise BertkitError(missing)
@@ -146,9 +143,6 @@ def sentence_pairs(
 
     The sentence is drawn at random from the paragraph. Questions are left out, and counted, if no
     sentence contains an answer in full or every sentence contains one.
-
-    Raises:
-        BertkitError: no question can be paired.
     """
     coins, places = keyed_rng(0, DATA_SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}

@@ -97,12 +97,7 @@ class Reproduction:
         return folder / "models" / f"step-{at:08d}" if at else folder
 
     def is_trained(self, variant: str, *, own: bool = False) -> bool:
-        """Return whether a variant's pre-training is finished, or `--model` replaces it.
-
-        Args:
-            variant: the name of the network.
-            own: whether to ignore `--model` and ask for the scale's network.
-        """
+        """Return whether a variant's pre-training is finished, or `--model` replaces it."""
         if self.given(variant) and not own:
             return True
         ends = [r for r in self.journal(variant) if r["kind"] == "end"]
@@ -267,11 +262,7 @@ class ReproductionStep:
 
 
 def recorded_scale(out: Path) -> Scale:
-    """Return the scale recorded in the folder of a reproduction, or "small" if there is none.
-
-    Raises:
-        BertkitError: the record is damaged.
-    """
+    """Return the scale recorded in the folder of a reproduction, or "small" if there is none."""
     path = out / "reproduce.json"
     if not path.is_file():
         return read_scale("small")

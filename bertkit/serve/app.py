@@ -105,10 +105,6 @@ def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
 
     The message does not repeat texts of the body, which may be long, private or invalid. It does
     name the field, shortened.
-
-    Args:
-        first: the first of pydantic's validation errors.
-        content_type: the request's content-type header.
     """
     if "json" not in content_type.lower() and first["type"] != "missing":
         return RefusedError(

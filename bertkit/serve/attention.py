@@ -30,9 +30,6 @@ class AttentionOperation:
 
     The encoder that serves predictions is optimized for speed and does not keep attention weights,
     so a second encoder is built in fp32 at the first request.
-
-    Args:
-        start: the model's weights, held in memory, so later changes to its folder have no effect.
     """
 
     def __init__(self, start: PretrainedWeights) -> None:
@@ -50,11 +47,7 @@ class AttentionOperation:
             return self.built
 
     def encode(self, asked: TokenizeRequest, most: int, reason: str) -> PairEncoding:
-        """Encode a text or a pair of texts as one sequence.
-
-        Raises:
-            RefusedError: the sequence has more than `most` tokens; the message gives `reason`.
-        """
+        """Encode a text or a pair of texts as one sequence."""
         if asked.pair is not None and self.config.type_vocab_size == 1:
             raise RefusedError(422, f"pair: {ONE_SEGMENT}", "pair")
         encoded = self.tokenizer.encode_pair(asked.text, asked.pair)
@@ -91,11 +84,7 @@ class AttentionOperation:
 
 
 def as_shades(weights: Tensor) -> bytes:
-    """Return each weight as a byte: 255 times its square root, rounded.
-
-    Raises:
-        RefusedError: a weight is not finite (status 500).
-    """
+    """Return each weight as a byte: 255 times its square root, rounded."""
     if not weights.isfinite().all():
         raise not_finite()
     return (weights.sqrt() * 255).round().to(torch.uint8).numpy().tobytes()

@@ -42,11 +42,7 @@ OperationResult = TypeVar("OperationResult")
 
 
 class ComputeThread:
-    """A thread that runs one call at a time; as a daemon, it ends with the process.
-
-    Args:
-        threads: the number of threads that torch uses for the calls.
-    """
+    """A thread that runs one call at a time; as a daemon, it ends with the process."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -188,12 +184,7 @@ class Worker:
         return all(lane.is_alive() for lane in self.lanes)
 
     def check_room(self, tokens: int) -> None:
-        """Check that the queue has room for a request of `tokens` tokens.
-
-        Raises:
-            RefusedError: the request exceeds the whole queue (status 413), the queue is too full
-                (429), or the worker is closed or has lost a thread (503).
-        """
+        """Check that the queue has room for a request of `tokens` tokens."""
         if tokens > self.limits.max_queue_tokens:
             raise too_many(tokens, self.limits.max_queue_tokens)
         if self.closed or not self.alive:
@@ -213,11 +204,7 @@ class Worker:
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """Cancel the work inside the block when the deadline has passed.
-
-        Raises:
-            RefusedError: the deadline has passed (status 503).
-        """
+        """Cancel the work inside the block when the deadline has passed."""
         self.users += 1
         try:
             async with asyncio.timeout(self.limits.deadline):
@@ -320,11 +307,7 @@ class Worker:
         return results_of(jobs)
 
     def _take(self, before: int) -> list[QueuedRequest]:
-        """Wait for the next batch and return it; an empty list means that the worker is closed.
-
-        Args:
-            before: the number of requests in the previous batch.
-        """
+        """Wait for the next batch and return it; an empty list means that the worker is closed."""
         max_delay = self.limits.max_delay / 1000
         with self.changed:
             soon = self.changed.wait_for(lambda: self.waiting or self.closed, max_delay)

@@ -30,11 +30,7 @@ REPORT = 1.0
 
 
 class Connections:
-    """All connections of a server; uvicorn calls the instance to make each connection.
-
-    Args:
-        limits: the server's limits.
-    """
+    """All connections of a server; uvicorn calls the instance to make each connection."""
 
     def __init__(self, limits: Limits) -> None:
         self.deadline = limits.deadline

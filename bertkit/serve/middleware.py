@@ -225,11 +225,7 @@ class BoundedBody:
         """Whether the client has disconnected, so that the task that answers it was cancelled."""
 
     async def receive(self) -> Message:
-        """Return the next ASGI message.
-
-        Raises:
-            HTTPException: the body is too large (status 413) or late (408).
-        """
+        """Return the next ASGI message."""
         if self.watcher is not None:
             return await self.parts()
         try:

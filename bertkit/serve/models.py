@@ -155,11 +155,7 @@ def load_models(
 
 
 def split_name(given: str) -> tuple[str, Path]:
-    """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's.
-
-    Raises:
-        BertkitError: the name has characters other than letters, digits and ._:-
-    """
+    """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's."""
     name, equals, path = given.partition("=")
     if Path(given).exists():  # as in runs/lr=3e-5
         equals = ""
@@ -213,11 +209,7 @@ def load_served_model(
 
 
 def load_and_try(old: ServedModel) -> ServedModel:
-    """Load a model's folder again and check that the new model answers a request on each route.
-
-    Raises:
-        BertkitError: the folder holds no model, or one that is damaged or fails to answer.
-    """
+    """Load a model's folder again and check that the new model answers a request on each route."""
     new = old.load_again()
     try:
         for route, sample in SAMPLES.items():

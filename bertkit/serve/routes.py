@@ -293,12 +293,7 @@ def inspection_routes(serving: Service) -> APIRouter:
 
 
 def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
-    """Return the routes that list models and reload them.
-
-    Args:
-        serving: the service with the models.
-        reloading: whether clients may reload a model from its folder.
-    """
+    """Return the routes that list models and reload them."""
     routes = APIRouter(prefix="/v1", tags=["models"], responses={401: REFUSALS[401]})
 
     @routes.get("/models", summary="List the models", response_model=ModelList)

@@ -30,11 +30,7 @@ class RequestBody(BaseModel):
 
 
 def check_surrogates(text: str) -> str:
-    """Return the text unchanged if UTF-8 can encode it.
-
-    Raises:
-        ValueError: the text has half a surrogate pair, which JSON can encode but UTF-8 cannot.
-    """
+    """Return the text unchanged if UTF-8 can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError:

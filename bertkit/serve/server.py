@@ -65,11 +65,7 @@ class Unbuffered(logging.Handler):
 
 
 class DroppingHandler(QueueHandler):
-    """A handler that queues log lines for the thread that writes them, and drops what is too much.
-
-    Args:
-        lines: a bounded queue.
-    """
+    """Queues log lines for the thread that writes them; drops those that find no room."""
 
     queue: Queue[logging.LogRecord]
 
@@ -124,12 +120,7 @@ briefly after every matrix product; with Python's default of 5 ms it would mostl
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a shutdown that first answers the accepted requests.
-
-    Args:
-        config: uvicorn's configuration, which includes the application.
-        serving: the application's service.
-    """
+    """uvicorn's server with a shutdown that first answers the accepted requests."""
 
     def __init__(self, config: uvicorn.Config, serving: Service) -> None:
         super().__init__(config)
@@ -173,11 +164,7 @@ class Server(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that the address stays reserved while models are loaded.
-
-    Raises:
-        BertkitError: the address is in use, or does not belong to this machine.
-    """
+    """Return a listening socket, so that the address stays reserved while models are loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -94,11 +94,7 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
 
 
 def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
-    """Yield the lines of a file as `text_lines` does, with read errors as `BertkitError`s.
-
-    Raises:
-        BertkitError: the file is missing, truncated or corrupt; gives the last line that was read.
-    """
+    """Yield the lines of a file as `text_lines` does, with read errors as `BertkitError`s."""
     number = 0
     try:
         for number, line in text_lines(source, counts):
@@ -141,9 +137,6 @@ def check_line_length(place: str, size: int, missing: str) -> None:
         place: the location where it starts.
         size: the number of bytes or characters read of it so far.
         missing: what would have ended it, for the error message.
-
-    Raises:
-        BertkitError: it is longer than LONGEST.
     """
     if size > LONGEST:
         raise BertkitError(
@@ -238,9 +231,6 @@ def split_rows(
         columns: the names that the header must contain; None if the first line is not a header.
         ends: whether line ends inside a quoted field stay as in the file, so that offsets match the
             user's text; otherwise they become Unix line ends.
-
-    Raises:
-        BertkitError: a quote is never closed, or is closed in the middle of a field.
     """
     if source.format == "tsv":
         lines = text_lines(source, counts)

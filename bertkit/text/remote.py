@@ -104,11 +104,7 @@ class RemoteStream(io.RawIOBase):
         return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes and return their number, 0 at the end.
-
-        Raises:
-            OSError: the connection failed.
-        """
+        """Fill `buffer` with the next bytes and return their number, 0 at the end."""
         try:
             block = self.file.read(len(buffer))
         except (OSError, EOFError):

@@ -53,9 +53,6 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
             difference). If a language has no rules, sentencex uses those of a related one
             (Bavarian: German), and English rules for codes it does not know. "lines" makes each
             line one sentence, as `google-research/bert` does.
-
-    Raises:
-        BertkitError: the language is not a code, or sentencex fails on the text.
     """
     if language == "lines":
         return [line for piece in document.splitlines() if (line := piece.strip())]

@@ -123,9 +123,6 @@ def learn_from_counts(
         max_alphabet: the most characters kept.
         criterion: which pair is joined next, "frequency" or "likelihood".
         progress: called with the number of tokens joined so far; only by "likelihood".
-
-    Raises:
-        BertkitError: see `learn_vocabulary`.
     """
     check_settings(size, min_frequency, max_alphabet, criterion)
     alphabet = find_alphabet(counts, max_alphabet)
@@ -263,14 +260,6 @@ def choose_domain_words(
 
     A word of p tokens that occurs n times saves n (p - 1). Ties are ordered by text. Words that are
     one token already, and words that become [UNK], are left out.
-
-    Args:
-        tokenizer: the tokenizer whose vocabulary is to be extended.
-        counts: the counts of normalised words of domain text, as `count_words` returns them.
-        number: the most words to choose.
-
-    Raises:
-        BertkitError: `number` is below 1.
     """
     if number < 1:
         raise BertkitError(f"--count must be at least 1, got {number}")
