@@ -167,13 +167,7 @@ def claim_store_folder(
 ) -> None:
     """Record in a folder the settings, tokenizer and sources of its store.
 
-    Args:
-        folder: the store's folder.
-        tokenizer: the tokenizer of the store.
-        options: the settings of the store.
-        sources: the sources of its text.
-        alone: whether no other process works in the folder, so that settings with which no shard
-            was made, because they failed, may be replaced.
+    If no other process works there (`alone`), settings that made no shard may be replaced.
     """
     settings: dict[str, Any] = {
         **asdict(options),

@@ -139,11 +139,7 @@ def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict
 def judge_blocks(
     blocks: Iterable[list[str]], options: CleanOptions, processes: int
 ) -> Iterator[tuple[list[str], list[Verdict]]]:
-    """Yield (documents, verdicts) in the order of the blocks.
-
-    Raises:
-        BertkitError: a worker process died.
-    """
+    """Yield (documents, verdicts) in the order of the blocks."""
     if processes == 1:
         for documents in blocks:
             yield documents, judge_block(documents, options)

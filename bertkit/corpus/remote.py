@@ -99,13 +99,7 @@ def address(path: str) -> str:
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A store's address and its cache.
-
-    Args:
-        url: the address of the store's folder.
-        root: the folder of the caches of all stores.
-        gigabytes: the maximum size of all caches together.
-    """
+    """A store's address and its cache."""
 
     url: str
     root: Path
@@ -218,11 +212,6 @@ def make_room(root: Path, gigabytes: float, needed: int) -> None:
     """Remove the least recently used shards until a new one fits; needs the cache's lock.
 
     A process that has mapped a removed shard keeps reading it: the system frees its space later.
-
-    Args:
-        root: the folder with the caches of all stores.
-        gigabytes: the maximum size of all caches together.
-        needed: the size of the new shard in bytes.
     """
     limit, used, shards = int(gigabytes * 1e9), needed, []
     for path in root.glob("*/*"):

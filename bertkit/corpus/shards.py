@@ -77,14 +77,7 @@ def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> No
 def open_shard(
     folder: Path, shard: ShardInfo, vocabulary_size: int, *, contents: bool = True
 ) -> ShardArrays:
-    """Map a shard's arrays into memory and check them against the manifest.
-
-    Args:
-        folder: the store's folder.
-        shard: the shard's entry in the manifest.
-        vocabulary_size: the vocabulary size; every id must be smaller.
-        contents: whether to read all values; otherwise only types and sizes are checked.
-    """
+    """Map a shard's arrays into memory and check them against the manifest."""
     paths = [folder / f"{shard.name}.{kind}.npy" for kind in ARRAYS]
     arrays = ShardArrays(*(map_array(path) for path in paths))
     kinds = (np.dtype(token_type(vocabulary_size)), np.dtype(np.uint32), np.dtype(np.uint32))

@@ -166,16 +166,7 @@ def prepare_part(
     shard_bytes: int,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> PartResult:
-    """Write the shards of one part, keeping the complete shards of an earlier run.
-
-    Args:
-        part: a part from `plan_parts`.
-        folder: the store's folder.
-        pool: the processes that tokenise blocks.
-        column: the column that holds the text, in formats that have columns.
-        shard_bytes: the bytes of text after which a shard ends.
-        progress: called with the part's running counts after each block.
-    """
+    """Write the shards of one part, keeping the complete shards of an earlier run."""
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()
     if (earlier := writer.finished()) is not None:

@@ -81,14 +81,7 @@ def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArr
 def write_manifest(
     folder: Path, tokenizer: Tokenizer, shards: Sequence[ShardInfo], details: dict[str, Any]
 ) -> None:
-    """Finish a store: count the training unigrams, then write the manifest, which makes it valid.
-
-    Args:
-        folder: the store's folder, which must contain all shards.
-        tokenizer: the tokenizer that made the ids; it is already saved under `tokenizer/`.
-        shards: every shard in reading order.
-        details: the settings, sources and counts to record in the manifest.
-    """
+    """Count the training unigrams, then write the manifest, which makes the store valid."""
     unigrams = np.zeros(tokenizer.size, dtype=np.int64)
     for shard in shards:
         if shard.split == "train":

@@ -61,11 +61,7 @@ def hash_documents(arrays: ShardArrays, sentences: Texts) -> Texts:
 
 
 class Tally:
-    """A counter of how often each text occurs.
-
-    Args:
-        most: the maximum number of distinct texts to remember.
-    """
+    """A counter of how often each text occurs."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -272,11 +272,7 @@ def find_stores(run: RunRecords) -> tuple[TokenStore | None, list[TokenStore]]:
 
 
 def find_store(run: RunRecords, named: str, content: Any, *others: Path) -> TokenStore | None:
-    """Find a store by its recorded path, which may be relative to here or to a parent of the run.
-
-    Returns:
-        The store, or None if there is none.
-    """
+    """Find a store by its recorded path, relative to here or to a parent of the run; else None."""
     above = run.folder.resolve().parents
     places = [Path(named), *others, *(folder / named for folder in above)]
     stores = []

@@ -123,16 +123,7 @@ def text_corpus(
     lengths: Sequence[int],
     pair: str = "nsp",
 ) -> CorpusEstimate:
-    """Estimate text files by their size and a sample of them that is prepared as a store.
-
-    Args:
-        paths: files, folders or globs.
-        tokenizer: the tokenizer; without it, the number of bytes per token is assumed.
-        options: how the text is read.
-        vocabulary: the size of the vocabulary, if there is no tokenizer.
-        lengths: the maximum lengths of the examples.
-        pair: the pair objective, as in `PairOptions`.
-    """
+    """Estimate text files by their size and a sample of them that is prepared as a store."""
     sources, unknown = sized_sources(paths, options.format)
     kinds = {compression(source): source for source in sorted(sources, key=lambda s: s.bytes)}
     ratios = {kind: expansion(largest) for kind, largest in kinds.items()}

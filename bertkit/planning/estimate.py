@@ -149,13 +149,7 @@ def calibrate(
 ) -> Speed:
     """Measure for some seconds, and extrapolate to any number of layers and tokens.
 
-    Args:
-        config: the configuration of the planned network.
-        recipe: the recipe, for its optimizer, masking and precision.
-        wanted: length → (examples, sequences of a micro-batch, max_predictions).
-        device: the device to measure.
-        seconds: the time for all lengths together, without that of building the networks.
-        progress: called with a message before each measurement.
+    `wanted` maps a length to (examples, sequences of a micro-batch, max_predictions).
     """
     deep = max(2, min(DEEP, config.num_hidden_layers))
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -188,13 +182,6 @@ def measure_length(
     Batches have the wanted size, or the largest that the time allows, and a quarter of it. Their
     updates alternate, so that a busy machine slows all of them. Every update has a new batch: as in
     training, nearly every batch has a different number of tokens.
-
-    Args:
-        trials: the networks, the deepest last.
-        examples: the sampled examples of one length.
-        sequences: the wanted number of sequences in a batch.
-        max_predictions: the maximum number of targets of an example.
-        seconds: the approximate time to measure for.
     """
 
     def update(trial: Trial, count: int, seed: int) -> tuple[int, float]:
@@ -377,18 +364,7 @@ def make_plan(
     seconds: float = 20.0,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Plan:
-    """Plan a recipe, a budget and the paper's schedule.
-
-    Args:
-        recipe: the recipe, with its network, schedule and precision.
-        corpus: the corpus, with examples of the `planned_lengths`.
-        machine: the machine to plan for.
-        device: the device to measure; None to assume the machine's MFU.
-        hours: a time budget in hours.
-        price: the price of an hour.
-        seconds: the approximate time to measure for.
-        progress: called with a message before each measurement.
-    """
+    """Plan a recipe, a budget and the paper's schedule."""
     if recipe.objectives.token == "rtd":
         raise BertkitError(
             "a plan is for one network, and objectives.token = rtd trains two; plan the "

@@ -101,11 +101,7 @@ class MixedStore(TokenStore):
         return "".join(store.checksums() for store in self.stores)
 
     def arrays(self, index: int) -> ShardArrays:
-        """Return the memory-mapped arrays of one shard.
-
-        Raises:
-            BertkitError: the shard is missing, truncated or corrupt.
-        """
+        """Return the memory-mapped arrays of one shard."""
         member = bisect_right(self.first_shards, index) - 1
         return self.stores[member].arrays(index - self.first_shards[member])
 
@@ -208,11 +204,6 @@ class MixtureSampler:
 
     Memory holds one window of each store, and the next one once half of it is used. A store that
     reaches its end starts a new epoch, independently of the others.
-
-    Args:
-        store: the mixture.
-        options: how examples are cut.
-        seed: the random seed, 0 to 2^63 - 1.
     """
 
     def __init__(self, store: MixedStore, options: PairOptions, seed: int) -> None:

@@ -83,11 +83,7 @@ def operations(work: Reproduction, step: ReproductionStep) -> float:
 
 
 def network_config(model: Path) -> ModelConfig:
-    """Read the configuration of a given model, which may be a Google checkpoint.
-
-    Raises:
-        BertkitError: there is no model.
-    """
+    """Read the configuration of a given model, which may be a Google checkpoint."""
     folder = model_folder(model)
     files = (
         folder / "config.json",

@@ -47,14 +47,7 @@ def find_data_folder(task: str, data: Path) -> Path:
 
 
 def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskData:
-    """Load a task's data, with as many inputs as the scale asks for.
-
-    Args:
-        task: the official name of a task, or "squad-sentences".
-        data: the folder that contains `glue`, `squad`, `swag` and `conll2003`.
-        scale: the task's settings at this scale.
-        positions: the number of positions of the model.
-    """
+    """Load a task's data, with as many inputs as the scale asks for."""
     if missing := absent_files(task, data):
         raise BertkitError(missing)
     max_length = min(scale.max_length, positions)

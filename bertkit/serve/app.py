@@ -162,9 +162,6 @@ def page_routes(web: Path) -> list[Route]:
 
     The folder is not mounted as a whole: a mount would catch every path that no other route has,
     and would answer a wrong method with 404.
-
-    Args:
-        web: the folder of the page; its index.html is served at /.
     """
     if not (web / "index.html").is_file():
         return []

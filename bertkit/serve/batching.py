@@ -145,14 +145,7 @@ class Turns:
 
 
 class Worker:
-    """One model's queue and the threads that work through it.
-
-    Args:
-        name: the model's name.
-        limits: the server's limits, among them those of the queue and of a batch.
-        metrics: the metrics that record the queue and every batch.
-        lanes: the number of threads that share the queue.
-    """
+    """One model's queue and the threads that work through it."""
 
     def __init__(self, name: str, limits: Limits, metrics: Metrics, lanes: int = 1) -> None:
         self.name, self.limits, self.metrics = name, limits, metrics
@@ -219,11 +212,7 @@ class Worker:
             self.users -= 1
 
     async def ask(self, work: Operation, prepared: PreparedRequest) -> Any:
-        """Queue a request and return its result; if cancelled, the request leaves the queue.
-
-        Raises:
-            RefusedError: the queue cannot take the request (see `check_room`).
-        """
+        """Queue a request and return its result; if cancelled, the request leaves the queue."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         job = QueuedRequest(work, prepared, answer, time.perf_counter())
         with self.changed:

@@ -85,15 +85,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One client connection.
-
-    Args:
-        pool: all connections of the server.
-        config: uvicorn's configuration.
-        server_state: uvicorn's server state.
-        app_state: uvicorn's application state.
-        loop: the event loop; None for the running one.
-    """
+    """One client connection."""
 
     def __init__(
         self,

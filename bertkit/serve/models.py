@@ -173,11 +173,7 @@ def split_name(given: str) -> tuple[str, Path]:
 def load_served_model(
     name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
-    """Load one model and start its worker; the arguments are those of `load_models`.
-
-    Raises:
-        BertkitError: the folder holds no model, or a damaged one.
-    """
+    """Load one model and start its worker; the arguments are those of `load_models`."""
     path = resolve_model(given)
     vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
     home = read_pooling(path)[0] if vectors else model_folder(path)

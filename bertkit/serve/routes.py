@@ -230,14 +230,7 @@ def embedding_texts(given: Any) -> list[Any]:
 
 
 def embedding_body(model: str, vectors: np.ndarray, tokens: int, as_base64: bool) -> dict[str, Any]:
-    """Return the body of a response with embeddings.
-
-    Args:
-        model: the model's name.
-        vectors: (texts, width) float32 vectors.
-        tokens: the number of tokens in all texts.
-        as_base64: whether vectors are written as base64 of little-endian float32, not as numbers.
-    """
+    """Return the body of a response with embeddings."""
     coded: list[Any]
     if as_base64:
         coded = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]

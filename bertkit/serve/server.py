@@ -80,11 +80,7 @@ class DroppingHandler(QueueHandler):
 
 
 def write_log(*, requests: bool = True) -> None:
-    """Configure the server's loggers to write to standard error.
-
-    Args:
-        requests: whether to log every request; if False, only warnings and errors are logged.
-    """
+    """Configure the server's loggers to write to standard error."""
     lines: Queue[logging.LogRecord] = Queue(MOST_LINES)
     out = Unbuffered()
     out.setFormatter(JsonLogFormatter())

@@ -80,12 +80,7 @@ class Service:
         return alive and not self.draining
 
     def find(self, name: str | None, route: str) -> ServedModel:
-        """Return the model for a request.
-
-        Args:
-            name: the name in the request; None if the request leaves it out.
-            route: the route that the model must serve.
-        """
+        """Return the model for a request."""
         able = [model.name for model in self.models.values() if offers(model, route)]
         if name is None:
             if len(able) == 1:
@@ -197,10 +192,6 @@ class Service:
         """Return a JSON response; a long one is encoded in another thread.
 
         Long responses are encoded one at a time, since that takes several times their bytes.
-
-        Raises:
-            RefusedError: the response would be too large (status 413), or contains a number that
-                is not finite (500).
         """
         self.limits.check_answer(size)
         if size <= SHORT_ANSWER:

@@ -131,13 +131,7 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
 
 
 def check_line_length(place: str, size: int, missing: str) -> None:
-    """Refuse a line, document or row that is too long, before it fills the memory.
-
-    Args:
-        place: the location where it starts.
-        size: the number of bytes or characters read of it so far.
-        missing: what would have ended it, for the error message.
-    """
+    """Refuse a line, document or row that is too long, before it fills the memory."""
     if size > LONGEST:
         raise BertkitError(
             f"{place}: {missing} in {LONGEST:,} characters, the most that are read at once; "
@@ -279,14 +273,7 @@ def detect_divider(
     counts: TextCounts,
     columns: Sequence[str] | None,
 ) -> tuple[str, int, Iterator[tuple[int, str]]]:
-    """Return the delimiter of a CSV, the number of lines before its header, and the other lines.
-
-    Args:
-        source: the CSV file.
-        lines: its numbered lines.
-        counts: the counts to which a delimiter other than the comma is added.
-        columns: the names that the header must contain; None if there is no header.
-    """
+    """Return the delimiter of a CSV, the number of lines before its header, and the other lines."""
     if columns is None:
         return ",", 0, lines
     for number, line in lines:

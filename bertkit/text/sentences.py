@@ -29,14 +29,7 @@ WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x
 
 
 def check_language(language: str) -> None:
-    """Refuse a value that cannot be a language.
-
-    Args:
-        language: "lines", or a language code: two or three letters, more parts after hyphens.
-
-    Raises:
-        BertkitError: the value is neither.
-    """
+    """Refuse a value that cannot be a language."""
     if language != "lines":
         language_code(language)
 

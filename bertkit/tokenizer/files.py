@@ -173,10 +173,7 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
 
 
 def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
-    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json.
-
-    Returns: a `tokenizers.Tokenizer`.
-    """
+    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json."""
     pipeline = Tokenizer(model)
     pipeline.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=None if strip_accents == lowercase else strip_accents

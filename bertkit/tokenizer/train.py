@@ -114,16 +114,7 @@ def learn_from_counts(
     criterion: str = "frequency",
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`.
-
-    Args:
-        counts: normalised words and how often they occur, as `count_words` returns them.
-        size: the number of tokens.
-        min_frequency: the fewest occurrences of a pair that is joined.
-        max_alphabet: the most characters kept.
-        criterion: which pair is joined next, "frequency" or "likelihood".
-        progress: called with the number of tokens joined so far; only by "likelihood".
-    """
+    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`."""
     check_settings(size, min_frequency, max_alphabet, criterion)
     alphabet = find_alphabet(counts, max_alphabet)
     continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
