@@ -132,7 +132,7 @@ class BlockPool:
             self.workers.__exit__()
 
     def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], TokenizedBlock]]:
-        """Yield (documents, block) in the order of `blocks`; only a few are in progress at a time."""
+        """Yield (documents, block) in the order of `blocks`, with only a few in progress."""
         if self.workers is not None:
             yield from self.workers.run(blocks)
             return

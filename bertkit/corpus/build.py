@@ -27,10 +27,6 @@ from bertkit.text.sources import Source, check_outside, find_sources, is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
-class TooFewDocumentsError(BertkitError):
-    """There are fewer than two training documents, which next-sentence pairs need."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
     """The settings that, with the text and the tokenizer, determine the content of a store."""
@@ -143,7 +139,7 @@ def finish_store(
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
         others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        raise TooFewDocumentsError(
+        raise BertkitError(
             f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
             "needed. In plain text a blank line ends a document; is there one?"
         )
