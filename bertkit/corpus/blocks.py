@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import token_type
+from bertkit.corpus.store import token_type
 from bertkit.corpus.writers import DocumentArrays
 from bertkit.processes import Workers
 from bertkit.text.sentences import split_sentences

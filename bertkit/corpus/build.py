@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.corpus.blocks import BlockPool
-from bertkit.corpus.shards import ShardInfo
 from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, read_json, write_json

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import fsspec
 
-from bertkit.corpus.shards import ARRAYS, ShardInfo, check_shard
+from bertkit.corpus.store import ARRAYS, ShardInfo, check_shard
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,
@@ -217,10 +217,13 @@ def make_room(root: Path, gigabytes: float, needed: int) -> None:
     for path in root.glob("*/*"):
         if not (path.parent / "remote.json").is_file() or path.suffix not in {".npy", ".part"}:
             continue
-        found = path.stat()
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # an unfinished file that has just been finished
+            continue
         if path.suffix == ".part":
             if time.time() - found.st_mtime > ABANDONED_SECONDS:
-                path.unlink()  # a killed process left it
+                path.unlink(missing_ok=True)  # a killed process left it
             continue
         used += found.st_size
         if path.name.endswith(".tokens.npy"):

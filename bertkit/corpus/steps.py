@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.corpus.blocks import TOKENIZE_CHARACTERS, BlockPool, TokenizedBlock
-from bertkit.corpus.shards import ShardInfo, check_shard
+from bertkit.corpus.store import ShardInfo, check_shard
 from bertkit.corpus.writers import write_shard
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from bertkit.corpus.shards import ARRAYS, ShardInfo
-from bertkit.corpus.store import FORMAT
+from bertkit.corpus.store import ARRAYS, FORMAT, ShardInfo
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,

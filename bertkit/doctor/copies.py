@@ -15,8 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertkit.corpus.minhash import hash_parameters, hash_segments
-from bertkit.corpus.shards import ShardArrays
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Console
 

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import ShardArrays, ShardInfo
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardArrays, ShardInfo, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import EXAMPLE_DTYPE, PairOptions
 from bertkit.pretraining_data.sampler import START, AnyPosition, DataPosition, ExampleSampler

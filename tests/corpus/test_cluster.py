@@ -20,12 +20,7 @@ from bertkit.corpus import cluster as module
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.cluster import (
     ClusterOptions,
-    Job,
-    local_executor,
-    merge_parts,
     prepare_on_cluster,
-    run_task,
-    unmark_damaged,
 )
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -290,27 +285,6 @@ def test_what_is_missing_is_said(
 def test_remote_stores_are_refused(texts: list[str], tokenizer: Tokenizer) -> None:
     with pytest.raises(BertkitError, match=r"s3:/bucket/store is remote.* then copy it"):
         prepare(texts, tokenizer, Path("s3://bucket/store"), OPTIONS)
-
-
-def test_marks_of_whole_parts_stay(
-    texts: list[str], tokenizer: Tokenizer, tmp_path: Path, local: dict[str, str]
-) -> None:
-    folder = tmp_path / "store"
-    prepare_on_cluster(texts, tokenizer, folder, OPTIONS, ON_HOSTS)
-    sources = tuple(module.Source(path, "text", Path(path).stat().st_size) for path in texts)
-    job = Job(folder, OPTIONS, sources, FILES)
-    unmark_damaged(job)
-    assert len(marks(folder)) == FILES
-    (folder / "parts" / "00002.json").unlink()
-    unmark_damaged(job)
-    assert marks(folder) == ["00000", "00001", "00003"]
-    assert local_executor(job, range(FILES)).get_incomplete_ranks(range(FILES)) == [2]
-    with pytest.raises(BertkitError, match="1 of 4 parts"):
-        merge_parts(job)
-    module.quiet_logger()
-    run_task(job, 2)
-    merge_parts(job)
-    assert len(marks(folder)) == FILES
 
 
 def command(texts: list[str], folder: Path, *flags: str) -> list[str]:

@@ -20,8 +20,7 @@ import pytest
 from benchmarks.reading import write_store
 from bertkit.corpus import remote as remote_module
 from bertkit.corpus.remote import address, open_remote
-from bertkit.corpus.shards import ARRAYS
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ARRAYS, TokenStore
 from bertkit.errors import BertkitError
 
 SHARDS, TOKENS = 12, 2500

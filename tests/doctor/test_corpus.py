@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.minhash import hash_parameters, mix_bits
-from bertkit.corpus.shards import ShardArrays
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.doctor import copies
 from bertkit.doctor.copies import Tally, Texts, hash_documents, hash_sentences
 from bertkit.doctor.corpus import check_store, is_store
