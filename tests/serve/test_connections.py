@@ -244,6 +244,14 @@ def test_unread_answers_together_are_bounded(models: Path) -> None:
         assert httpx.get(f"{one.address}/health", timeout=PATIENCE).status_code == 200
 
 
+def test_a_client_that_closed_its_side_is_let_go(patient: Running) -> None:
+    for sent in (b"", HEALTH[:20], CLASSIFY(length=1000)):
+        with patient.connect(sent) as own:
+            own.shutdown(socket.SHUT_WR)
+            assert rest_of(own) == b""
+    until(lambda: not patient.serving.in_flight)
+
+
 def test_two_lengths_of_one_body_are_refused(patient: Running) -> None:
     smuggled = b"0\r\n\r\nGET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n"
     head = b"POST /v1/classify HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n" % len(
