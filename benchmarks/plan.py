@@ -24,7 +24,7 @@ from benchmarks.record import data_folder, summary, write_result
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.planning import GIB
-from bertkit.planning.corpus import planned_lengths, store_corpus
+from bertkit.planning.corpus import store_corpus
 from bertkit.planning.estimate import make_plan, resident_bytes, this_machine
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_precision
@@ -65,7 +65,7 @@ def wikipedia_store(data: Path, folder: Path) -> Path:
 
 def forecast(recipe: PretrainRecipe, store: Path, seconds: float) -> dict[str, float]:
     """What `bertkit plan` says."""
-    corpus = store_corpus(TokenStore(store), planned_lengths(recipe))
+    corpus = store_corpus(TokenStore(store), recipe.phases.lengths)
     machine = this_machine(CPU, recipe)
     made = make_plan(recipe, corpus, machine, CPU, seconds=seconds)
     [phase] = made.phases

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.record import summary, write_result
-from bertkit.corpus.shards import ARRAYS, ShardInfo
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ARRAYS, ShardInfo, TokenStore
 from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 

@@ -45,7 +45,7 @@ def malformed(text: str) -> list[bytes]:
         request("/v1/nothing", good.encode()),
         request("/v1/classify", good.encode(), "PUT"),
         request("/v1/embeddings", b'{"input": [1, 2], "dimensions": 3}'),
-        request("/v1/attention", json.dumps({"text": text, "layer": 99}).encode()),
+        request("/v1/attention-maps", json.dumps({"text": text * 99}).encode()),
     ]
 
 
@@ -62,7 +62,7 @@ def inputs_of(route: str, texts: Sequence[str]) -> dict[str, Any]:
     first = texts[0] or "a text"
     if route == "embeddings":
         return {"input": list(texts)}
-    if route in {"tokens", "attention", "attention-maps"}:
+    if route in {"tokens", "attention-maps"}:
         return {"text": first[:20]}
     fields: dict[str, dict[str, Any]] = {
         "choose": {"choices": [first, "nothing"]},

@@ -26,7 +26,7 @@ OWN_FILES = (
     *("sentence_bert_config.json", "config_sentence_transformers.json", "model*.safetensors*"),
     *("generation_config.json", "head*.safetensors", "beside*.safetensors", "pytorch_model*"),
     *("*.ckpt*", "vocab.txt", "tokenizer*.json", "vocabulary.json", "*.tokens.npy"),
-    *("*.sentences.npy", "*.documents.npy", "unigrams.npy", "shards.npy", "manifest.json"),
+    *("*.sentences.npy", "*.documents.npy", "unigrams.npy", "manifest.json"),
     *("remote.json", "recipe.json", "journal.jsonl", "corpus.json", "environment.json"),
     *("finetune.json", "grid.json", "settings.json", "results.json", "run.json", "demo.json"),
     *("progress.json", "optimizer*.safetensors", "report.html", "reproduce.json", "export.json"),

@@ -16,8 +16,7 @@ from bertkit.cli.evaluate import evaluate_command
 from bertkit.cli.export import export_command
 from bertkit.cli.launch import parse_words
 from bertkit.cli.pretrain import has_steps
-from bertkit.corpus.shards import SPLITS
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import SPLITS, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.tokenizer.wordpiece import Tokenizer
 

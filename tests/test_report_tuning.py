@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bertkit.report import plots
-from bertkit.report.finetuning import MAX_TEXT, MAX_WRONG, types_table
+from bertkit.report.finetuning import MAX_TEXT, MAX_WRONG
 from bertkit.report.plots import DotRow, beside_each_other, shown_range
 from bertkit.report.pretraining import write_report
 from tests.test_report import Page, page_of, step, write_run
@@ -204,13 +204,6 @@ def test_a_run_far_off_does_not_press_the_others_together() -> None:
     assert beside_each_other(row) == pytest.approx([-0.22, 0, 0.22])
 
 
-def test_the_score_of_a_run_far_off_is_written_beside_it(tmp_path: Path) -> None:
-    page = page_of(finished(tmp_path))
-    assert page.text.count("33.3%") == 1 + len(
-        [row for row in page.rows for value in row if value == "33.3%"]
-    )
-
-
 def test_a_grid_that_goes_on(tmp_path: Path) -> None:
     scores = dict(list(SCORES.items())[:2])
     write_run(going_on(tmp_path, scores) / "runs" / "b32-lr2e-05-e3-s1", [step(20), step(40)])
@@ -239,17 +232,6 @@ def test_every_run_diverged(tmp_path: Path) -> None:
     assert "lower the learning rate" in page.prose()
     assert drawings(page) == []
     assert [name, "61.2", "diverged: the loss is not a number"] in page.rows
-
-
-def test_a_type_that_only_one_run_names(tmp_path: Path) -> None:
-    going_on(tmp_path)
-    path = tmp_path / "runs" / BEST / "run.json"
-    values = json.loads(path.read_text())
-    values["scores"]["dev"]["f1/B"] = 0.125
-    path.write_text(json.dumps(values))
-    page = page_of(tmp_path)
-    assert ["B", "12.5%", "–"] in page.rows
-    assert not any("f1/B" in row for row in page.rows)  # it has no median
 
 
 def test_answers_beside_the_right_labels(tmp_path: Path) -> None:
@@ -293,7 +275,3 @@ def test_many_labels_are_a_list_of_errors(tmp_path: Path) -> None:
     surest = page.rows.index(["id", "right label", "prediction", "probability", "text"])
     assert {len(row) for row in page.rows[surest : surest + MAX_WRONG + 1]} == {5}
     assert not any("x" * (MAX_TEXT + 1) in value for row in page.rows for value in row)
-
-
-def test_scores_without_types_have_no_table_of_them() -> None:
-    assert types_table({"f1": 0.5}) == (["type"], [])

@@ -54,9 +54,6 @@ def diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
     """Return (title, findings) of a store, or of a run followed by those of its stores.
 
     Stores of the run that cannot be found are left out.
-
-    Raises:
-        BertkitError: the path is neither a run nor a store.
     """
     if is_store(path):
         return [(f"token store {path}", check_store(path, console))]

@@ -121,14 +121,7 @@ def learn_tokenizer(
 def learn_with(
     paths: Sequence[str], size: int, console: Console, options: LearnOptions
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Learn a tokenizer; progress and a vocabulary that stays smaller than `size` are shown.
-
-    Returns:
-        The tokenizer, and how it was made: criterion, settings, and what the sources hold.
-
-    Raises:
-        BertkitError: a setting is invalid, or the texts are missing, damaged or too short.
-    """
+    """Learn a tokenizer; progress and a vocabulary that stays smaller than `size` are shown."""
     check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
     check_compat(options.compat, "--compat")
     if options.processes < 0:
@@ -173,18 +166,7 @@ def count_sources(
     skipped: Counter[str],
     strip_accents: bool | None = None,
 ) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Count the words of all paths together, weighted by path if smoothing is not 1.
-
-    Args:
-        paths: the sources of the text.
-        console: the console that shows progress and what was skipped.
-        options: the settings, which say how words are counted.
-        skipped: the counter to which words that are left out are added.
-        strip_accents: whether to strip accents, as in `count_words`.
-
-    Returns:
-        The counts, and the number of words and the weight of each path.
-    """
+    """Count the words of all paths together, weighted by path if smoothing is not 1."""
     smoothing_weights([1, 1], options.smoothing)  # refuses an invalid exponent before any reading
     if options.smoothing == 1:
         counts = count_paths(paths, console, options, skipped, strip_accents)

@@ -13,7 +13,6 @@ import rich.console
 from rich.table import Table
 
 from bertkit.config import FLATTEN, as_json
-from bertkit.corpus.build import PrepareOptions
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
@@ -22,7 +21,6 @@ from bertkit.planning import GIB, HERE
 from bertkit.planning.corpus import (
     CorpusEstimate,
     assumed_corpus,
-    planned_lengths,
     store_corpus,
     text_corpus,
 )
@@ -111,7 +109,7 @@ def plan_command(
     if where is not None:
         choose_precision(precision, where)  # fails before the corpus is measured
     with Console() as console:
-        size = measure_corpus(corpus, planned_lengths(settings), settings.objectives.pair)
+        size = measure_corpus(corpus, settings.phases.lengths, settings.objectives.pair)
         if where is not None:
             console.say(f"calibrating for about {seconds:g} s; do not use the machine meanwhile")
             named = this_machine(where, settings)
@@ -134,11 +132,7 @@ def plan_command(
 def check_flags(
     machine: str, device: str, seconds: float, mfu: float | None, price: float | None
 ) -> None:
-    """Check that numbers are in range and that the flags can be combined.
-
-    Raises:
-        BertkitError: a flag is invalid; the message names it.
-    """
+    """Check that numbers are in range and that the flags can be combined."""
     if price is not None and not 0 <= price < math.inf:
         raise BertkitError(f"--price must be 0 or more, not {price}")
     if not 0 < seconds < math.inf:
@@ -152,11 +146,7 @@ def check_flags(
 
 
 def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
-    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: no corpus or more than one is given, or the corpus does not exist.
-    """
+    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`."""
     given = [size.store is not None, bool(size.text), size.tokens is not None]
     if sum(given) != 1:
         raise BertkitError(
@@ -173,8 +163,10 @@ def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> Corpu
     if size.tokens is not None:
         return assumed_corpus("only its size", size.tokens, size.vocabulary_size, lengths, pair)
     tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
-    options = PrepareOptions(format=size.format, column=size.column, held_out=0.0)
-    return text_corpus(size.text, tokenizer, options, size.vocabulary_size, lengths, pair)
+    return text_corpus(
+        size.text, tokenizer, size.vocabulary_size, lengths,
+        pair=pair, format=size.format, column=size.column,
+    )  # fmt: skip
 
 
 def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:
@@ -212,10 +204,9 @@ def memory_table(made: Plan) -> Table:
 
 
 def speed_table(made: Plan) -> Table:
-    """Build the table of speeds: the recipe's phases, and the paper's at other lengths."""
+    """Build the table of the phases' speeds."""
     table = Table("length", "batch", "tokens/s", "MFU", "s/update", title="speed")
-    own = {phase.length for phase in made.phases}
-    for phase in (*made.phases, *[phase for phase in made.paper if phase.length not in own]):
+    for phase in made.phases:
         cut = phase.fit.micro_batches
         table.add_row(
             str(phase.length),

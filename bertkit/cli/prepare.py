@@ -21,10 +21,10 @@ from bertkit.training.journal import Console
 PREPARE_DEFAULTS = PrepareOptions()
 LOCAL = ClusterOptions()
 EXECUTORS = {
-    "tasks": ("datatrove", "slurm", "ray"),
+    "tasks": ("datatrove", "slurm"),
     "first_task": ("datatrove",),
     "local_tasks": ("datatrove",),
-    "memory_gigabytes": ("slurm", "ray"),
+    "memory_gigabytes": ("slurm",),
     "partition": ("slurm",),
     "time": ("slurm",),
     "sbatch": ("slurm",),
@@ -53,8 +53,8 @@ def prepare_command(
     out
         The store's folder. The same command resumes a stopped run.
     processes
-        The number of worker processes; 0 means one per core (with Slurm and Ray: as many tasks at a
-        time as the cluster runs). It does not affect the store.
+        The number of worker processes; 0 means one per core (with Slurm: as many tasks at a time as
+        the cluster runs). It does not affect the store.
     """
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}")
@@ -68,11 +68,7 @@ def prepare_command(
 
 
 def refuse_cluster_flags(cluster: ClusterOptions) -> None:
-    """Refuse flags that the chosen executor would ignore.
-
-    Raises:
-        BertkitError: such a flag is given.
-    """
+    """Refuse flags that the chosen executor would ignore."""
     for flag, executors in EXECUTORS.items():
         given = getattr(cluster, flag) != getattr(LOCAL, flag)
         if given and cluster.executor not in executors:

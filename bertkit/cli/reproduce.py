@@ -11,7 +11,6 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json, write_text
 from bertkit.outputs import FOLDER, NAMED
-from bertkit.reproduce.cost import describe_cost
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
 from bertkit.reproduce.outcome import gather_results, has_results
 from bertkit.reproduce.paper import find_table, read_scale
@@ -41,9 +40,9 @@ def reproduce_command(
 ) -> int:
     """Run the paper's tables 1 to 8 and figure 5 at some scale, next to the results of the paper.
 
-    The command first prints what it will run and about how long that takes. The same command
-    resumes a stopped reproduction, and several processes with the same command share the work.
-    Cells without results are shown as not run.
+    The command first prints what it will run. The same command resumes a stopped reproduction, and
+    several processes with the same command share the work. Cells without results are shown as
+    not run.
 
     Parameters
     ----------
@@ -79,7 +78,7 @@ def reproduce_command(
         if render:
             work.begin()  # refuses another scale than the folder's
         else:
-            for line in (*describe_cost(work, steps), *missing(work, experiments)):
+            for line in (describe_work(work, steps), *missing(work, experiments)):
                 console.say(line)
             if plan:
                 return 0
@@ -97,17 +96,24 @@ def reproduce_command(
 
 
 def recorded_sources(out: Path) -> Sources:
-    """Return the sources that are recorded in the folder of a reproduction.
-
-    Raises:
-        BertkitError: the folder holds no reproduction.
-    """
+    """Return the sources that are recorded in the folder of a reproduction."""
     path = out / "reproduce.json"
     if not path.is_file():
         raise BertkitError(f"{out} holds no reproduction to render; leave out --render")
     values = read_json(path)["sources"]
     paths = {name: values[name] and Path(values[name]) for name in ("data", "model")}
     return Sources(text=tuple(values["text"]), **paths)
+
+
+def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
+    """Return a sentence that says how many steps there are, and how many are left to do."""
+    networks = [work.is_done(step) for step in steps if step.job is None]
+    tunings = [work.is_done(step) for step in steps if step.job is not None]
+    return (
+        f"{work.scale.title}: {len(networks)} networks to pre-train "
+        f"({networks.count(False)} left), {len(tunings)} fine-tuning jobs with "
+        f"{work.scale.seeds} seeds each ({tunings.count(False)} left)"
+    )
 
 
 def missing(work: Reproduction, experiments: list[Experiment]) -> list[str]:

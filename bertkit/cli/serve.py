@@ -101,12 +101,7 @@ def host_names(host: str, given: Collection[str], token: str) -> set[str]:
 
 
 def read_token(file: Path | None) -> str:
-    """Return the token from the file or the environment; "" if there is none.
-
-    Raises:
-        BertkitError: the file cannot be read, it or the variable is blank, or the token is not
-            valid in a header.
-    """
+    """Return the token from the file or the environment; "" if there is none."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if file is None and not token and TOKEN_VARIABLE in os.environ:
         raise BertkitError(f"{TOKEN_VARIABLE} is set but blank; set it to the token, or unset it")

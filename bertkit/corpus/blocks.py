@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import token_type
+from bertkit.corpus.store import token_type
 from bertkit.corpus.writers import DocumentArrays
 from bertkit.processes import Workers
 from bertkit.text.sentences import split_sentences
@@ -60,14 +60,7 @@ def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
 def tokenize_block(
     documents: Sequence[str], tokenizer: Tokenizer, language: str, held_out: float
 ) -> TokenizedBlock:
-    """Split documents into sentences and token ids: the pure step that every executor runs.
-
-    Args:
-        documents: the texts; a newline always ends a sentence.
-        tokenizer: the tokenizer that converts sentences to ids.
-        language: the language for the sentence splitter; see `split_sentences`.
-        held_out: the share of documents for evaluation, at least 0 and below 1.
-    """
+    """Split documents into sentences and token ids: the pure step that every executor runs."""
     counts: Counter[str] = Counter()
     sentences: list[str] = []
     owners: list[int] = []
@@ -139,11 +132,7 @@ class BlockPool:
             self.workers.__exit__()
 
     def run(self, blocks: Iterable[list[str]]) -> Iterator[tuple[list[str], TokenizedBlock]]:
-        """Yield (documents, block) in the order of `blocks`, with only a few in progress at a time.
-
-        Raises:
-            BertkitError: a worker process died.
-        """
+        """Yield (documents, block) in the order of `blocks`, with only a few in progress."""
         if self.workers is not None:
             yield from self.workers.run(blocks)
             return

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.corpus.blocks import BlockPool
-from bertkit.corpus.shards import ShardInfo
 from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, read_json, write_json
@@ -25,10 +24,6 @@ from bertkit.text.documents import TextCounts
 from bertkit.text.sentences import check_language
 from bertkit.text.sources import Source, check_outside, find_sources, is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-
-class TooFewDocumentsError(BertkitError):
-    """There are fewer than two training documents, which next-sentence pairs need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +105,7 @@ def prepare(
 
 
 def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) -> list[Source]:
-    """Check the options and find the sources.
-
-    Raises:
-        BertkitError: an option is impossible, there is nothing to read, or the folder is remote or
-            inside a folder of text.
-    """
+    """Check the options and find the sources."""
     check_language(options.language)
     if not 0 <= options.held_out < 1:
         raise BertkitError(f"held_out must be at least 0 and below 1, got {options.held_out}")
@@ -137,11 +127,7 @@ def finish_store(
     sources: Sequence[Source],
     results: Iterable[PartResult],
 ) -> TokenStore:
-    """Write the manifest from the results of all parts, in their order.
-
-    Raises:
-        TooFewDocumentsError: there are fewer than two training documents.
-    """
+    """Write the manifest from the results of all parts, in their order."""
     text = TextCounts()
     tokenization: Counter[str] = Counter()
     shards: list[ShardInfo] = []
@@ -152,7 +138,7 @@ def finish_store(
     documents = sum(shard.documents for shard in shards if shard.split == "train")
     if documents < 2:
         others = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
-        raise TooFewDocumentsError(
+        raise BertkitError(
             f"{sources[0].path}{others}: {documents} training document(s) found, at least 2 are "
             "needed. In plain text a blank line ends a document; is there one?"
         )
@@ -176,17 +162,7 @@ def claim_store_folder(
 ) -> None:
     """Record in a folder the settings, tokenizer and sources of its store.
 
-    Args:
-        folder: the store's folder.
-        tokenizer: the tokenizer of the store.
-        options: the settings of the store.
-        sources: the sources of its text.
-        alone: whether no other process works in the folder, so that settings with which no shard
-            was made, because they failed, may be replaced.
-
-    Raises:
-        BertkitError: the folder holds a store of other settings, text or tokenizer, or another
-            type of content.
+    If no other process works there (`alone`), settings that made no shard may be replaced.
     """
     settings: dict[str, Any] = {
         **asdict(options),
@@ -212,11 +188,7 @@ def claim_store_folder(
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that is not empty and does not hold a store.
-
-    Raises:
-        BertkitError: the folder holds something else.
-    """
+    """Refuse a folder that is not empty and does not hold a store."""
     used = folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())
     if used and not (folder / "settings.json").is_file():  # last, as a host may just be writing it
         raise BertkitError(f"{folder} is not empty and not a token store; choose another folder")

@@ -139,11 +139,7 @@ def judge_block(documents: Sequence[str], options: CleanOptions) -> list[Verdict
 def judge_blocks(
     blocks: Iterable[list[str]], options: CleanOptions, processes: int
 ) -> Iterator[tuple[list[str], list[Verdict]]]:
-    """Yield (documents, verdicts) in the order of the blocks.
-
-    Raises:
-        BertkitError: a worker process died.
-    """
+    """Yield (documents, verdicts) in the order of the blocks."""
     if processes == 1:
         for documents in blocks:
             yield documents, judge_block(documents, options)
@@ -174,11 +170,7 @@ class DocumentReader:
 
 
 def check_clean_options(options: CleanOptions, processes: int) -> None:
-    """Refuse impossible options and options that would have no effect.
-
-    Raises:
-        BertkitError: a number is out of range, or a quality rule is set without `quality`.
-    """
+    """Refuse impossible options and options that would have no effect."""
     if processes < 1:
         raise BertkitError(f"processes must be at least 1, got {processes}")
     for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):

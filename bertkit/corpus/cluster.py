@@ -1,7 +1,9 @@
 """Prepare a token store with many processes on many machines, by datatrove's executors.
 
-The store has the same bytes as one that `prepare` writes, whatever the number of tasks, processes
-and machines. After a failure, the same command continues:
+A task makes some parts of the corpus (`steps.py`), independently and in one process; the merge
+writes the manifest when every part is complete. The store has the same bytes as one that `prepare`
+writes, whatever the number of tasks, processes and machines. After a failure, the same command
+continues:
 
 - datatrove marks each finished task with a file, and the task is skipped;
 - every finished shard and part has a record, so an unfinished task resumes after its last complete
@@ -20,17 +22,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bertkit.corpus.build import PrepareOptions, check_inputs, claim_store_folder
-from bertkit.corpus.job import Job, MakeParts, Merge, merge_parts, unmark_damaged
-from bertkit.corpus.steps import finished_part, plan_parts
+from bertkit.corpus.blocks import BlockPool
+from bertkit.corpus.build import PrepareOptions, check_inputs, claim_store_folder, finish_store
+from bertkit.corpus.steps import CorpusPart, finished_part, forget_part, plan_parts, prepare_part
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, HeldError
 from bertkit.files import WAIT_SECONDS, exclusive_lock
 from bertkit.processes import start_worker
+from bertkit.text.sources import Source
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 
@@ -38,9 +41,9 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 class ClusterOptions:
     """The settings of where preparation runs; the store does not depend on any of them."""
 
-    executor: Literal["local", "datatrove", "slurm", "ray"] = "local"
+    executor: Literal["local", "datatrove", "slurm"] = "local"
     """local: here, without datatrove; datatrove: tasks on this machine, or on several that share
-    the folder; slurm: submit an array of jobs; ray: tasks on a Ray cluster."""
+    the folder; slurm: submit an array of jobs."""
     tasks: int = 0
     """The number of tasks that share the parts; 0 makes one task of each part."""
     first_task: int = 0
@@ -48,13 +51,108 @@ class ClusterOptions:
     local_tasks: int = 0
     """With datatrove: the number of tasks of this machine; 0 takes all that follow."""
     memory_gigabytes: int = 4
-    """With Slurm and Ray: the memory of a task in gigabytes."""
+    """With Slurm: the memory of a task in gigabytes."""
     partition: str = ""
     """With Slurm: the partition."""
     time: str = "24:00:00"
     """With Slurm: the time limit of a task."""
     sbatch: tuple[str, ...] = ()
     """With Slurm: further sbatch options as KEY=VALUE, such as account=NAME."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a task needs; it is pickled and sent to other machines."""
+
+    folder: Path
+    options: PrepareOptions
+    sources: tuple[Source, ...]
+    tasks: int
+
+    @cached_property
+    def parts(self) -> list[CorpusPart]:
+        """All parts of the corpus."""
+        return plan_parts(self.sources, self.options.shard_bytes)
+
+    def parts_of(self, task: int) -> list[CorpusPart]:
+        """Return a task's parts; adjacent ones, often similar, go to different tasks."""
+        return self.parts[task :: self.tasks]
+
+    @property
+    def marks(self) -> Path:
+        """The folder of datatrove's marks and logs, one for each number of tasks."""
+        return self.folder / "tasks" / f"of-{self.tasks:05d}"
+
+    def __repr__(self) -> str:
+        return f"Job({self.folder}, {self.tasks} tasks)"  # omits what may be thousands of sources
+
+
+@dataclass(frozen=True, repr=False)
+class MakeParts:
+    """A datatrove pipeline step that makes the parts of one task."""
+
+    job: Job
+
+    def __call__(self, data: object, rank: int, world_size: int) -> None:
+        """Make the parts of task `rank`, keeping what was finished before."""
+        job, options = self.job, self.job.options
+        tokenizer = Tokenizer.load(job.folder / "tokenizer")
+        with BlockPool(tokenizer, job.folder, 1, options.language, options.held_out) as pool:
+            for part in job.parts_of(rank):
+                prepare_part(
+                    part,
+                    job.folder,
+                    pool,
+                    column=options.column,
+                    shard_bytes=options.shard_bytes,
+                )
+
+    def __repr__(self) -> str:
+        return f"make parts of {self.job}"
+
+
+@dataclass(frozen=True, repr=False)
+class Merge:
+    """The final step as a separate job, for executors with no process that waits for the tasks."""
+
+    job: Job
+
+    def __call__(self, data: object, rank: int, world_size: int) -> None:
+        """Merge the parts; datatrove calls this once."""
+        merge_parts(self.job)
+
+    def __repr__(self) -> str:
+        return f"merge {self.job}"
+
+
+def merge_parts(job: Job) -> TokenStore:
+    """Write the manifest if every part is complete and its checksums are right."""
+    results, missing = [], []
+    with exclusive_lock(job.folder, WAIT_SECONDS):  # machines may finish at the same moment
+        for part in job.parts:
+            result = finished_part(part, job.folder)
+            if result is None:
+                missing.append(part.number)
+                forget_part(part, job.folder)
+            else:
+                results.append(result)
+        if missing:
+            raise BertkitError(
+                f"{len(missing)} of {len(job.parts)} parts of {job.folder} are missing or damaged "
+                f"(first: {missing[0]}); run the same `bertkit prepare` again"
+            )
+        tokenizer = Tokenizer.load(job.folder / "tokenizer")
+        return finish_store(job.folder, tokenizer, job.options, job.sources, results)
+
+
+def unmark_damaged(job: Job) -> None:
+    """Remove the marks of tasks with a part that is missing or damaged."""
+    for mark in sorted((job.marks / "completions").glob("[0-9]*")):
+        if any(
+            finished_part(part, job.folder, checksums=False) is None
+            for part in job.parts_of(int(mark.name))
+        ):
+            mark.unlink(missing_ok=True)
 
 
 def prepare_on_cluster(
@@ -75,14 +173,14 @@ def prepare_on_cluster(
         folder: the store's folder, on a file system that all machines share.
         options: the settings that determine the content of the store.
         cluster: the settings that determine where the tasks run.
-        processes: the tasks run at a time; with Slurm and Ray in the whole cluster, 0 for no limit.
+        processes: the tasks run at a time; with Slurm in the whole cluster, 0 for no limit.
         progress: called with the number of finished tasks and of all tasks of this machine.
 
     Returns:
         The store, or, while parts are missing, a sentence that says what is still to be done.
 
     Raises:
-        BertkitError: as for `prepare`, or datatrove or Ray is not installed, or a task failed.
+        BertkitError: as for `prepare`, or datatrove is not installed, or a task failed.
     """
     check_cluster(cluster)
     quiet_logger()
@@ -96,10 +194,7 @@ def prepare_on_cluster(
     if cluster.executor == "slurm":
         submit_to_slurm(job, cluster, processes)
         return f"{job.tasks} tasks and a final one, which writes the manifest, are queued in Slurm"
-    if cluster.executor == "ray":
-        run_on_ray(job, cluster, processes)
-    else:
-        _run_here(job, cluster, max(1, processes), progress)
+    _run_here(job, cluster, max(1, processes), progress)
     missing = sum(finished_part(part, job.folder, checksums=False) is None for part in job.parts)
     if missing:
         return (
@@ -113,11 +208,7 @@ def prepare_on_cluster(
 
 
 def check_cluster(cluster: ClusterOptions) -> None:
-    """Refuse impossible cluster settings before anything is written.
-
-    Raises:
-        BertkitError: Slurm has no partition, or a number is too small.
-    """
+    """Refuse impossible cluster settings before anything is written."""
     if cluster.executor == "slurm" and not cluster.partition:
         raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
     for name, least in (("tasks", 0), ("memory_gigabytes", 1)):
@@ -200,11 +291,7 @@ def local_executor(job: Job, tasks: range) -> Any:
 
 
 def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
-    """Submit an array job of all tasks, and a job that then writes the manifest.
-
-    Raises:
-        BertkitError: sbatch is not installed here, or it refuses the job.
-    """
+    """Submit an array job of all tasks, and a job that then writes the manifest."""
     from subprocess import CalledProcessError
 
     from datatrove.executor.slurm import SlurmPipelineExecutor
@@ -245,34 +332,8 @@ def submit_to_slurm(job: Job, cluster: ClusterOptions, processes: int) -> None:
         raise BertkitError(f"sbatch refused the job (status {error.returncode})") from None
 
 
-def run_on_ray(job: Job, cluster: ClusterOptions, processes: int) -> None:
-    """Run all tasks on the Ray cluster that RAY_ADDRESS names, or on a new local one.
-
-    Raises:
-        BertkitError: Ray is not installed.
-    """
-    try:
-        import ray
-    except ImportError:
-        raise BertkitError("--executor ray needs ray; run: pip install ray") from None
-    from datatrove.executor.ray import RayPipelineExecutor
-
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    RayPipelineExecutor(
-        pipeline=[MakeParts(job)],
-        tasks=job.tasks,
-        workers=processes or -1,
-        mem_per_cpu_gb=cluster.memory_gigabytes,
-        logging_dir=str(job.marks),
-    ).run()
-
-
 def quiet_logger() -> None:
-    """Load datatrove and keep its many log messages off the terminal.
-
-    Raises:
-        BertkitError: datatrove is not installed.
-    """
+    """Load datatrove and keep its many log messages off the terminal."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
         import datatrove.executor.local  # noqa: F401

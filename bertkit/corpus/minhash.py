@@ -54,6 +54,14 @@ def mix_bits(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+def hash_segments(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hash consecutive segments of uint64 values, of (segments,) lengths above 0, to uint64."""
+    starts = np.cumsum(lengths) - lengths
+    places = np.arange(len(values)) - np.repeat(starts, lengths)
+    powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER), dtype=np.uint64)
+    return mix_bits(np.add.reduceat(values * powers[places], starts))
+
+
 def exact_key(document: str) -> int:
     """Return a 64-bit hash of the text, ignoring case and white space.
 
@@ -75,10 +83,7 @@ def shingles(document: str) -> np.ndarray:
         return np.zeros(0, dtype=np.uint64)
     lengths = np.fromiter(map(len, words), dtype=np.int64, count=len(words))
     codes = np.frombuffer("".join(words).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(len(codes)) - np.repeat(starts, lengths)
-    powers = np.cumprod(np.full(int(lengths.max()), MULTIPLIER), dtype=np.uint64)
-    keys = mix_bits(np.add.reduceat(mix_bits(codes.astype(np.uint64)) * powers[places], starts))
+    keys = hash_segments(mix_bits(codes.astype(np.uint64)), lengths)
     runs = max(1, len(keys) - SHINGLE + 1)
     hashes = np.zeros(runs, dtype=np.uint64)
     for place in range(min(SHINGLE, len(keys))):

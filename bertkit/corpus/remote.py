@@ -1,14 +1,14 @@
 """A token store at a remote address, whose shards are fetched into a bounded cache on demand.
 
 The cache folder looks like the store itself with most shards missing, and `remote.json` records the
-address. `bertkit.corpus.cache` describes how several processes share the folder. Every failure to
-read a remote file is a one-line error, and network failures are retried.
+address. Processes of a host share it: a lock file of each shard lets one of them fetch it, and
+files are removed under the lock of the whole cache. Every failure to read a remote file is a
+one-line error, and network failures are retried.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
@@ -20,29 +20,30 @@ from pathlib import Path
 
 import fsspec
 
-from bertkit.corpus.cache import (
-    CacheFullError,
-    ShardLease,
-    claim_file,
-    lock,
-    locked,
-    make_room,
-    remove_shard,
-)
-from bertkit.corpus.shards import ARRAYS, ShardInfo, check_shard
-from bertkit.corpus.store import INDEXED_FORMAT
+from bertkit.corpus.store import ARRAYS, ShardInfo, check_shard
 from bertkit.errors import BertkitError
-from bertkit.files import disk_errors, not_through_links, read_json, write_atomic, write_json
+from bertkit.files import (
+    disk_errors,
+    not_through_links,
+    open_lock,
+    read_json,
+    write_atomic,
+    write_json,
+)
 from bertkit.text.remote import missing_package, time_limits
 from bertkit.text.sources import is_remote, one_line
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks: only one process at a time is safe
+    fcntl = None  # type: ignore[assignment]
 
 GIGABYTES = 100.0
 """The default maximum size of the cache in gigabytes."""
 PARALLEL = 4
 """The number of shards that are fetched at a time."""
-CACHE_POLL_SECONDS = 0.05
-ROOM_SECONDS = 30.0
-"""How long to wait for room in a cache that other processes also use."""
+ABANDONED_SECONDS = 3600.0
+"""The age at which an unfinished file is removed: a killed process left it."""
 SMALL_FILES = (
     "tokenizer/vocab.txt",
     "tokenizer/tokenizer.json",
@@ -61,9 +62,6 @@ def open_remote(
             is opened without a request to the address.
         cache: the folder of all caches; by default in the user's cache folder.
         gigabytes: the maximum size of all caches together.
-
-    Raises:
-        BertkitError: there is no store, the address cannot be reached, or the cache not be written.
     """
     note = Path(folder) / "remote.json"
     if is_remote(Path(folder)):
@@ -101,13 +99,7 @@ def address(path: str) -> str:
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """A store's address and its cache.
-
-    Args:
-        url: the address of the store's folder.
-        root: the folder of the caches of all stores.
-        gigabytes: the maximum size of all caches together.
-    """
+    """A store's address and its cache."""
 
     url: str
     root: Path
@@ -120,11 +112,7 @@ class RemoteStore:
         return self.root / f"{name}-{hashlib.sha256(self.url.encode()).hexdigest()[:12]}"
 
     def refresh(self) -> None:
-        """Bring the manifest and the small files that every user needs up to date.
-
-        Raises:
-            BertkitError: there is no store, or it cannot be reached, or the cache not be written.
-        """
+        """Bring the manifest and the small files that every user needs up to date."""
         try:
             content = fetch_bytes(f"{self.url}/manifest.json")
         except FileNotFoundError:
@@ -136,11 +124,10 @@ class RemoteStore:
         manifest = self.folder / "manifest.json"
         with locked(self.folder / ".opening"):
             write_json(self.folder / "remote.json", {"url": self.url, "gigabytes": self.gigabytes})
-            names = [*SMALL_FILES, *(["shards.npy"] if has_index(content) else [])]
-            there = all((self.folder / name).is_file() for name in names)
+            there = all((self.folder / name).is_file() for name in SMALL_FILES)
             if there and manifest.is_file() and manifest.read_bytes() == content:
                 return
-            for name in names:
+            for name in SMALL_FILES:
                 self._copy(name)
             write_atomic(manifest, lambda path: path.write_bytes(content))
 
@@ -153,127 +140,61 @@ class RemoteStore:
             ) from None
         write_atomic(self.folder / name, lambda path: path.write_bytes(content))
 
-    def hold_all(
-        self, shards: Sequence[ShardInfo], let_go: Callable[[], object], *, verify: bool
-    ) -> list[ShardLease]:
-        """Fetch and lock several shards at a time; see `hold`.
+    def fetch(self, shards: Sequence[ShardInfo], *, verify: bool) -> None:
+        """Bring shards into the cache, several at a time, and mark them as used.
 
         Args:
-            shards: the shards to fetch and lock.
-            let_go: a function that releases the caller's other shards if the cache has no room.
+            shards: the shards to fetch.
             verify: whether to check the cached files' checksums, and to fetch damaged shards again.
 
         Raises:
-            BertkitError: as for `hold`.
+            BertkitError: a shard is missing or damaged at the address, the address cannot be
+                reached, the disk is full, or the shard is larger than the cache may be.
         """
 
-        def held(shard: ShardInfo) -> ShardLease:
-            hold = self.hold(shard)
-            try:
-                check_shard(self.folder, shard, checksums=verify)
-            except BertkitError:  # the files were damaged after they were fetched
-                hold.close()
-                self.drop(shard)
-                hold = self.hold(shard)
-            return hold
+        def ensure(shard: ShardInfo) -> None:
+            with locked(self.folder / f".{shard.name}.lock"):  # one process fetches it
+                try:
+                    check_shard(self.folder, shard, checksums=verify)
+                except BertkitError:  # absent, or damaged after it was fetched
+                    self._fetch(shard)
+                with suppress(FileNotFoundError):  # just removed: the caller fetches it again
+                    os.utime(self.folder / f"{shard.name}.tokens.npy")
 
-        def every() -> list[ShardLease]:
-            if len(shards) == 1:
-                return [held(shards[0])]
-            with ThreadPoolExecutor(PARALLEL) as pool:
-                return list(pool.map(held, shards))
-
-        deadline = time.monotonic() + ROOM_SECONDS
-        while True:
-            try:
-                return every()
-            except CacheFullError:
-                let_go()
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(CACHE_POLL_SECONDS)  # other processes release shards as they proceed
-
-    def hold(self, shard: ShardInfo) -> ShardLease:
-        """Fetch a shard if it is not in the cache, and keep it there while the lease lives.
-
-        Raises:
-            BertkitError: the shard is missing or damaged there, the address cannot be reached, the
-                disk is full, or every cached shard is in use (`CacheFullError`).
-        """
-        while True:
-            if hold := self._held(shard):
-                return hold
-            part = self._path(shard, "tokens", unfinished=True)
-            if (claim := claim_file(part)) is None:
-                time.sleep(CACHE_POLL_SECONDS)  # another process is fetching it
-                continue
-            if self._path(shard, "tokens").exists():  # another process has just finished it
-                part.unlink(missing_ok=True)
-                claim.close()
-                continue
-            try:
-                self._fetch(shard)
-                self._put(shard, claim)
-                return claim
-            except BaseException:
-                for kind in ARRAYS:
-                    self._path(shard, kind, unfinished=True).unlink(missing_ok=True)
-                claim.close()
-                raise
-
-    def drop(self, shard: ShardInfo) -> None:
-        """Remove a damaged shard from the cache."""
-        with locked(self.root / ".lock"):
-            remove_shard(self._path(shard, "tokens"))
-
-    def _path(self, shard: ShardInfo, kind: str, *, unfinished: bool = False) -> Path:
-        name = f".{shard.name}.{kind}.part" if unfinished else f"{shard.name}.{kind}.npy"
-        return self.folder / name
-
-    def _held(self, shard: ShardInfo) -> ShardLease | None:
-        """Lock a shard that is in the cache; None if it is not, or is incomplete."""
-        path = self._path(shard, "tokens")
-        try:
-            hold = ShardLease(os.open(path, os.O_RDONLY))
-        except FileNotFoundError:
-            return None
-        lock(hold, "shared")
-        if os.fstat(hold.descriptor).st_nlink == 0:  # removed in the meantime
-            return None
-        for kind in ARRAYS:
-            file = self._path(shard, kind)
-            if not file.is_file() or file.stat().st_size != shard.bytes[kind]:
-                self.drop(shard)
-                return None
-        os.utime(path)  # records the time of its last use
-        return hold
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            list(pool.map(ensure, shards))
 
     def _fetch(self, shard: ShardInfo) -> None:
-        """Reserve room in the cache for a shard's files, then download them."""
-        with locked(self.root / ".lock"):
-            part = self._path(shard, "tokens", unfinished=True)
-            make_room(self.root, self.gigabytes, sum(shard.bytes.values()), part)
-            for kind in ARRAYS:
-                part = self._path(shard, kind, unfinished=True)
-                with disk_errors(part), open(part, "wb", opener=not_through_links) as file:
-                    file.truncate(shard.bytes[kind])
-        for kind in ARRAYS:
-            self._download(shard, kind)
+        """Make room in the cache for a shard's files, then download them."""
+        parts = {kind: self.folder / f".{shard.name}.{kind}.part" for kind in ARRAYS}
+        try:
+            with locked(self.root / ".lock"):
+                make_room(self.root, self.gigabytes, sum(shard.bytes.values()))
+            for kind, part in parts.items():
+                self._download(shard, kind, part)
+            with disk_errors(self.folder):
+                for kind, part in parts.items():
+                    part.replace(self.folder / f"{shard.name}.{kind}.npy")
+        except BaseException:
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+            raise
 
-    def _download(self, shard: ShardInfo, kind: str) -> None:
+    def _download(self, shard: ShardInfo, kind: str, part: Path) -> None:
         """Download one file, in several attempts, and compare it with the manifest."""
         url = f"{self.url}/{shard.name}.{kind}.npy"
-        part = self._path(shard, kind, unfinished=True)
 
         def attempt() -> tuple[int, str]:
             digest, size = hashlib.sha256(), 0
-            with open_remote_file(url) as stream, disk_errors(part), part.open("r+b") as file:
-                while block := stream(FETCH_BYTES):
+            with (
+                open_remote_file(url) as stream,
+                disk_errors(part),
+                open(part, "wb", opener=not_through_links) as file,
+            ):
+                while size <= shard.bytes[kind] and (block := stream(FETCH_BYTES)):
                     digest.update(block)
                     size += len(block)
-                    if size > shard.bytes[kind]:
-                        break
-                    file.write(block)
+                    file.write(block[: shard.bytes[kind]])
             return size, digest.hexdigest()
 
         try:
@@ -286,21 +207,54 @@ class RemoteStore:
                 "store there again"
             )
 
-    def _put(self, shard: ShardInfo, claim: ShardLease) -> None:
-        """Move a downloaded shard into the cache, where it is locked from the start."""
-        with locked(self.root / ".lock"), disk_errors(self.folder):
-            for kind in reversed(ARRAYS):  # tokens last: a shard with a tokens file is complete
-                self._path(shard, kind, unfinished=True).replace(self._path(shard, kind))
-            lock(claim, "shared")
+
+def make_room(root: Path, gigabytes: float, needed: int) -> None:
+    """Remove the least recently used shards until a new one fits; needs the cache's lock.
+
+    A process that has mapped a removed shard keeps reading it: the system frees its space later.
+    """
+    limit, used, shards = int(gigabytes * 1e9), needed, []
+    for path in root.glob("*/*"):
+        if not (path.parent / "remote.json").is_file() or path.suffix not in {".npy", ".part"}:
+            continue
+        try:
+            found = path.stat()
+        except FileNotFoundError:  # an unfinished file that has just been finished
+            continue
+        if path.suffix == ".part":
+            if time.time() - found.st_mtime > ABANDONED_SECONDS:
+                path.unlink(missing_ok=True)  # a killed process left it
+            continue
+        used += found.st_size
+        if path.name.endswith(".tokens.npy"):
+            shards.append((found.st_mtime, path))
+    for _, tokens in sorted(shards):
+        if used <= limit:
+            return
+        for kind in ARRAYS:
+            path = tokens.with_name(tokens.name.replace(".tokens.", f".{kind}."))
+            with suppress(OSError):  # on Windows, a process has mapped the file
+                size = path.stat().st_size
+                path.unlink()
+                used -= size
+        name = tokens.name.removesuffix(".tokens.npy")
+        tokens.with_name(f".{name}.lock").unlink(missing_ok=True)
+    if used > limit:
+        raise BertkitError(
+            f"the cache {root} may hold {limit:,} bytes, and {used:,} are needed; allow more "
+            "gigabytes"
+        )
 
 
-def has_index(manifest: bytes) -> bool:
-    """Return whether the shards are listed in a separate file, according to the manifest."""
-    try:
-        values = json.loads(manifest)
-    except (ValueError, RecursionError):
-        return False  # opening the store will report the damage
-    return isinstance(values, dict) and values.get("format") == INDEXED_FORMAT
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for a lock file and hold it for the duration of the block."""
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with open_lock(path) as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 FETCH_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertkit.corpus.blocks import TOKENIZE_CHARACTERS, BlockPool, TokenizedBlock
-from bertkit.corpus.shards import ShardInfo, check_shard
+from bertkit.corpus.store import ShardInfo, check_shard
 from bertkit.corpus.writers import write_shard
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
@@ -146,13 +146,7 @@ class PartWriter:
 
 
 def finished_part(part: CorpusPart, folder: Path, *, checksums: bool = True) -> PartResult | None:
-    """Return the result of a part that is complete on disk, else None.
-
-    Args:
-        part: a part from `plan_parts`.
-        folder: the store's folder.
-        checksums: whether to compare the shards' checksums, not only their sizes.
-    """
+    """Return the result of a part that is complete on disk, else None."""
     writer = PartWriter(folder, part, 0)
     writer.resume(checksums=checksums)
     return writer.finished()
@@ -172,20 +166,7 @@ def prepare_part(
     shard_bytes: int,
     progress: Callable[[TextCounts], None] = lambda counts: None,
 ) -> PartResult:
-    """Write the shards of one part, keeping the complete shards of an earlier run.
-
-    Args:
-        part: a part from `plan_parts`.
-        folder: the store's folder.
-        pool: the processes that tokenise blocks.
-        column: the column that holds the text, in formats that have columns.
-        shard_bytes: the bytes of text after which a shard ends.
-        progress: called with the part's running counts after each block.
-
-    Raises:
-        BertkitError: the text cannot be read, the store cannot be written, or the text has become
-            shorter since an earlier run read it.
-    """
+    """Write the shards of one part, keeping the complete shards of an earlier run."""
     writer = PartWriter(folder, part, shard_bytes)
     writer.resume()
     if (earlier := writer.finished()) is not None:

@@ -3,7 +3,6 @@
 A store is a folder:
 
     manifest.json                    settings, sources, counts, one entry a shard with checksums
-    shards.npy                       those entries, if there are many (`bertkit.corpus.shards`)
     tokenizer/                       the tokenizer that made the ids
     unigrams.npy                     (vocabulary,) int64: counts of each id in the training text
     train-00000-000.tokens.npy       (tokens,) uint16, or uint32 for vocabularies above 65,536
@@ -17,29 +16,121 @@ any tool can read them. Checksums are verified when a shard is first opened.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import ARRAYS, SPLITS, ShardArrays, ShardInfo, check_shard, open_shard
 from bertkit.errors import BertkitError
 from bertkit.files import map_array, read_json, sha256_file
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 if TYPE_CHECKING:
     from bertkit.corpus.remote import RemoteStore
-    from bertkit.corpus.shards import ShardIndex
 
-FORMAT, INDEXED_FORMAT = 1, 2
-"""Format 1 lists the shards in the manifest, 2 in a table next to it (`bertkit.corpus.shards`)."""
+SPLITS = ("train", "held_out")
+ARRAYS = ("tokens", "sentences", "documents")
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """A shard's entry in the manifest."""
+
+    name: str
+    split: str
+    documents: int
+    sentences: int
+    tokens: int
+    bytes: dict[str, int]
+    """The size in bytes of each array's file."""
+    sha256: dict[str, str]
+    """The SHA-256 of each array's file, as hex."""
+
+    def __post_init__(self) -> None:
+        """Check every field, as a manifest may be damaged or untrusted and names become paths."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
+            raise ValueError(f"{self.name!r:.40} is not a valid shard name")
+        if self.split not in SPLITS:
+            raise ValueError(f"shard {self.name} has the split {self.split!r:.40}")
+        for counts in (vars(self), self.bytes):
+            for field in ("documents", "sentences", "tokens"):
+                count = counts[field] if isinstance(counts, dict) else None
+                if type(count) is not int or not 0 <= count < 1 << 48:
+                    raise ValueError(f"shard {self.name}: {field} is {count!r:.40}")
+        if not all(re.fullmatch("[0-9a-f]{64}", str(self.sha256[kind])) for kind in ARRAYS):
+            raise ValueError(f"shard {self.name}: its checksums are not SHA-256")
+
+
+class ShardArrays(NamedTuple):
+    """A shard's memory-mapped arrays (`bertkit.corpus.store` gives their shapes)."""
+
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+
+def token_type(vocabulary_size: int) -> type[np.unsignedinteger[Any]]:
+    """Return the smaller of uint16 and uint32 that can hold every id."""
+    return np.uint16 if vocabulary_size <= 1 << 16 else np.uint32
+
+
+def check_shard(folder: Path, shard: ShardInfo, *, checksums: bool = True) -> None:
+    """Compare a shard's files with the manifest."""
+    repair = "remove its manifest.json and run what made the store again; the rest is kept"
+    for kind in ARRAYS:
+        path = folder / f"{shard.name}.{kind}.npy"
+        if not path.is_file():
+            raise BertkitError(f"shard {path} is missing; {repair}")
+        size = path.stat().st_size
+        if size != shard.bytes[kind]:
+            raise BertkitError(
+                f"shard {path} is torn: {size:,} bytes instead of {shard.bytes[kind]:,}; {repair}"
+            )
+        if checksums and sha256_file(path) != shard.sha256[kind]:
+            raise BertkitError(f"shard {path} is corrupt (its checksum is wrong); {repair}")
+
+
+def open_shard(
+    folder: Path, shard: ShardInfo, vocabulary_size: int, *, contents: bool = True
+) -> ShardArrays:
+    """Map a shard's arrays into memory and check them against the manifest."""
+    paths = [folder / f"{shard.name}.{kind}.npy" for kind in ARRAYS]
+    arrays = ShardArrays(*(map_array(path) for path in paths))
+    kinds = (np.dtype(token_type(vocabulary_size)), np.dtype(np.uint32), np.dtype(np.uint32))
+    sizes = (shard.tokens, shard.sentences + 1, shard.documents + 1)
+    for path, array, kind, size in zip(paths, arrays, kinds, sizes, strict=True):
+        if array.dtype != kind or array.shape != (size,):
+            raise BertkitError(
+                f"{path} holds {array.dtype} {array.shape} instead of {kind} ({size},); "
+                "prepare the store again"
+            )
+    if not contents:
+        return arrays
+    ends = ((arrays.sentences, shard.tokens), (arrays.documents, shard.sentences))
+    whole = all(o[0] == 0 and o[-1] == end and bool((o[1:] > o[:-1]).all()) for o, end in ends)
+    if not whole:
+        raise BertkitError(
+            f"shard {folder / shard.name} has offsets that do not fit it; prepare it again"
+        )
+    largest = int(arrays.tokens.max(initial=0))
+    if largest >= vocabulary_size:
+        raise BertkitError(
+            f"shard {folder / shard.name} has id {largest:,}, outside of the {vocabulary_size:,} "
+            "tokens of the manifest; prepare it again"
+        )
+    return arrays
+
+
+FORMAT = 1
 KEPT_MAPS = 256
 """Shards that a store keeps mapped: three maps each; a process can have about 65,000 maps."""
 KEPT_REMOTE = 32
-"""Shards that a remote store keeps in the cache: two windows of the stream of examples."""
+"""Shards of a remote store that stay mapped: two windows of the stream of examples."""
 
 
 class TokenStore:
@@ -79,27 +170,16 @@ class TokenStore:
             """The `Tokenizer.content_hash` of the tokenizer that made the store."""
             if type(self.vocabulary_size) is not int or self.vocabulary_size < 1:
                 raise ValueError(f"vocabulary_size is {self.vocabulary_size!r:.40}")
-            self.shards: Sequence[ShardInfo] = self._read_shards()
+            if not isinstance(self.manifest["shards"], list):
+                raise TypeError("its shards are not a list")
+            everything = [ShardInfo(**entry) for entry in self.manifest.pop("shards")]
+            self.shards: Sequence[ShardInfo] = [s for s in everything if s.split == split]
         except (KeyError, TypeError, ValueError) as error:
             raise BertkitError(
                 f"{self.folder / 'manifest.json'} is damaged ({type(error).__name__}: {error}); "
                 "run the same `bertkit prepare` again"
             ) from None
         self._nothing_open(trusting=False)
-
-    def _read_shards(self) -> Sequence[ShardInfo]:
-        """Return the shards of this split, in reading order."""
-        self._index: ShardIndex | None = None
-        if self.manifest["format"] == INDEXED_FORMAT:
-            from bertkit.corpus.shards import read_shard_index
-
-            checksum = str(self.manifest["shards_sha256"])
-            self._index = read_shard_index(self.folder / "shards.npy", checksum, self.split)
-            return self._index
-        if not isinstance(self.manifest["shards"], list):
-            raise TypeError("its shards are not a list")
-        everything = [ShardInfo(**entry) for entry in self.manifest["shards"]]
-        return [shard for shard in everything if shard.split == self.split]
 
     @property
     def place(self) -> str:
@@ -122,14 +202,10 @@ class TokenStore:
         return self._total("tokens")
 
     def _total(self, field: str) -> int:
-        if self._index is not None:
-            return self._index.total(field)
         return sum(getattr(shard, field) for shard in self.shards)
 
     def checksums(self) -> str:
         """Return the checksums of all files of the split, in order, as hex."""
-        if self._index is not None:
-            return self._index.checksums()
         return "".join(shard.sha256[kind] for shard in self.shards for kind in ARRAYS)
 
     @property
@@ -183,10 +259,9 @@ class TokenStore:
     def fetch(self, indices: Sequence[int]) -> None:
         """Fetch shards of a store at an address, several at a time, and open them; see `arrays`."""
         if self.remote and (missing := [i for i in indices if i not in self._arrays]):
-            holds = self._hold(missing, verify=False)
+            self.remote.fetch([self.shards[index] for index in missing], verify=False)
             for index in missing:
                 self.arrays(index)
-            del holds  # each open shard has its own lock now
 
     def arrays(self, index: int) -> ShardArrays:
         """Return the memory-mapped arrays of one shard; the first call verifies its checksums.
@@ -195,30 +270,32 @@ class TokenStore:
             BertkitError: the shard is missing, torn or corrupt, or cannot be fetched.
         """
         if found := self._arrays.get(index):
-            return found[0]
+            return found
         with self._opening:  # another thread plans the next window at the same time
             if index not in self._arrays:
                 opened = self._open(index)
                 while len(self._arrays) >= (KEPT_REMOTE if self.remote else KEPT_MAPS):
                     del self._arrays[next(iter(self._arrays))]
                 self._arrays[index] = opened
-            return self._arrays[index][0]
+            return self._arrays[index]
 
-    def _open(self, index: int) -> tuple[ShardArrays, Any]:
-        """Return a shard's arrays, and the lock that keeps the shard in the cache."""
+    def _open(self, index: int, attempts: int = 3) -> ShardArrays:
+        """Map a shard, fetching it again if another process has just removed it from the cache."""
         shard, new = self.shards[index], not self._trusting and index not in self._checked
-        hold = self._hold([index], verify=new)
-        check_shard(self.folder, shard, checksums=new and not self.remote)
-        arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+        if self.remote:
+            self.remote.fetch([shard], verify=new)
+        try:
+            check_shard(self.folder, shard, checksums=new and not self.remote)
+            arrays = open_shard(self.folder, shard, self.vocabulary_size, contents=new)
+        except (BertkitError, OSError):
+            if not self.remote or attempts == 1:
+                raise
+            return self._open(index, attempts - 1)
         self._checked.add(index)
-        return arrays, hold
-
-    def _hold(self, indices: Sequence[int], *, verify: bool) -> Any:
-        shards = [self.shards[index] for index in indices]
-        return self.remote and self.remote.hold_all(shards, self._arrays.clear, verify=verify)
+        return arrays
 
     def _nothing_open(self, *, trusting: bool) -> None:
-        self._arrays: dict[int, tuple[ShardArrays, Any]] = {}
+        self._arrays: dict[int, ShardArrays] = {}
         self._checked: set[int] = set()
         self._trusting = trusting
         self._opening = Lock()
@@ -248,11 +325,7 @@ def find_remote_store(
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a store and check its format.
-
-    Raises:
-        BertkitError: there is no store, or it is unfinished, damaged or of a newer format.
-    """
+    """Read the manifest of a store and check its format."""
     path = folder / "manifest.json"
     if not path.is_file():
         unfinished = (folder / "settings.json").is_file()
@@ -264,9 +337,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise BertkitError(f"{path} is damaged; run the same `bertkit prepare` again")
-    if manifest["format"] not in (FORMAT, INDEXED_FORMAT):
+    if manifest["format"] != FORMAT:
         raise BertkitError(
-            f"{path} has format {manifest['format']}, but this version reads {FORMAT} and "
-            f"{INDEXED_FORMAT}; prepare the store again"
+            f"{path} has format {manifest['format']}, but this version reads {FORMAT}; prepare the "
+            "store again"
         )
     return manifest

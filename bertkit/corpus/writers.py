@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import zstandard
 
-from bertkit.corpus.shards import ARRAYS, ShardInfo
-from bertkit.corpus.store import FORMAT, INDEXED_FORMAT
+from bertkit.corpus.store import ARRAYS, FORMAT, ShardInfo
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,
@@ -34,9 +33,6 @@ from bertkit.files import (
 )
 from bertkit.text.sources import is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-INLINE_SHARDS = 256
-"""The most shards that a manifest lists itself, for people to read; else see `shards.npy`."""
 
 
 class DocumentArrays(NamedTuple):
@@ -84,41 +80,24 @@ def write_shard(folder: Path, name: str, split: str, parts: Sequence[DocumentArr
 def write_manifest(
     folder: Path, tokenizer: Tokenizer, shards: Sequence[ShardInfo], details: dict[str, Any]
 ) -> None:
-    """Finish a store: count the training unigrams, then write the manifest, which makes it valid.
-
-    Args:
-        folder: the store's folder, which must contain all shards.
-        tokenizer: the tokenizer that made the ids; it is already saved under `tokenizer/`.
-        shards: every shard in reading order.
-        details: the settings, sources and counts to record in the manifest.
-    """
+    """Count the training unigrams, then write the manifest, which makes the store valid."""
     unigrams = np.zeros(tokenizer.size, dtype=np.int64)
     for shard in shards:
         if shard.split == "train":
             tokens = map_array(folder / f"{shard.name}.tokens.npy")
             unigrams += np.bincount(tokens, minlength=tokenizer.size)
     write_array(folder / "unigrams.npy", unigrams)
-    indexed = len(shards) > INLINE_SHARDS
     write_json(
         folder / "manifest.json",
         {
-            "format": INDEXED_FORMAT if indexed else FORMAT,
+            "format": FORMAT,
             "vocabulary_size": tokenizer.size,
             "tokenizer_hash": tokenizer.content_hash,
             "unigrams_sha256": sha256_file(folder / "unigrams.npy"),
             **details,
-            **(write_index(folder, shards) if indexed else {}),
-            **({} if indexed else {"shards": [asdict(shard) for shard in shards]}),
+            "shards": [asdict(shard) for shard in shards],
         },
     )
-
-
-def write_index(folder: Path, shards: Sequence[ShardInfo]) -> dict[str, str]:
-    """Write the table of many shards, and return the manifest's entry for it."""
-    from bertkit.corpus.shards import shard_rows
-
-    write_array(folder / "shards.npy", shard_rows(shards))
-    return {"shards_sha256": sha256_file(folder / "shards.npy")}
 
 
 PART_BYTES = 64_000_000
@@ -138,10 +117,6 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
     Args:
         out: a file NAME.jsonl, optionally followed by .gz, .bz2, .xz or .zst; or a name without a
             dot for a folder of files part-00000.jsonl.zst, part-00001.jsonl.zst, ...
-
-    Raises:
-        BertkitError: the name is another or remote, the file exists, the folder is not empty, or
-            the disk is full.
     """
     if is_remote(out):
         raise BertkitError(f"{out} is remote; write to a local or mounted folder, then copy")
@@ -169,12 +144,7 @@ def open_writer(out: Path) -> Iterator[Callable[[str], int]]:
 
 
 class JsonLinesWriter:
-    """A writer of one file of objects {"text": document}, compressed according to a name.
-
-    Args:
-        path: the temporary file to write.
-        name: the final file, whose suffix sets the compression; errors name it, too.
-    """
+    """A writer of one file of objects {"text": document}, compressed according to a name."""
 
     def __init__(self, path: Path, name: Path) -> None:
         self.path = path

@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import ShardArrays
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.minhash import hash_parameters, hash_segments
+from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.training.journal import Console
 
 CHUNK_TOKENS = 1 << 20
 """The number of tokens that are hashed at a time."""
-HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-"""The base of the hash polynomial; it is odd, so its powers never become 0."""
 
 
 class Texts(NamedTuple):
@@ -32,39 +30,6 @@ class Texts(NamedTuple):
     """(texts,) uint64 hash of each text."""
     tokens: np.ndarray
     """(texts,) int64 number of tokens in each text."""
-
-
-def piece_keys(vocabulary_size: int) -> np.ndarray:
-    """Return a fixed random number for each token of the vocabulary: (vocabulary,) uint64."""
-    rng = np.random.Generator(np.random.Philox(key=0))
-    return rng.integers(0, 1 << 64, vocabulary_size, dtype=np.uint64)
-
-
-def powers(count: int) -> np.ndarray:
-    """Return the first powers of `HASH_MULTIPLIER`, starting with 1: (count,) uint64."""
-    factors = np.full(count, HASH_MULTIPLIER, dtype=np.uint64)
-    factors[:1] = 1
-    return np.cumprod(factors, dtype=np.uint64)
-
-
-def mix_hashes(values: np.ndarray) -> np.ndarray:
-    """Mix the bits of each number over all 64 bits (the last step of SplitMix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
-
-
-def polynomials(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Return one hash for each segment of some values: (segments,) uint64.
-
-    Args:
-        values: (n,) uint64 values.
-        bounds: (segments + 1,) start of each segment, from 0 to n; no segment may be empty.
-    """
-    lengths = np.diff(bounds)
-    places = np.arange(len(values)) - np.repeat(bounds[:-1], lengths)
-    terms = values * powers(int(lengths.max()))[places]
-    return mix_hashes(np.add.reduceat(terms, bounds[:-1]))
 
 
 def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
@@ -82,7 +47,7 @@ def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
         after = int(np.searchsorted(bounds, bounds[first] + CHUNK_TOKENS, side="right")) - 1
         stop = min(count, max(first + 1, after))
         values = keys[arrays.tokens[bounds[first] : bounds[stop]]]
-        hashes[first:stop] = polynomials(values, bounds[first : stop + 1] - bounds[first])
+        hashes[first:stop] = hash_segments(values, np.diff(bounds[first : stop + 1]))
         first = stop
     return Texts(hashes, np.diff(bounds))
 
@@ -90,16 +55,12 @@ def hash_sentences(arrays: ShardArrays, keys: np.ndarray) -> Texts:
 def hash_documents(arrays: ShardArrays, sentences: Texts) -> Texts:
     """Hash every document of a shard, using the hashes of its sentences."""
     bounds = arrays.documents.astype(np.int64)
-    hashes = polynomials(sentences.hashes, bounds)
+    hashes = hash_segments(sentences.hashes, np.diff(bounds))
     return Texts(hashes, np.add.reduceat(sentences.tokens, bounds[:-1]))
 
 
 class Tally:
-    """A counter of how often each text occurs.
-
-    Args:
-        most: the maximum number of distinct texts to remember.
-    """
+    """A counter of how often each text occurs."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -113,15 +74,13 @@ class Tally:
         self.places = np.zeros(0, dtype=np.int64)
         """(texts,) position of the first copy, in the caller's numbering."""
         self._waiting: list[tuple[np.ndarray, ...]] = []
-        self._waiting_rows = 0
 
     def add(self, texts: Texts, places: np.ndarray) -> None:
         """Count the texts of one shard, whose positions are `places`: (texts,) int64."""
         kept = self.is_sampled(texts.hashes)
         ones = np.ones(int(kept.sum()), dtype=np.int64)
         self._waiting.append((texts.hashes[kept], ones, texts.tokens[kept], places[kept]))
-        self._waiting_rows += len(ones)
-        if self._waiting_rows >= self.most:
+        if sum(len(rows[0]) for rows in self._waiting) >= self.most:
             self.settle()
 
     def is_sampled(self, hashes: np.ndarray) -> np.ndarray:
@@ -134,7 +93,7 @@ class Tally:
         """Merge equal texts, and halve the sample until at most `most` texts are left."""
         rows = [(self.hashes, self.counts, self.tokens, self.places), *self._waiting]
         hashes, counts, tokens, places = (np.concatenate(c) for c in zip(*rows, strict=True))
-        self._waiting, self._waiting_rows = [], 0
+        self._waiting = []
         self.hashes, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         self.counts = np.bincount(inverse, counts, len(first)).astype(np.int64)
         self.tokens, self.places = tokens[first], places[first]
@@ -223,30 +182,18 @@ class Scan:
 
 def scan(store: TokenStore, console: Console) -> Scan:
     """Read every shard of a split once; damaged shards are recorded and skipped."""
-    result, done = Scan(piece_keys(store.vocabulary_size)), 0
+    result, done = Scan(hash_parameters(store.vocabulary_size, 4)), 0
     console.start(store.tokens, title=f"reading {store.split}", unit="tokens")
     for index, shard in enumerate(store.shards):
         try:
-            result.add(index, shard_arrays(store, index))
+            result.add(index, store.arrays(index))
         except BertkitError as error:
             result.damaged.append(str(error))
+        except (ValueError, OSError) as error:
+            result.damaged.append(f"shard {shard.name} cannot be read ({error})")
         done += shard.tokens
         console.update({"done": done})
     result.copies.settle()
     result.repeats.settle()
     console.close()
     return result
-
-
-def shard_arrays(store: TokenStore, index: int) -> ShardArrays:
-    """Return the arrays of a shard.
-
-    Raises:
-        BertkitError: a file is missing, truncated or corrupt, its offsets are inconsistent, or an
-            id is outside the vocabulary.
-    """
-    shard = store.shards[index]
-    try:
-        return store.arrays(index)
-    except (ValueError, OSError) as error:
-        raise BertkitError(f"shard {shard.name} cannot be read ({error})") from None

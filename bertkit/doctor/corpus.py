@@ -15,9 +15,9 @@ import numpy as np
 
 from bertkit.corpus.store import TokenStore
 from bertkit.doctor.copies import LONG_SENTENCE, SHARD_BITS, SHORT_SENTENCE, Scan, Tally, scan
-from bertkit.doctor.findings import Finding, judge_value, make_finding, percent
-from bertkit.doctor.pairs import check_pairs
+from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings, percent
 from bertkit.errors import BertkitError
+from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 from bertkit.training.journal import Console
 
@@ -25,6 +25,8 @@ CheckResult = TypeVar("CheckResult")
 
 DRAWING = ("nsp", "none")
 """The values of `PairOptions.pair` that draw random next sentences from other documents."""
+PAIR_LENGTH = 128
+"""The length of the examples that are checked: that of the paper's first phase (A.2)."""
 SHOWN_CHARACTERS = 60
 """The maximum number of characters of a quoted sentence."""
 
@@ -36,14 +38,7 @@ def is_store(path: Path) -> bool:
 
 
 def check_store(path: Path, console: Console, pair: str = "nsp") -> list[Finding]:
-    """Return all findings about a token store; damage is reported as a finding, not raised.
-
-    Args:
-        path: the store's folder.
-        console: the console that shows progress.
-        pair: the pair objective, as in `pretraining_data.pairs.PairOptions`; checks that do not
-            apply to its examples are left out.
-    """
+    """Return all findings about a token store; damage is reported as a finding, not raised."""
     try:
         train, held_out = TokenStore(path), TokenStore(path, "held_out")
     except BertkitError as error:
@@ -273,6 +268,19 @@ def check_vocabulary_use(store: TokenStore, tokenizer: Tokenizer | None) -> list
             f"the embeddings of these tokens are never trained: {learn}, or a smaller one",
         ),
     ]
+
+
+def check_pairs(store: TokenStore, shards: list[int], pair: str) -> list[Finding]:
+    """Check the examples made from the first undamaged shards that together have two documents."""
+    documents = np.cumsum([store.shards[shard].documents for shard in shards])
+    if not len(documents) or documents[-1] < 2:
+        return []
+    chosen = shards[: int((documents < 2).sum()) + 1]
+    rows = plan_block(store, chosen, PairOptions(max_length=PAIR_LENGTH, pair=pair), 0, 0, 0)
+    measured = measure_pairs(rows, PAIR_LENGTH)
+    where = f"{measured.examples:,} examples of length {PAIR_LENGTH}"
+    where += "" if len(chosen) == len(store.shards) else " (from the start of the corpus)"
+    return pair_findings(measured.random_share, measured.cut_share, where, pair)
 
 
 def is_spare(token: str) -> bool:

@@ -61,7 +61,6 @@ STORE_LIMITS = {
     "unused-vocabulary": Threshold(0.25, 0.8),
     "label-balance": Threshold(0.65, 0.8),
     "cut-tokens": Threshold(0.4, 0.7),
-    "pair-shortcut": Threshold(0.9, 0.97),
 }
 """The findings about a token store, with their limits."""
 
@@ -73,20 +72,14 @@ RUN_LIMITS = {
     "plateau": RULE,
     "learning-rate-high": RULE,
     "learning-rate-low": RULE,
-    "gradient-norm": Threshold(20.0, math.inf, "times the usual"),
-    "clipping": Threshold(10.0, math.inf, "times the limit"),
     "warm-up": Threshold(0.25, 0.5),
-    "schedule-over": Threshold(0.1, 0.5),
     "next-sentence-chance": RULE,
-    "next-sentence-easy": RULE,
     "replaced-chance": RULE,
     "label-balance": STORE_LIMITS["label-balance"],
     "cut-tokens": STORE_LIMITS["cut-tokens"],
     "evaluation": RULE,
     "overfitting": Threshold(0.3, 1.0, "nats"),
     "epochs": Threshold(50, 500, "epochs"),
-    "throughput": Threshold(0.7, -math.inf, low=True),
-    "matmul-share": Threshold(0.05, -math.inf, low=True),
 }
 """The findings about a pre-training run, with their limits."""
 

@@ -1,4 +1,4 @@
-"""Checks of whether a run learns: the plateau, ELECTRA's replaced tokens, overfitting.
+"""Checks of whether a run learns: tokens, sentence pairs, replaced tokens, overfitting.
 
 Two losses can be reached without using any context. One is the unigram entropy: predict every token
 by its frequency. The other, the copying loss, is lower, because not every target is masked (paper
@@ -48,6 +48,10 @@ MEANINGFUL_GAP = 0.1
 """The gap to the training loss, in nats, below which a rising held-out loss is no overfitting."""
 NEXT_PIECE = "also predicting every [CLS] and [SEP]"
 """How the second loss is reached if the next token is the target, so that none can be repeated."""
+CHANCE = 0.03
+"""An accuracy on pairs less than this above the majority baseline counts as chance."""
+FEWEST_PAIRS = 500
+"""The minimum number of examples to judge an accuracy."""
 RISE = Threshold(0.05, 0.2, "nats")
 """The limits for the rise of the held-out loss above its lowest value."""
 
@@ -134,12 +138,7 @@ def last_level(run: RunRecords) -> float | None:
 
 
 def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
-    """Check whether the loss has fallen below what can be reached without context.
-
-    Args:
-        run: the run's records.
-        causes: the names of problems that could cause a plateau; the advice lists them.
-    """
+    """Check whether the loss has fallen below what can be reached without context."""
     blind, level = blind_losses(run), last_level(run)
     if blind is None or level is None:
         return []
@@ -208,6 +207,40 @@ def plateau_advice(run: RunRecords, guessing: bool, causes: Sequence[str]) -> st
         f"training.learning_rate (up to 2e-3 for narrow networks{now}), model.dropout 0 for small "
         "networks, or more updates"
     )
+
+
+PAIR_NAMES = {"nsp": "next-sentence labels", "sop": "sentence-order labels"}
+"""The journal's name of the pair objective -> the name of its labels."""
+
+
+def check_next_sentence(run: RunRecords) -> list[Finding]:
+    """Check whether the accuracy on pairs is at chance."""
+    records = third_of(run.present(), 2)
+    majority = run.commoner_label(record_phase(records[-1])) if records and run.pairs else None
+    accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
+    seen = sum(finite_number(record, "sequences") or 0 for record in records)
+    if majority is None or accuracy is None or seen < FEWEST_PAIRS:
+        return []
+    level, blind = last_level(run), blind_losses(run)
+    learns = blind is None or level is None or uses_context(level, *blind)
+    at_chance = accuracy < majority + max(CHANCE, 3 * math.sqrt(0.25 / seen))
+    severity = "ok"
+    if at_chance and run.sequences >= EARLY_EXAMPLES:
+        severity = "problem" if learns else "notice"
+    elif at_chance and learns:
+        severity = "notice"
+    return [
+        make_finding(
+            "next-sentence-chance",
+            severity,
+            {"accuracy": accuracy, "majority": majority, "examples": run.sequences},
+            f"{percent(accuracy)} of {PAIR_NAMES[run.pairs]} are right at the end; the more "
+            f"frequent label alone gets {percent(majority)}; {run.sequences:,} examples"
+            + ("; it is only learned after the plateau" if at_chance and not learns else ""),
+            "sentences must be in their original order: check that documents are complete and not "
+            "shuffled lines; longer examples also help",
+        )
+    ]
 
 
 def check_replaced(run: RunRecords) -> list[Finding]:

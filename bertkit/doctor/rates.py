@@ -1,4 +1,4 @@
-"""Checks of the learning rate: divergence, lack of progress, gradient norms, schedule (A.2)."""
+"""Checks of the learning rate: divergence, lack of progress, warm-up (paper section A.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from bertkit.doctor.findings import (
     THRESHOLDS,
     Finding,
-    judge_value,
     make_finding,
     percent,
     worst_severity,
@@ -27,10 +26,6 @@ SMOOTHING = 20
 """The loss of a phase is smoothed by a moving average over 1 / SMOOTHING of its journal lines."""
 SETTLED = 200
 """The number of updates after the warm-up by which the loss reaches the unigram entropy."""
-SPENT = 0.01
-"""The share of the peak below which a learning rate no longer changes anything."""
-FEWEST_NORMS = 10
-"""The minimum number of journal lines to judge gradient norms or the schedule."""
 
 
 class Rise(NamedTuple):
@@ -51,7 +46,7 @@ def check_rates(run: RunRecords) -> list[Finding]:
     rises = [rise for records in run.phases() if (rise := largest_rise(records, run)) is not None]
     high = check_too_high(run, rises)
     low = check_too_low(run, steady=all(rise.height <= rise.limit / 3 for rise in rises))
-    return [high, *low, *check_gradients(run), *check_schedule(run)]
+    return [high, *low, *check_schedule(run)]
 
 
 def largest_rise(records: Sequence[Record], run: RunRecords) -> Rise | None:
@@ -156,72 +151,21 @@ def check_too_low(run: RunRecords, *, steady: bool) -> list[Finding]:
     ]
 
 
-def check_gradients(run: RunRecords) -> list[Finding]:
-    """Check for spikes of the gradient norm, and whether clipping cuts most gradients far down."""
-    warmup = run.setting("training", "warmup_steps") or 0
-    norms = values([r for r in run.steps if record_step(r) > warmup], "gradient_norm")
-    if len(norms) < FEWEST_NORMS:
+def check_schedule(run: RunRecords) -> list[Finding]:
+    """Check how much of the run is warm-up."""
+    warmup, total = run.setting("training", "warmup_steps"), run.total_steps
+    if warmup is None or not total:
         return []
-    usual, largest = float(np.median(norms)), float(norms.max())
-    spike = largest / max(usual, 1e-12)
-    findings = [
-        judge_value(
-            "gradient-norm",
-            spike,
-            {"median": usual, "largest": largest, "lines": len(norms)},
-            f"largest norm {largest:.2f}, median {usual:.2f}, over the {len(norms):,} updates "
-            "after the warm-up that have a journal line",
-            "single batches cause spikes: check for damaged text, or lower training.learning_rate",
+    share = warmup / total
+    stopped = not run.going_on and run.last_step < warmup
+    said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
+    said += f", and the run stopped after only {run.last_step:,}" if stopped else ""
+    return [
+        make_finding(
+            "warm-up",
+            worst_severity([THRESHOLDS["warm-up"].grade(share), "notice" if stopped else "ok"]),
+            {"share": share, "warmup_steps": warmup, "steps": total},
+            said,
+            "lower training.warmup_steps (the paper uses 1 % of the updates) or train longer",
         )
     ]
-    limit = run.setting("training", "max_gradient_norm")
-    if limit:
-        clipped = float((norms > limit).mean())
-        findings.append(
-            judge_value(
-                "clipping",
-                usual / limit,
-                {"share": clipped, "median_over_limit": usual / limit},
-                f"{percent(clipped)} of these norms are above training.max_gradient_norm "
-                f"{limit:g}; the median norm is {usual / limit:.1f} times as large",
-                "most updates clip the gradient to a small part of its norm: lower "
-                "training.learning_rate or lengthen the warm-up",
-            )
-        )
-    return findings
-
-
-def check_schedule(run: RunRecords) -> list[Finding]:
-    """Check how much of the run is warm-up, and how much has a learning rate near zero."""
-    findings = []
-    warmup, total = run.setting("training", "warmup_steps"), run.total_steps
-    if warmup is not None and total:
-        share = warmup / total
-        stopped = not run.going_on and run.last_step < warmup
-        said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
-        said += f", and the run stopped after only {run.last_step:,}" if stopped else ""
-        findings.append(
-            make_finding(
-                "warm-up",
-                worst_severity([THRESHOLDS["warm-up"].grade(share), "notice" if stopped else "ok"]),
-                {"share": share, "warmup_steps": warmup, "steps": total},
-                said,
-                "lower training.warmup_steps (the paper uses 1 % of the updates) or train longer",
-            )
-        )
-    rates = values(run.steps, "learning_rate")
-    if len(rates) >= FEWEST_NORMS and rates.max() > 0:
-        after = rates[int(rates.argmax()) :]
-        share = float((after < SPENT * rates.max()).sum() / len(rates))
-        findings.append(
-            judge_value(
-                "schedule-over",
-                share,
-                {"share": share, "last_rate": float(rates[-1])},
-                f"{percent(share)} of journal lines come after the learning rate fell below "
-                f"{percent(SPENT)} of its peak",
-                "these updates change almost nothing: stop earlier, or set phases.steps to the "
-                "length of the run",
-            )
-        )
-    return findings

@@ -39,11 +39,7 @@ def is_tuning(path: Path) -> bool:
 
 
 class RunRecords:
-    """The records of a run directory; reading a damaged one does not fail.
-
-    Args:
-        folder: the run directory.
-    """
+    """The records of a run directory; reading a damaged one does not fail."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -276,17 +272,7 @@ def find_stores(run: RunRecords) -> tuple[TokenStore | None, list[TokenStore]]:
 
 
 def find_store(run: RunRecords, named: str, content: Any, *others: Path) -> TokenStore | None:
-    """Find a store by its recorded path, which may be relative to here or to a parent of the run.
-
-    Args:
-        run: the run; damage to a store is added to its `damage`.
-        named: the recorded path.
-        content: the recorded content hash; a store that has it is preferred to any other.
-        others: more paths to try.
-
-    Returns:
-        The store, or None if there is none.
-    """
+    """Find a store by its recorded path, relative to here or to a parent of the run; else None."""
     above = run.folder.resolve().parents
     places = [Path(named), *others, *(folder / named for folder in above)]
     stores = []

@@ -1,35 +1,29 @@
 """Checks of a pre-training run, which may be finished, running, killed or damaged.
 
 `learning.py` checks what a run learns and `rates.py` its learning rate; this module checks its
-state, its files, its corpus, and its speed.
+state, its files and its corpus.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings, percent
-from bertkit.doctor.learning import check_overfitting, check_plateau, check_replaced
-from bertkit.doctor.pairs import check_next_sentence
+from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings
+from bertkit.doctor.learning import (
+    check_next_sentence,
+    check_overfitting,
+    check_plateau,
+    check_replaced,
+)
 from bertkit.doctor.rates import check_rates, lower_rate_advice
-from bertkit.doctor.records import RECIPE, RunRecords, finite_number, record_step, values
+from bertkit.doctor.records import RECIPE, RunRecords, finite_number, record_step
 from bertkit.errors import BertkitError
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL
 
-FEWEST_LINES = 8
-"""The minimum number of journal lines in a phase to judge its speed."""
-
 
 def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
-    """Return all findings about a run.
-
-    Args:
-        run: the run's records.
-        store_findings: the findings about its corpus, which the advice names as possible causes.
-    """
+    """Return all findings about a run."""
     findings = [check_state(run), *check_damage(run), *check_tokenizers(run), check_corpus(run)]
     if not run.steps:
         return findings
@@ -41,8 +35,7 @@ def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:
     findings += check_next_sentence(run)
     findings += check_replaced(run)
     findings += check_overfitting(run)
-    findings += [check_evaluation(run), *check_examples(run), *check_epochs(run)]
-    return [*findings, *check_speed(run)]
+    return [*findings, check_evaluation(run), *check_examples(run), *check_epochs(run)]
 
 
 def check_state(run: RunRecords) -> Finding:
@@ -236,36 +229,3 @@ def most_repeated_store(run: RunRecords) -> tuple[float, str]:
         and (tokens := finite_number(member, "token_share"))
     ]
     return max(rates, default=(1.0, ""))
-
-
-def check_speed(run: RunRecords) -> list[Finding]:
-    """Check whether throughput falls, and how much of the machine's peak is used."""
-    rates, shares = values(run.present(), "tokens_per_second"), values(run.present(), "mfu")
-    findings = []
-    if len(rates) >= FEWEST_LINES:
-        quarter = len(rates) // 4
-        first, last = float(np.median(rates[:quarter])), float(np.median(rates[-quarter:]))
-        kept = last / max(first, 1e-12)
-        findings.append(
-            judge_value(
-                "throughput",
-                kept,
-                {"first": first, "last": last},
-                f"{last:,.0f} tokens/s in the last quarter of the phase, {first:,.0f} in the first",
-                "another process uses the machine, or it is throttled: check its load and "
-                "temperature",
-            )
-        )
-    if len(shares) >= FEWEST_LINES:
-        median = float(np.median(shares))
-        findings.append(
-            judge_value(
-                "matmul-share",
-                median,
-                {"mfu": median},
-                f"{percent(median)} of the measured peak of matrix products is used (MFU)",
-                "use larger micro-batches (lower training.accumulate), --workers, or --compile on "
-                "CUDA; a very narrow network cannot keep a GPU busy",
-            )
-        )
-    return findings

@@ -6,20 +6,19 @@ each document is shorter, and about half take their second sentence from another
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from bertkit.corpus.build import PrepareOptions, TooFewDocumentsError, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import SPECIALS, PairOptions, plan_block
+from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.sources import DAMAGE, DECOMPRESSORS, Source, find_sources, one_line, open_binary
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.recipe import Phases, PretrainRecipe
+from bertkit.training.recipe import PretrainRecipe
 
 DOCUMENT_TOKENS = 520
 """The assumed tokens per document if there is no text to measure, about those of Wikipedia."""
@@ -30,7 +29,7 @@ SAMPLE = 1000
 """The number of examples whose lengths represent all examples."""
 SAMPLE_SHARDS = 4
 """The number of a store's shards that the sample is taken from."""
-SAMPLE_BYTES = 4_000_000
+SAMPLE_BYTES = 1_000_000
 """The bytes of text that are tokenized to extrapolate to the rest."""
 SAMPLE_FILES = 4
 """The number of files from whose beginnings the sample is taken."""
@@ -70,11 +69,6 @@ class CorpusEstimate:
     """The assumptions behind the estimate, as text."""
 
 
-def planned_lengths(recipe: PretrainRecipe) -> list[int]:
-    """Return the distinct lengths of the phases of the recipe and of the paper."""
-    return list(dict.fromkeys([*recipe.phases.lengths, *Phases().lengths]))
-
-
 def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
     """Assume documents of `DOCUMENT_TOKENS`: full examples, and remainders of uniform length."""
     full = round(SAMPLE / (1 + length / DOCUMENT_TOKENS))
@@ -85,11 +79,7 @@ def assumed_examples(length: int, epoch_tokens: float) -> LengthSample:
 def assumed_corpus(
     title: str, tokens: float, vocabulary: int, lengths: Sequence[int], pair: str = "nsp"
 ) -> CorpusEstimate:
-    """Estimate a corpus of which only the size is known; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: the corpus has no tokens.
-    """
+    """Estimate a corpus of which only the size is known; `pair` is as in `PairOptions`."""
     if tokens < 1:
         raise BertkitError(f"a corpus needs at least 1 token, not {tokens:,.0f}; see --tokens")
     assumed = f"documents of about {DOCUMENT_TOKENS} tokens, which decides how full examples are"
@@ -108,11 +98,7 @@ def assumed_corpus(
 
 
 def store_corpus(store: TokenStore, lengths: Sequence[int], pair: str = "nsp") -> CorpusEstimate:
-    """Estimate a token store by the examples of its first shards; `pair` is as in `PairOptions`.
-
-    Raises:
-        BertkitError: the store has too few documents to make examples of, or is damaged.
-    """
+    """Estimate a token store by the examples of its first shards; `pair` is as in `PairOptions`."""
     if not store.shards:
         raise BertkitError(f"store {store.folder} has no training documents; add more text")
     return CorpusEstimate(
@@ -126,62 +112,44 @@ def store_corpus(store: TokenStore, lengths: Sequence[int], pair: str = "nsp") -
 def text_corpus(
     paths: Sequence[str],
     tokenizer: Tokenizer | None,
-    options: PrepareOptions,
     vocabulary: int,
     lengths: Sequence[int],
+    *,
     pair: str = "nsp",
+    format: str = "auto",  # noqa: A002
+    column: str = "text",
 ) -> CorpusEstimate:
-    """Estimate text files by their size and a sample of them that is prepared as a store.
-
-    Args:
-        paths: files, folders or globs.
-        tokenizer: the tokenizer; without it, the number of bytes per token is assumed.
-        options: how the text is read.
-        vocabulary: the size of the vocabulary, if there is no tokenizer.
-        lengths: the maximum lengths of the examples.
-        pair: the pair objective, as in `PairOptions`.
-
-    Raises:
-        BertkitError: a path does not exist or is damaged, or its size does not tell its text.
-    """
-    sources, unknown = sized_sources(paths, options.format)
+    """Estimate text files by their size, and by a sample of them if there is a tokenizer."""
+    sources, unknown = sized_sources(paths, format)
     kinds = {compression(source): source for source in sorted(sources, key=lambda s: s.bytes)}
     ratios = {kind: expansion(largest) for kind, largest in kinds.items()}
     total = sum(source.bytes * ratios[compression(source)] for source in sources)
     title = f"{len(sources):,} files, about {total / 1e6:,.1f} MB"
     title += f" ({unknown:,} of unknown type left out)" if unknown else ""
+    per_token, note = BYTES_PER_TOKEN, "bytes of a file per token; --tokenizer measures it"
+    if tokenizer is not None:
+        per_token, vocabulary = bytes_per_token(sources, tokenizer, column), tokenizer.size
+        note = "bytes per token, as in a sample, and files that hold little but text"
+    found = assumed_corpus(title, total / per_token, vocabulary, lengths, pair)
+    return replace(found, assumed=(f"{per_token:.2g} {note}", *found.assumed))
 
-    def blind(text_bytes: float, vocabulary: int, note: str) -> CorpusEstimate:
-        tokens = text_bytes / BYTES_PER_TOKEN
-        found = assumed_corpus(title, tokens, vocabulary, lengths, pair)
-        return replace(found, assumed=(f"{BYTES_PER_TOKEN} bytes {note}", *found.assumed))
 
-    if tokenizer is None:
-        return blind(total, vocabulary, "of a file per token; --tokenizer measures it")
-    with tempfile.TemporaryDirectory() as folder:
-        copies, read = write_sample(sources, Path(folder))
-        try:
-            store = prepare(list(copies), tokenizer, Path(folder) / "store", options)
-            found = store_corpus(store, lengths, pair)
-        except TooFewDocumentsError:  # no pairs can be made of a single document
-            found = blind(read, tokenizer.size, "per token, as the sample has one document")
-        except BertkitError as error:
-            message = str(error)
-            for copy, source in copies.items():
-                message = message.replace(copy, source.path)
-            raise BertkitError(message) from error
-    rest = max(1.0, total / read)
-    note = f"text like the {read / 1e6:.1f} MB that were tokenized"
-    assumed = (*found.assumed, note) if rest > 1 else found.assumed
-    return replace(found, title=title, tokens=found.tokens * rest, assumed=assumed)
+def bytes_per_token(sources: Sequence[Source], tokenizer: Tokenizer, column: str) -> float:
+    """Measure the bytes of UTF-8 per token in the first documents of some files."""
+    chosen = sources[:: max(1, len(sources) // SAMPLE_FILES)][:SAMPLE_FILES]
+    size = tokens = 0
+    for source in chosen:
+        counts = TextCounts()
+        for document in read_documents(source, counts, column=column):
+            tokens += len(tokenizer.encode_batch([document])[0])
+            if counts.bytes >= SAMPLE_BYTES // len(chosen):
+                break
+        size += counts.bytes
+    return size / max(1, tokens)
 
 
 def sized_sources(paths: Sequence[str], format: str) -> tuple[list[Source], int]:  # noqa: A002
-    """Return the files that paths name, and the number of files left out for an unknown format.
-
-    Raises:
-        BertkitError: a file does not exist, none has text, or a size does not tell its text.
-    """
+    """Return the files that paths name, and the number of files left out for an unknown format."""
     everything = find_sources(paths, format=format)
     known = [source for source in everything if source.format != "unknown"]
     for source in known:
@@ -203,11 +171,7 @@ def compression(source: Source) -> str:
 
 
 def expansion(source: Source) -> float:
-    """Estimate the bytes of text per stored byte from the beginning of a file.
-
-    Raises:
-        BertkitError: the file is damaged.
-    """
+    """Estimate the bytes of text per stored byte from the beginning of a file."""
     if not compression(source):
         return 1.0
     try:
@@ -226,32 +190,6 @@ def unreadable_text(source: Source, error: Exception) -> BertkitError:
     return BertkitError(
         f"{source.path} cannot be read ({one_line(error)}); restore it or leave it out"
     )
-
-
-def write_sample(sources: Sequence[Source], folder: Path) -> tuple[dict[str, Source], int]:
-    """Copy the beginnings of some files; return the source of each copy, and their total bytes.
-
-    Raises:
-        BertkitError: a file is damaged.
-    """
-    chosen = sources[:: max(1, len(sources) // SAMPLE_FILES)][:SAMPLE_FILES]
-    copies, read = {}, 0
-    for number, source in enumerate(chosen):
-        try:
-            with open_binary(source.path) as stream:
-                head = stream.read(SAMPLE_BYTES // len(chosen))
-                if stream.read(1):  # drop the incomplete last line
-                    head = head[: head.rfind(b"\n") + 1] or head
-                    while source.format == "csv" and head.count(b'"') % 2:  # and an incomplete row
-                        head = head[: head[:-1].rfind(b"\n") + 1]
-        except DAMAGE as error:
-            raise unreadable_text(source, error) from error
-        plain = source.format in {"text", "wikiextractor"}
-        path = folder / f"{number}.{'txt' if plain else source.format}"
-        path.write_bytes(head)
-        copies[str(path)] = source
-        read += len(head)
-    return copies, read
 
 
 def store_examples(store: TokenStore, length: int, pair: str) -> LengthSample:

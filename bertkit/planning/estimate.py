@@ -4,7 +4,7 @@ This machine is measured by real updates (`train_steps`) of networks of one and 
 the planned width and vocabulary, on random ids. The time of an update is modelled as a constant
 plus a time per token. The shallow network has embeddings, heads and one layer with their optimizer;
 the deeper one shows the cost of another layer. A machine from the table is assumed to reach a given
-share of its peak. The paper's schedule (section A.2) is planned in addition to the recipe's.
+share of its peak.
 """
 
 from __future__ import annotations
@@ -49,11 +49,7 @@ Speed = Callable[[int, int, float], float]
 
 
 def this_machine(device: torch.device, recipe: PretrainRecipe) -> Machine:
-    """Describe this machine, and measure its peak in about half a second.
-
-    Raises:
-        BertkitError: the system does not report how much memory there is.
-    """
+    """Describe this machine, and measure its peak in about half a second."""
     memory, precision = memory_gib(device), choose_precision(recipe.training.precision, device)
     if memory is None:
         raise BertkitError("the system does not report its memory; name a --machine instead")
@@ -108,14 +104,7 @@ def synthetic_batch(
 
 
 class Trial:
-    """A shallow network whose updates are timed.
-
-    Args:
-        config: the configuration of the planned network.
-        recipe: the recipe, which decides the optimizer and the precision.
-        device: the device to measure.
-        layers: the number of layers, which replaces that of the configuration.
-    """
+    """A shallow network whose updates are timed."""
 
     def __init__(
         self, config: ModelConfig, recipe: PretrainRecipe, device: torch.device, layers: int
@@ -160,13 +149,7 @@ def calibrate(
 ) -> Speed:
     """Measure for some seconds, and extrapolate to any number of layers and tokens.
 
-    Args:
-        config: the configuration of the planned network.
-        recipe: the recipe, for its optimizer, masking and precision.
-        wanted: length → (examples, sequences of a micro-batch, max_predictions).
-        device: the device to measure.
-        seconds: the time for all lengths together, without that of building the networks.
-        progress: called with a message before each measurement.
+    `wanted` maps a length to (examples, sequences of a micro-batch, max_predictions).
     """
     deep = max(2, min(DEEP, config.num_hidden_layers))
     found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -199,13 +182,6 @@ def measure_length(
     Batches have the wanted size, or the largest that the time allows, and a quarter of it. Their
     updates alternate, so that a busy machine slows all of them. Every update has a new batch: as in
     training, nearly every batch has a different number of tokens.
-
-    Args:
-        trials: the networks, the deepest last.
-        examples: the sampled examples of one length.
-        sequences: the wanted number of sequences in a batch.
-        max_predictions: the maximum number of targets of an example.
-        seconds: the approximate time to measure for.
     """
 
     def update(trial: Trial, count: int, seed: int) -> tuple[int, float]:
@@ -294,17 +270,6 @@ def plan_phase(
     )
 
 
-def paper_schedule(recipe: PretrainRecipe) -> PretrainRecipe:
-    """Return the recipe with the schedule of paper section A.2: a million updates of 256."""
-    positions = max(recipe.model.max_position_embeddings, *Phases().lengths)
-    return replace(
-        recipe,
-        model=replace(recipe.model, max_position_embeddings=positions),
-        phases=Phases(),
-        training=replace(recipe.training, warmup_steps=10_000),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A schedule with its time, tokens, epochs and cost."""
@@ -342,11 +307,7 @@ def estimate_steps(
 
 
 def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
-    """Return the updates of each phase that fit into a budget, in the recipe's proportions.
-
-    Raises:
-        BertkitError: the hours are not positive, or too short for one update of each phase.
-    """
+    """Return the updates of each phase that fit into a budget, in the recipe's proportions."""
     if not 0 < hours < float("inf"):
         raise BertkitError(f"--hours must be above 0, not {hours}")
     share = hours * 3600 / sum(phase.steps * phase.seconds for phase in phases)
@@ -373,8 +334,6 @@ class Plan:
     corpus_tokens: float
     phases: tuple[PhasePlan, ...]
     """The phases of the recipe."""
-    paper: tuple[PhasePlan, ...]
-    """The phases of the paper's schedule with the recipe's network."""
     answers: tuple[Estimate, ...]
     flags: tuple[str, ...] = ()
     """Flags for `bertkit pretrain` if the recipe would not fit or a budget was given."""
@@ -392,51 +351,28 @@ def make_plan(
     seconds: float = 20.0,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Plan:
-    """Plan a recipe, a budget and the paper's schedule.
-
-    Args:
-        recipe: the recipe, with its network, schedule and precision.
-        corpus: the corpus, with examples of the `planned_lengths`.
-        machine: the machine to plan for.
-        device: the device to measure; None to assume the machine's MFU.
-        hours: a time budget in hours.
-        price: the price of an hour.
-        seconds: the approximate time to measure for.
-        progress: called with a message before each measurement.
-
-    Raises:
-        BertkitError: the network does not fit, the budget is too short, or the recipe trains two
-            networks.
-    """
+    """Plan a recipe and a budget of hours."""
     if recipe.objectives.token == "rtd":
         raise BertkitError(
             "a plan is for one network, and objectives.token = rtd trains two; plan the "
             "discriminator as a masked language model, and add a tenth to a third for the generator"
         )
-    wanted: dict[int, tuple[LengthSample, int, int]] = {}
-    fitted: list[tuple[PretrainRecipe, ModelConfig, list[Fit]]] = []
-    for schedule in (recipe, paper_schedule(recipe)):
-        config, phases = schedule.config(corpus.vocabulary_size), schedule.phases
-        fits = [
-            fit_memory(config, schedule, phase, machine, corpus.tokens)
-            for phase in range(len(phases.lengths))
-        ]
-        fitted.append((schedule, config, fits))
+    config, phases = recipe.config(corpus.vocabulary_size), recipe.phases
+    fits = [
+        fit_memory(config, recipe, phase, machine, corpus.tokens)
+        for phase in range(len(phases.lengths))
+    ]
+    speed = None
+    if device is not None:
+        wanted: dict[int, tuple[LengthSample, int, int]] = {}
         for length, most, fit in zip(phases.lengths, phases.max_predictions, fits, strict=True):
             wanted.setdefault(length, (corpus.examples[length], fit.micro_batch, most))
-    speed = (
-        None
-        if device is None
-        else calibrate(fitted[1][1], recipe, wanted, device, seconds, progress)
-    )
-    own, paper = (
-        [
-            plan_phase(config, schedule, phase, corpus.examples[length], machine, fit, speed)
-            for phase, (length, fit) in enumerate(zip(schedule.phases.lengths, fits, strict=True))
-        ]
-        for schedule, config, fits in fitted
-    )
-    answers, flags = answer(recipe, own, paper, corpus.tokens, hours, price)
+        speed = calibrate(config, recipe, wanted, device, seconds, progress)
+    planned = [
+        plan_phase(config, recipe, phase, corpus.examples[length], machine, fit, speed)
+        for phase, (length, fit) in enumerate(zip(phases.lengths, fits, strict=True))
+    ]
+    answers, flags = answer(recipe, planned, corpus.tokens, hours, price)
     precision = machine.precision(recipe.training.precision)
     assumed = [*corpus.assumed, f"{1 - USABLE:.0%} of the memory is left to the allocator"]
     if machine.mfu:
@@ -444,7 +380,6 @@ def make_plan(
         assumed.append(
             f"an MFU of {machine.mfu[precision]:.0%} of {peak:,.1f} TFLOP/s, not measured"
         )
-    config = fitted[0][1]
     return Plan(
         model=config,
         parameters=count_parameters(config, heads=True),
@@ -452,8 +387,7 @@ def make_plan(
         machine=machine,
         corpus=corpus.title,
         corpus_tokens=corpus.tokens,
-        phases=tuple(own),
-        paper=tuple(paper),
+        phases=tuple(planned),
         answers=tuple(answers),
         flags=tuple(flags),
         assumed=tuple(assumed),
@@ -462,24 +396,20 @@ def make_plan(
 
 def answer(
     recipe: PretrainRecipe,
-    own: Sequence[PhasePlan],
-    paper: Sequence[PhasePlan],
+    phases: Sequence[PhasePlan],
     tokens: float,
     hours: float | None,
     price: float | None,
 ) -> tuple[list[Estimate], list[str]]:
-    """Return the estimates of the schedules, and flags for `bertkit pretrain`."""
-    same = recipe.phases == Phases()
-    title = "the recipe" + ", as in the paper" * same
-    answers = [estimate_steps(title, own, recipe.phases.steps, tokens, price)]
-    cut = max(phase.fit.micro_batches for phase in own)
+    """Return the estimates of the recipe and of the budget, and flags for `bertkit pretrain`."""
+    title = "the recipe" + ", as in the paper" * (recipe.phases == Phases())
+    answers = [estimate_steps(title, phases, recipe.phases.steps, tokens, price)]
+    cut = max(phase.fit.micro_batches for phase in phases)
     flags = [f"--training.accumulate {cut}"] if cut > recipe.training.accumulate else []
     if hours is not None:
-        steps = budget_steps(own, hours)
+        steps = budget_steps(phases, hours)
         warmup = recipe.training.warmup_steps * sum(steps) / recipe.phases.total_steps
-        answers.append(estimate_steps(f"{hours:g} hours", own, steps, tokens, price))
+        answers.append(estimate_steps(f"{hours:g} hours", phases, steps, tokens, price))
         flags.append(f"--phases.steps {' '.join(map(str, steps))}")
         flags.append(f"--training.warmup-steps {round(warmup)}")
-    if not same:
-        answers.append(estimate_steps("the paper's schedule", paper, Phases().steps, tokens, price))
     return answers, flags

@@ -78,11 +78,7 @@ MACHINES = {
 
 
 def find_machine(name: str, precision: str, mfu: float | None = None) -> Machine:
-    """Return a machine of the table, with a different MFU if one is given.
-
-    Raises:
-        BertkitError: the name is unknown, the machine lacks the precision, or the MFU is invalid.
-    """
+    """Return a machine of the table, with a different MFU if one is given."""
     if mfu is not None and not 0 < mfu <= 1:
         raise BertkitError(f"--mfu is a share of the peak, above 0 and at most 1, not {mfu}")
     if name not in MACHINES:
@@ -243,11 +239,7 @@ def fit_memory(
     machine: Machine,
     corpus_tokens: float = WINDOW_TOKENS,
 ) -> Fit:
-    """Find the micro-batch of a phase to use, and the largest one that fits.
-
-    Raises:
-        BertkitError: the machine does not have enough memory for one sequence.
-    """
+    """Find the micro-batch of a phase to use, and the largest one that fits."""
     precision = machine.precision(recipe.training.precision)
     room, sequences = USABLE * machine.memory, recipe.phases.batch_sizes[phase]
 

@@ -60,12 +60,6 @@ def shape_above(tokens: int, sequences: int, max_length: int, limit: int) -> Sha
 
     Batches with the same number of sequences and maximum length, as in a phase of pre-training,
     share a few shapes: tokens are rounded up in steps of about 1/32 of their maximum.
-
-    Args:
-        tokens: the number of tokens in the batch.
-        sequences: the number of sequences in the batch.
-        max_length: the length of the longest sequence.
-        limit: the number of the model's positions, at least 2, which caps the rounded length.
     """
     dummies = -(-sequences // SEQUENCES_PER_DUMMY)
     max_length = min(limit, round_up(max_length, LENGTH_STEP))
@@ -80,11 +74,7 @@ def round_up(number: int, step: int) -> int:
 
 
 def round_packed(packed: Packed, shape: Shape) -> Packed:
-    """Append dummy sequences of id 0 and about equal length until a batch has the given shape.
-
-    Raises:
-        ValueError: the batch does not fit into the shape.
-    """
+    """Append dummy sequences of id 0 and about equal length until a batch has the given shape."""
     tokens, sequences = len(packed.ids), len(packed.cu_seqlens) - 1
     if not shape.fits(tokens, sequences, packed.max_seqlen):
         raise ValueError(
@@ -110,10 +100,6 @@ def round_batch(batch: PretrainingBatch, limit: int) -> PretrainingBatch:
 
     Padding sequences are added; the added targets point at the first token of one, and the loss
     ignores them. The new `counts` include them, so divide losses by the counts of the old batch.
-
-    Args:
-        batch: the batch, on any device.
-        limit: the model's maximum sequence length.
     """
     packed, targets = batch.packed, len(batch.target_ids)
     sequences = len(batch.next_labels)
@@ -132,9 +118,5 @@ def on_rounded_batches(objective: Callable[[Any, PretrainingBatch], Any], limit:
     """Return an objective that rounds its batches first, and so computes on few shapes.
 
     The training loop keeps the original batch, so its counts do not include dummies.
-
-    Args:
-        objective: (model, batch) → sums.
-        limit: the number of the model's positions.
     """
     return lambda model, batch: objective(model, round_batch(batch, limit))

@@ -54,14 +54,7 @@ def choose_tokens(candidates: np.ndarray, count: int, rng: np.random.Generator) 
 def choose_whole_words(
     candidates: np.ndarray, continuation: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Choose the positions of whole words, at most `count` tokens in total, in ascending order.
-
-    Args:
-        candidates: (m,) ascending positions that may be masked.
-        continuation: (m,) whether the token at each candidate starts with ##.
-        count: the maximum number of positions to choose.
-        rng: the example's random generator.
-    """
+    """Choose the positions of whole words, at most `count` tokens in total, in ascending order."""
     starts_word = ~continuation
     starts_word[1:] |= np.diff(candidates) > 1  # no word continues across [SEP]
     starts_word[:1] = True

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.corpus.shards import ShardArrays, ShardInfo
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardArrays, ShardInfo, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import EXAMPLE_DTYPE, PairOptions
 from bertkit.pretraining_data.sampler import START, AnyPosition, DataPosition, ExampleSampler
@@ -43,9 +42,6 @@ class MixedStore(TokenStore):
     Args:
         stores: the stores, at least one; the same store may occur twice.
         shares: each store's share of the examples, above 0; only their proportions matter.
-
-    Raises:
-        BertkitError: the stores have different tokenizers.
     """
 
     def __init__(self, stores: Sequence[TokenStore], shares: Sequence[float]) -> None:
@@ -104,11 +100,7 @@ class MixedStore(TokenStore):
         return "".join(store.checksums() for store in self.stores)
 
     def arrays(self, index: int) -> ShardArrays:
-        """Return the memory-mapped arrays of one shard.
-
-        Raises:
-            BertkitError: the shard is missing, truncated or corrupt.
-        """
+        """Return the memory-mapped arrays of one shard."""
         member = bisect_right(self.first_shards, index) - 1
         return self.stores[member].arrays(index - self.first_shards[member])
 
@@ -182,11 +174,7 @@ def smoothed_shares(tokens: Sequence[int], smoothing: float) -> list[float]:
 
 
 def checked_weights(weights: Sequence[float], stores: Sequence[TokenStore]) -> Sequence[float]:
-    """Return the weights after checking that they can be shares of the stores.
-
-    Raises:
-        BertkitError: their number is not that of the stores, or a weight is not above 0.
-    """
+    """Return the weights after checking that they can be shares of the stores."""
     if len(weights) != len(stores):
         raise BertkitError(
             f"there are {len(weights)} weights for {len(stores)} stores; give one for each, in "
@@ -215,11 +203,6 @@ class MixtureSampler:
 
     Memory holds one window of each store, and the next one once half of it is used. A store that
     reaches its end starts a new epoch, independently of the others.
-
-    Args:
-        store: the mixture.
-        options: how examples are cut.
-        seed: the random seed, 0 to 2^63 - 1.
     """
 
     def __init__(self, store: MixedStore, options: PairOptions, seed: int) -> None:
@@ -245,12 +228,7 @@ class MixtureSampler:
             table.close()
 
     def take(self, position: AnyPosition, count: int) -> tuple[np.ndarray, MixedPosition]:
-        """Return the next `count` rows from a position, and the position after them.
-
-        Args:
-            position: `START`, a `MixedPosition`, or one that was read from JSON.
-            count: the number of rows, which may extend over several epochs.
-        """
+        """Return the next `count` rows from a position, and the position after them."""
         members = len(self.tables)
         begun = MixedPosition([START] * members, [0] * members) if position == START else position
         places = [DataPosition(*member) for member in begun[0]]

@@ -146,12 +146,7 @@ class ExampleSampler:
 
 
 class Prefetch:
-    """A window that another thread is planning; one thread serves all samplers of the process.
-
-    Args:
-        table: the sampler that the window belongs to.
-        name: the window's epoch and number.
-    """
+    """A window that another thread is planning; one thread serves all samplers of the process."""
 
     def __init__(self, table: ExampleSampler, name: tuple[int, int]) -> None:
         self.name = name

@@ -43,9 +43,6 @@ def finetuning_page(folder: Path) -> str:
     exist, `results.json`, `results/SPLIT.jsonl`, `environment.json` and `grid.json`. "baseline"
     (split -> metric -> score of the input-independent baseline), "windowed" and "cut" (split ->
     number of inputs) are shown if `finetune.json` or `results.json` has them.
-
-    Raises:
-        BertkitError: a file is damaged, or no run has finished.
     """
     tuned = FinetuningResults(folder)
     return render_page(

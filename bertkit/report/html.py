@@ -32,12 +32,7 @@ def template_source(name: str) -> Markup:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a template as a whole page.
-
-    Args:
-        template: the name of a file in `templates/`.
-        values: the values for the template; `title` is always required.
-    """
+    """Render a template as a whole page."""
     return template_environment().get_template(template).render(values)
 
 

@@ -126,16 +126,7 @@ def draw_plot(
     changes: Sequence[tuple[int, str]] = (),
     prefix: str = "",
 ) -> str:
-    """Draw a plot as an SVG element.
-
-    Args:
-        plot: the title and the number format.
-        training: the training curve, drawn pale, and in full colour after smoothing by `trend`.
-        held_out: the held-out curve, drawn as points; it may be empty.
-        baselines: the (label, height) of horizontal lines, at most two.
-        changes: the (step, label) of vertical lines.
-        prefix: a prefix for every id, so that a page can contain several drawings.
-    """
+    """Draw a plot as an SVG element."""
     from matplotlib.ticker import FuncFormatter, PercentFormatter
 
     def paint(axes: Any) -> None:
@@ -167,14 +158,7 @@ def draw_plot(
 def render_svg(
     paint: Callable[[Any], None], prefix: str, alternative: str, height: float = 3.2
 ) -> str:
-    """Draw on matplotlib axes, and return the drawing as an SVG element.
-
-    Args:
-        paint: a function that draws on the axes it gets.
-        prefix: a prefix for every id, so that a page can contain several drawings.
-        alternative: the alternative text of the drawing.
-        height: the height in inches; the width is 6.
-    """
+    """Draw on matplotlib axes, and return the drawing as an SVG element."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -231,12 +215,6 @@ def draw_dots(metric: str, rows: Sequence[DotRow], baseline: float | None, *, pr
 
     Runs that did not learn may have very different scores. They are drawn at the edge, labelled
     with their score, so that the other runs can still be told apart.
-
-    Args:
-        metric: the name of the metric.
-        rows: at least one row, from top to bottom; values are fractions of 1.
-        baseline: the score of the input-independent baseline; drawn if it is near the dots.
-        prefix: a prefix for every id.
     """
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -296,12 +274,7 @@ def beside_each_other(row: DotRow) -> list[float]:
 
 
 def draw_losses(lines: Sequence[tuple[str, Curve]], *, prefix: str) -> str:
-    """Draw the training losses of some runs against the update, as an SVG element.
-
-    Args:
-        lines: pairs of a key of `ROLES` and a curve; the best run is last, so that it is on top.
-        prefix: a prefix for every id.
-    """
+    """Draw the training losses of some runs against the update, as an SVG element."""
     from matplotlib.ticker import FuncFormatter
 
     def paint(axes: Any) -> None:

@@ -124,9 +124,6 @@ def pretraining_page(run: Path) -> str:
 
     This reads `journal.jsonl` and, if they exist, `recipe.json`, `environment.json`, `corpus.json`
     and `demo.json` ({"sections": [{"title", "paragraphs", "table": {"columns", "rows"}}]}).
-
-    Raises:
-        BertkitError: the journal is missing, damaged, or has no step yet.
     """
     content = PretrainingReport(run)
     return render_page(

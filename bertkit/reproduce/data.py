@@ -47,17 +47,7 @@ def find_data_folder(task: str, data: Path) -> Path:
 
 
 def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskData:
-    """Load a task's data, with as many inputs as the scale asks for.
-
-    Args:
-        task: the official name of a task, or "squad-sentences".
-        data: the folder that contains `glue`, `squad`, `swag` and `conll2003`.
-        scale: the task's settings at this scale.
-        positions: the number of positions of the model.
-
-    Raises:
-        BertkitError: the files are missing (the message says where to get them) or damaged.
-    """
+    """Load a task's data, with as many inputs as the scale asks for."""
     if missing := absent_files(task, data):
         raise BertkitError(missing)
     max_length = min(scale.max_length, positions)
@@ -146,9 +136,6 @@ def sentence_pairs(
 
     The sentence is drawn at random from the paragraph. Questions are left out, and counted, if no
     sentence contains an answer in full or every sentence contains one.
-
-    Raises:
-        BertkitError: no question can be paired.
     """
     coins, places = keyed_rng(0, DATA_SPLIT, epoch=2, row=row).random((2, len(questions)))
     split: dict[str, list[str]] = {}

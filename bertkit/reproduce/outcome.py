@@ -20,12 +20,7 @@ LEARNED = 0.02
 
 
 def gather_results(work: Reproduction, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    """Return the whole content of the rendered page as JSON values.
-
-    Args:
-        work: the reproduction to read.
-        experiments: the tables to include; cells without results are marked as not run.
-    """
+    """Return the whole content of the rendered page as JSON values."""
     networks: dict[str, Any] = {}
     for experiment in experiments:
         for variant, flags in experiment.variants.items():

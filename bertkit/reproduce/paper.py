@@ -85,11 +85,7 @@ def paper_tables() -> dict[str, PaperTable]:
 
 
 def find_table(name: str) -> PaperTable:
-    """Return a table by its key, or by its number alone ("5").
-
-    Raises:
-        BertkitError: there is no such table.
-    """
+    """Return a table by its key, or by its number alone ("5")."""
     tables = paper_tables()
     key = f"table-{name}" if name.isdigit() else name.lower()
     if key not in tables:
@@ -165,12 +161,7 @@ def shipped_scales() -> list[str]:
 
 
 def read_scale(name: str) -> Scale:
-    """Read a shipped scale by its name, or one from a .toml file.
-
-    Raises:
-        BertkitError: there is no such scale, or the file is not a valid scale; the message names
-            the field.
-    """
+    """Read a shipped scale by its name, or one from a .toml file."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -188,11 +179,7 @@ def read_scale(name: str) -> Scale:
 
 
 def check_names(tasks: Mapping[str, Any], stand_ins: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuse names of tasks, tables and columns that do not exist.
-
-    Raises:
-        ValueError: a name does not exist; the message says which.
-    """
+    """Refuse names of tasks, tables and columns that do not exist."""
     known, tables = (*OFFICIAL, "squad-sentences"), paper_tables()
     named = [("a task", task, known) for task in tasks]
     for key, columns in stand_ins.items():

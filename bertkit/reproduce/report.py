@@ -26,12 +26,7 @@ NOTHING = "–"
 
 
 def as_markdown(outcome: dict[str, Any], level: int = 2) -> str:
-    """Return all tables as Markdown.
-
-    Args:
-        outcome: the results from `outcome.gather_results`.
-        level: the level of the headings.
-    """
+    """Return all tables as Markdown."""
     mark, scale = "#" * level, outcome["scale"]
     lines = [f"Scale: {scale['title']}; {scale['seeds']} seeds per fine-tuning job.", ""]
     lines += [*outcome["remarks"], ""] if outcome["remarks"] else []

@@ -49,15 +49,7 @@ class Sources:
 
 
 class Reproduction:
-    """The folder of a reproduction.
-
-    Args:
-        out: the folder.
-        scale: the scale at which everything is run.
-        sources: the text, the labelled data and possibly a model.
-        device: the device as on the command line: "auto", "cpu", "cuda", ...
-        console: the console that shows progress.
-    """
+    """The folder of a reproduction."""
 
     def __init__(
         self, out: Path, scale: Scale, sources: Sources, device: str, console: Console
@@ -68,11 +60,7 @@ class Reproduction:
         """The task data read so far: (task, number of positions) -> data."""
 
     def begin(self) -> None:
-        """Record the settings in the folder, or check that they are the recorded ones.
-
-        Raises:
-            BertkitError: the folder holds a reproduction of another scale or other sources.
-        """
+        """Record the settings in the folder, or check that they are the recorded ones."""
         settings = {"scale": as_json(self.scale), "sources": as_json(self.sources)}
         path = self.out / "reproduce.json"
         made = any((self.out / name).exists() for name in ("text", "networks", "tuned"))
@@ -97,12 +85,7 @@ class Reproduction:
         return folder / "models" / f"step-{at:08d}" if at else folder
 
     def is_trained(self, variant: str, *, own: bool = False) -> bool:
-        """Return whether a variant's pre-training is finished, or `--model` replaces it.
-
-        Args:
-            variant: the name of the network.
-            own: whether to ignore `--model` and ask for the scale's network.
-        """
+        """Return whether a variant's pre-training is finished, or `--model` replaces it."""
         if self.given(variant) and not own:
             return True
         ends = [r for r in self.journal(variant) if r["kind"] == "end"]
@@ -206,12 +189,7 @@ class Reproduction:
         return self.is_trained(step.variant, own=at) and all(map(self.is_trained, others))
 
     def run(self, step: ReproductionStep) -> int:
-        """Do a step, and return the number of the signal that stopped it, else 0.
-
-        Raises:
-            DivergedError: training diverged.
-            BertkitError: a file is damaged, or the disk is full.
-        """
+        """Do a step, and return the number of the signal that stopped it, else 0."""
         if step.job is None:
             return self.train(step)
         self.tune(step.job)
@@ -267,11 +245,7 @@ class ReproductionStep:
 
 
 def recorded_scale(out: Path) -> Scale:
-    """Return the scale recorded in the folder of a reproduction, or "small" if there is none.
-
-    Raises:
-        BertkitError: the record is damaged.
-    """
+    """Return the scale recorded in the folder of a reproduction, or "small" if there is none."""
     path = out / "reproduce.json"
     if not path.is_file():
         return read_scale("small")

@@ -1,4 +1,4 @@
-"""The ASGI application: the routes, the middleware in front of them, and the web page."""
+"""The ASGI application: the routes, the middleware in front of them, and the web page at /."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
 
 import bertkit
 from bertkit.serve import routes
-from bertkit.serve import routes as more_routes
 from bertkit.serve.limits import RefusedError
 from bertkit.serve.middleware import RequestMiddleware, json_response
-from bertkit.serve.page import page_routes
 from bertkit.serve.service import Service, shorten_client_text
 
 WEB = Path(__file__).parent / "web"
@@ -62,10 +61,10 @@ def make_app(
     for made in (
         routes.task_routes(serving),
         routes.pretraining_routes(serving),
-        more_routes.embedding_routes(serving),
-        more_routes.inspection_routes(serving),
-        more_routes.model_routes(serving, reloading=bool(token)),
-        more_routes.state_routes(serving),
+        routes.embedding_routes(serving),
+        routes.inspection_routes(serving),
+        routes.model_routes(serving, reloading=bool(token)),
+        routes.state_routes(serving),
     ):
         app.include_router(made)
     app.router.routes.extend(page_routes(web))
@@ -106,10 +105,6 @@ def invalid_body(first: Mapping[str, Any], content_type: str) -> RefusedError:
 
     The message does not repeat texts of the body, which may be long, private or invalid. It does
     name the field, shortened.
-
-    Args:
-        first: the first of pydantic's validation errors.
-        content_type: the request's content-type header.
     """
     if "json" not in content_type.lower() and first["type"] != "missing":
         return RefusedError(
@@ -142,3 +137,43 @@ def with_token(app: FastAPI) -> Any:
         return found
 
     return described
+
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; object-src 'none'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+"""The page loads nothing from other hosts, sends nothing to them, and has no inline scripts or
+styles; after an update of the package, the browser uses the new files."""
+MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+"""Listed here because the types that Python's `mimetypes` knows depend on the machine."""
+
+
+def page_routes(web: Path) -> list[Route]:
+    """Return a route for each file of the page, or no routes if there is no index.html.
+
+    The folder is not mounted as a whole: a mount would catch every path that no other route has,
+    and would answer a wrong method with 404.
+    """
+    if not (web / "index.html").is_file():
+        return []
+    files = sorted(path for path in web.iterdir() if path.suffix in MEDIA_TYPES)
+    return [file_route(path) for path in files]
+
+
+def file_route(path: Path) -> Route:
+    """Return the route of one file."""
+
+    async def file(request: Request) -> Response:
+        return FileResponse(path, headers=HEADERS, media_type=MEDIA_TYPES[path.suffix])
+
+    where = "/" if path.name == "index.html" else f"/{path.name}"
+    return Route(where, file, include_in_schema=False)

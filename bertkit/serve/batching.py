@@ -42,11 +42,7 @@ OperationResult = TypeVar("OperationResult")
 
 
 class ComputeThread:
-    """A thread that runs one call at a time; as a daemon, it ends with the process.
-
-    Args:
-        threads: the number of threads that torch uses for the calls.
-    """
+    """A thread that runs one call at a time; as a daemon, it ends with the process."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -149,14 +145,7 @@ class Turns:
 
 
 class Worker:
-    """One model's queue and the threads that work through it.
-
-    Args:
-        name: the model's name.
-        limits: the server's limits, among them those of the queue and of a batch.
-        metrics: the metrics that record the queue and every batch.
-        lanes: the number of threads that share the queue.
-    """
+    """One model's queue and the threads that work through it."""
 
     def __init__(self, name: str, limits: Limits, metrics: Metrics, lanes: int = 1) -> None:
         self.name, self.limits, self.metrics = name, limits, metrics
@@ -188,12 +177,7 @@ class Worker:
         return all(lane.is_alive() for lane in self.lanes)
 
     def check_room(self, tokens: int) -> None:
-        """Check that the queue has room for a request of `tokens` tokens.
-
-        Raises:
-            RefusedError: the request exceeds the whole queue (status 413), the queue is too full
-                (429), or the worker is closed or has lost a thread (503).
-        """
+        """Check that the queue has room for a request of `tokens` tokens."""
         if tokens > self.limits.max_queue_tokens:
             raise too_many(tokens, self.limits.max_queue_tokens)
         if self.closed or not self.alive:
@@ -213,11 +197,7 @@ class Worker:
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
-        """Cancel the work inside the block when the deadline has passed.
-
-        Raises:
-            RefusedError: the deadline has passed (status 503).
-        """
+        """Cancel the work inside the block when the deadline has passed."""
         self.users += 1
         try:
             async with asyncio.timeout(self.limits.deadline):
@@ -232,11 +212,7 @@ class Worker:
             self.users -= 1
 
     async def ask(self, work: Operation, prepared: PreparedRequest) -> Any:
-        """Queue a request and return its result; if cancelled, the request leaves the queue.
-
-        Raises:
-            RefusedError: the queue cannot take the request (see `check_room`).
-        """
+        """Queue a request and return its result; if cancelled, the request leaves the queue."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         job = QueuedRequest(work, prepared, answer, time.perf_counter())
         with self.changed:
@@ -320,11 +296,7 @@ class Worker:
         return results_of(jobs)
 
     def _take(self, before: int) -> list[QueuedRequest]:
-        """Wait for the next batch and return it; an empty list means that the worker is closed.
-
-        Args:
-            before: the number of requests in the previous batch.
-        """
+        """Wait for the next batch and return it; an empty list means that the worker is closed."""
         max_delay = self.limits.max_delay / 1000
         with self.changed:
             soon = self.changed.wait_for(lambda: self.waiting or self.closed, max_delay)

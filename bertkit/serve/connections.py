@@ -1,8 +1,8 @@
 """Limits for client connections: uvicorn's HTTP/1.1 protocol with deadlines and a maximum number.
 
 uvicorn itself limits only the time between two requests. Here a client must also send a request's
-head and read its response in time, and it may close its side of the connection before it receives
-the response. If there are too many connections, the one that has been idle longest is closed.
+head and read its response in time. If there are too many connections, the one that has been idle
+longest is closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import h11
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -26,18 +25,12 @@ SPARE_FILES = 48
 """Open files kept free for the rest of the process and for connections about to be closed."""
 LEAST = 8
 """The number of connections that are accepted even if the limit on open files is lower."""
-PROBES = (1.0, 1.0, 5.0)
-"""Seconds before each check that a client that closed its side still waits for its response."""
 REPORT = 1.0
 """The seconds for which closed connections are collected into one log line."""
 
 
 class Connections:
-    """All connections of a server; uvicorn calls the instance to make each connection.
-
-    Args:
-        limits: the server's limits.
-    """
+    """All connections of a server; uvicorn calls the instance to make each connection."""
 
     def __init__(self, limits: Limits) -> None:
         self.deadline = limits.deadline
@@ -92,15 +85,7 @@ class Connections:
 
 
 class Connection(H11Protocol):
-    """One client connection.
-
-    Args:
-        pool: all connections of the server.
-        config: uvicorn's configuration.
-        server_state: uvicorn's server state.
-        app_state: uvicorn's application state.
-        loop: the event loop; None for the running one.
-    """
+    """One client connection."""
 
     def __init__(
         self,
@@ -112,8 +97,6 @@ class Connection(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
         self.pool = pool
-        self.half_closed = False
-        """Whether the client has closed its side."""
         self.timers: dict[str, asyncio.TimerHandle] = {}
         """What the client must do in time -> the timer that closes the connection."""
 
@@ -149,20 +132,6 @@ class Connection(H11Protocol):
         if self.conn.trailing_data[0]:  # part of the next request's head
             self._await_request()
         self._sort()
-        if self.half_closed and not self.working:
-            self.transport.close()
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's base class allows it
-        """Handle a client that closed its side: it may still wait for the response, or have left.
-
-        Returns: whether to keep the connection.
-        """
-        if not self.working or self.cycle.more_body:
-            return False
-        self.half_closed = True
-        if self.cycle.scope["http_version"] == "1.1":
-            self.loop.call_later(PROBES[0], self._probe, 1)
-        return True
 
     def pause_writing(self) -> None:
         """Start the deadline for a client that reads more slowly than the server writes."""
@@ -208,18 +177,6 @@ class Connection(H11Protocol):
     def _untime(self, what: str) -> None:
         if timer := self.timers.pop(what, None):
             timer.cancel()
-
-    def _probe(self, number: int) -> None:
-        """Send an interim response, which fails if the client has left.
-
-        Nothing else distinguishes such a client from one that only closed its side.
-        """
-        if self.transport.is_closing() or not self.working or self.cycle.response_started:
-            return
-        interim = h11.InformationalResponse(status_code=100, headers=[], reason="Continue")
-        self.transport.write(self.conn.send(interim))
-        if number < len(PROBES):
-            self.loop.call_later(PROBES[number], self._probe, number + 1)
 
     def _should_upgrade(self) -> bool:
         """Never upgrade the protocol: the server supports HTTP only."""

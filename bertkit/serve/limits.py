@@ -72,11 +72,7 @@ class Limits:
     """The seconds after SIGTERM for which new requests are still answered, with 503."""
 
     def __post_init__(self) -> None:
-        """Check that every limit is in range.
-
-        Raises:
-            BertkitError: a limit is out of range.
-        """
+        """Check that every limit is in range."""
         above_zero = ("max_queue_tokens", "max_batch_tokens", "deadline", "max_bytes", "max_answer")
         for name in (*above_zero, "max_connections"):
             if not 0 < getattr(self, name) < math.inf:
@@ -94,14 +90,7 @@ class Limits:
         return 2 * self.max_answer
 
     def check_answer(self, numbers: int) -> None:
-        """Raise before a response is made if it would certainly be too large.
-
-        Args:
-            numbers: the number of numbers and texts in the response.
-
-        Raises:
-            RefusedError: the response would be too large (status 413).
-        """
+        """Raise before a response is made if it would certainly be too large."""
         if numbers * BYTES_OF_NUMBER > self.max_answer:
             raise answer_too_large(self.max_answer)
 
@@ -137,12 +126,7 @@ class RefusedError(Exception):
 
 
 def too_many(tokens: int, most: int) -> RefusedError:
-    """Return the error for a request with more tokens than the whole queue.
-
-    Args:
-        tokens: the number of tokens in the request, or a lower bound.
-        most: the most tokens that are accepted, such as `Limits.max_queue_tokens`.
-    """
+    """Return the error for a request with more tokens than the whole queue."""
     return RefusedError(
         413,
         f"the request has about {tokens:,} tokens, but the server accepts {most:,} at a time; send "

@@ -69,14 +69,7 @@ class Metrics:
         self.queue_tokens.labels(model).set(tokens)
 
     def computed(self, model: str, tokens: int, waits: Sequence[float], seconds: float) -> None:
-        """Record a computed batch.
-
-        Args:
-            model: the model's name.
-            tokens: the number of tokens in the batch.
-            waits: the seconds that each request of the batch waited in the queue.
-            seconds: the seconds that the batch took to compute.
-        """
+        """Record a computed batch."""
         queue_seconds = self.queue_seconds.labels(model)
         for wait in waits:
             queue_seconds.observe(wait)

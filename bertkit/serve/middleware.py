@@ -209,12 +209,7 @@ def json_response(problem: RefusedError) -> JSONResponse:
 
 
 class BoundedBody:
-    """A request's body, limited in size and time; afterwards, it watches for a disconnect.
-
-    Args:
-        receive: the ASGI function that returns the parts of the body.
-        limits: the limits; `max_bytes` applies whatever the headers say.
-    """
+    """A request's body, limited in size and time; afterwards, it watches for a disconnect."""
 
     def __init__(self, receive: Receive, limits: Limits) -> None:
         self.parts, self.limits = receive, limits
@@ -225,11 +220,7 @@ class BoundedBody:
         """Whether the client has disconnected, so that the task that answers it was cancelled."""
 
     async def receive(self) -> Message:
-        """Return the next ASGI message.
-
-        Raises:
-            HTTPException: the body is too large (status 413) or late (408).
-        """
+        """Return the next ASGI message."""
         if self.watcher is not None:
             return await self.parts()
         try:
@@ -263,14 +254,7 @@ class BoundedBody:
 
 
 class BoundedResponse:
-    """A response that is limited in size and gets the headers common to all responses.
-
-    Args:
-        send: the ASGI function that sends a message to the client.
-        serving: the service, which knows the limits and how many bytes clients have not read.
-        request: the request's id.
-        body: the request's body.
-    """
+    """A response that is limited in size and gets the headers common to all responses."""
 
     def __init__(self, send: Send, serving: Service, request: str, body: BoundedBody) -> None:
         self.client, self.serving, self.request, self.body = send, serving, request, body

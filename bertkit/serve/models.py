@@ -28,7 +28,7 @@ from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import is_tuned, load
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.predict.pretrained import load_pretrained
-from bertkit.serve.attention import AttentionMapsOperation, AttentionOperation
+from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.batching import Worker, compute_thread
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
@@ -155,11 +155,7 @@ def load_models(
 
 
 def split_name(given: str) -> tuple[str, Path]:
-    """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's.
-
-    Raises:
-        BertkitError: the name has characters other than letters, digits and ._:-
-    """
+    """Split NAME=FOLDER into both; for a bare FOLDER, the name is the folder's or the run's."""
     name, equals, path = given.partition("=")
     if Path(given).exists():  # as in runs/lr=3e-5
         equals = ""
@@ -177,11 +173,7 @@ def split_name(given: str) -> tuple[str, Path]:
 def load_served_model(
     name: str, given: Path, limits: Limits, metrics: Metrics, precision: str, device: str
 ) -> ServedModel:
-    """Load one model and start its worker; the arguments are those of `load_models`.
-
-    Raises:
-        BertkitError: the folder holds no model, or a damaged one.
-    """
+    """Load one model and start its worker; the arguments are those of `load_models`."""
     path = resolve_model(given)
     vectors = (path / "modules.json").is_file()  # a directory of sentence-transformers
     home = read_pooling(path)[0] if vectors else model_folder(path)
@@ -203,8 +195,7 @@ def load_served_model(
         if not vectors and has_masks(start):
             task_type = "pretrained"
             works |= pretrained_operations(home, limits, precision, device)
-    works["attention"] = one = AttentionOperation(start)
-    works["attention-maps"] = AttentionMapsOperation(one)
+    works["attention-maps"] = AttentionOperation(start)
     lanes = 2 if choose_device(device).type == "cpu" and torch.get_num_threads() > 1 else 1
     worker = Worker(name, limits, metrics, lanes)
     again = partial(load_served_model, name, given, limits, metrics, precision, device)
@@ -214,11 +205,7 @@ def load_served_model(
 
 
 def load_and_try(old: ServedModel) -> ServedModel:
-    """Load a model's folder again and check that the new model answers a request on each route.
-
-    Raises:
-        BertkitError: the folder holds no model, or one that is damaged or fails to answer.
-    """
+    """Load a model's folder again and check that the new model answers a request on each route."""
     new = old.load_again()
     try:
         for route, sample in SAMPLES.items():

@@ -33,11 +33,7 @@ from bertkit.training.device import autocast
 
 
 class TaskOperation:
-    """The operation that returns a fine-tuned model's predictions.
-
-    Args:
-        predictor: a predictor of any task type.
-    """
+    """The operation that returns a fine-tuned model's predictions."""
 
     def __init__(self, predictor: TaskPredictor) -> None:
         self.predictor = predictor
@@ -66,11 +62,7 @@ class TaskOperation:
 
 
 class EmbeddingOperation:
-    """The operation that returns vectors of texts.
-
-    Args:
-        embedder: the model's embedder.
-    """
+    """The operation that returns vectors of texts."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.embedder = embedder
@@ -129,11 +121,7 @@ def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
 
 
 def question_examples(asked: Sequence[Question]) -> list[QuestionExample]:
-    """Convert a request's questions into task inputs.
-
-    Raises:
-        BertkitError: a question or a context is blank.
-    """
+    """Convert a request's questions into task inputs."""
     for i, given in enumerate(asked):
         for field in ("question", "context"):
             if not getattr(given, field).strip():
@@ -145,11 +133,7 @@ def question_examples(asked: Sequence[Question]) -> list[QuestionExample]:
 
 
 def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
-    """Convert a request's texts or word lists into task inputs.
-
-    Raises:
-        RefusedError: an input has both text and words, or neither.
-    """
+    """Convert a request's texts or word lists into task inputs."""
     inputs = []
     for i, given in enumerate(asked):
         if (given.text is None) == (given.words is None):
@@ -224,12 +208,7 @@ class Network:
 
 
 class FillMask:
-    """The operation that predicts masked tokens.
-
-    Args:
-        network: the pre-trained network.
-        most_tokens: the most tokens in all windows of a request, which has one per mask.
-    """
+    """The operation that predicts masked tokens."""
 
     def __init__(self, network: Network, most_tokens: int) -> None:
         self.network, self.predictor, self.most_tokens = network, network.predictor, most_tokens

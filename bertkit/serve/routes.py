@@ -25,9 +25,7 @@ from bertkit.serve.operations import (
     words_examples,
 )
 from bertkit.serve.schemas import (
-    Attention,
     AttentionMaps,
-    AttentionRequest,
     EmbeddingAnswer,
     EmbeddingRequest,
     ErrorAnswer,
@@ -40,7 +38,6 @@ from bertkit.serve.schemas import (
     Tokens,
 )
 from bertkit.serve.service import Predicted, Service, request_size
-from bertkit.tokenizer.wordpiece import PairEncoding
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
@@ -228,14 +225,7 @@ def embedding_texts(given: Any) -> list[Any]:
 
 
 def embedding_body(model: str, vectors: np.ndarray, tokens: int, as_base64: bool) -> dict[str, Any]:
-    """Return the body of a response with embeddings.
-
-    Args:
-        model: the model's name.
-        vectors: (texts, width) float32 vectors.
-        tokens: the number of tokens in all texts.
-        as_base64: whether vectors are written as base64 of little-endian float32, not as numbers.
-    """
+    """Return the body of a response with embeddings."""
     coded: list[Any]
     if as_base64:
         coded = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
@@ -258,29 +248,13 @@ def inspection_routes(serving: Service) -> APIRouter:
         size = request_size((asked.text, asked.pair))
         if size > CHARACTERS_OF_TOKEN * MAX_TOKEN_ROWS:
             raise too_many(size // CHARACTERS_OF_TOKEN, MAX_TOKEN_ROWS)
-        encode = model.operations["attention"].encode
+        encode = model.operations["attention-maps"].encode
         encoded = await serving.cut(size, encode, asked, MAX_TOKEN_ROWS, "the limit is")
 
         def body() -> dict[str, Any]:
             return {"model": model.name, "tokens": token_rows(model.tokenizer, encoded)}
 
         return await serving.respond(6 * len(encoded.ids), body)
-
-    @routes.post(
-        "/attention",
-        summary="Compute the attention weights of one head",
-        response_model=Attention,
-    )
-    async def attention(asked: AttentionRequest) -> Response:
-        size = request_size((asked.text, asked.pair))
-        found = await serving.predict("attention", asked.model, asked, size)
-        encoded = found.prepared.content.encoded
-
-        def body() -> dict[str, Any]:
-            place = {"layer": asked.layer, "head": asked.head}
-            return {**inside_body(found, encoded), **place, "weights": found.result}
-
-        return await serving.respond(found.result.size, body)
 
     @routes.post(
         "/attention-maps",
@@ -293,31 +267,21 @@ def inspection_routes(serving: Service) -> APIRouter:
 
         def body() -> dict[str, Any]:
             coded = base64.b64encode(found.result).decode()
-            return {**inside_body(found, found.prepared.content), "weights": coded}
+            return {
+                "model": found.model.name,
+                "tokens": token_rows(found.model.tokenizer, found.prepared.content),
+                "layers": found.model.config.num_hidden_layers,
+                "heads": found.model.config.num_attention_heads,
+                "weights": coded,
+            }
 
         return await serving.respond(len(found.result) // 6, body)
 
     return routes
 
 
-def inside_body(found: Predicted, encoded: PairEncoding) -> dict[str, Any]:
-    """Return the fields that the responses about attention have in common."""
-    model = found.model
-    return {
-        "model": model.name,
-        "tokens": token_rows(model.tokenizer, encoded),
-        "layers": model.config.num_hidden_layers,
-        "heads": model.config.num_attention_heads,
-    }
-
-
 def model_routes(serving: Service, *, reloading: bool) -> APIRouter:
-    """Return the routes that list models and reload them.
-
-    Args:
-        serving: the service with the models.
-        reloading: whether clients may reload a model from its folder.
-    """
+    """Return the routes that list models and reload them."""
     routes = APIRouter(prefix="/v1", tags=["models"], responses={401: REFUSALS[401]})
 
     @routes.get("/models", summary="List the models", response_model=ModelList)

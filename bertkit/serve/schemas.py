@@ -30,11 +30,7 @@ class RequestBody(BaseModel):
 
 
 def check_surrogates(text: str) -> str:
-    """Return the text unchanged if UTF-8 can encode it.
-
-    Raises:
-        ValueError: the text has half a surrogate pair, which JSON can encode but UTF-8 cannot.
-    """
+    """Return the text unchanged if UTF-8 can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -136,13 +132,6 @@ class TokenizeRequest(RequestBody):
     model: str | None = None
     text: Plain
     pair: Plain | None = None
-
-
-class AttentionRequest(TokenizeRequest):
-    """A text or a pair, and the head to inspect; `layer` and `head` count from 1."""
-
-    layer: int = Field(1, ge=1)
-    head: int = Field(1, ge=1)
 
 
 Found = TypeVar("Found")
@@ -302,16 +291,6 @@ class Tokens(BaseModel):
 
     model: str
     tokens: list[TokenInfo]
-
-
-class Attention(Tokens):
-    """One head's attention weights from each token (row) to each token; rows sum to 1."""
-
-    layer: int
-    head: int
-    layers: int
-    heads: int
-    weights: list[list[float]]
 
 
 class AttentionMaps(Tokens):

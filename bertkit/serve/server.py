@@ -33,7 +33,7 @@ from bertkit.serve.service import Service
 
 LOGGERS = ("bertkit.serve", "uvicorn.error", "asyncio")
 MOST_LINES = 10_000
-"""The most log lines that may wait to be written; later ones are dropped and counted."""
+"""The most log lines that may wait to be written; later ones are dropped."""
 STANDARD_ERROR = 2
 
 
@@ -64,53 +64,30 @@ class Unbuffered(logging.Handler):
                 line = line[os.write(STANDARD_ERROR, line) :]
 
 
-class Waiting(QueueHandler):
-    """A handler that queues log lines for the thread that writes them.
+class DroppingHandler(QueueHandler):
+    """Queues log lines for the thread that writes them; drops those that find no room."""
 
-    Args:
-        lines: a bounded queue; when it is full, lines are dropped.
-    """
-
-    def __init__(self, lines: Queue[logging.LogRecord]) -> None:
-        super().__init__(lines)
-        self.lines = lines
-        self.dropped = 0
-
-    @property
-    def waiting(self) -> int:
-        """The number of lines that are not written yet."""
-        return self.lines.unfinished_tasks
+    queue: Queue[logging.LogRecord]
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         """Return the record unchanged, since the writing thread formats it."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a line, or drop and count it if the queue is full."""
-        try:
-            if self.dropped:
-                fields = {"levelname": "WARNING", "fields": {"lines": self.dropped}}
-                told = {"msg": "lines of the log were dropped, nobody read them", **fields}
-                self.lines.put_nowait(logging.makeLogRecord(told))
-                self.dropped = 0
-            self.lines.put_nowait(record)
-        except Full:
-            self.dropped += 1
+        """Queue a line unless the queue is full."""
+        with suppress(Full):
+            self.queue.put_nowait(record)
 
 
 def write_log(*, requests: bool = True) -> None:
-    """Configure the server's loggers to write to standard error.
-
-    Args:
-        requests: whether to log every request; if False, only warnings and errors are logged.
-    """
+    """Configure the server's loggers to write to standard error."""
     lines: Queue[logging.LogRecord] = Queue(MOST_LINES)
     out = Unbuffered()
     out.setFormatter(JsonLogFormatter())
     QueueListener(lines, out).start()  # its thread ends with the process
     for name in LOGGERS:
         logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [Waiting(lines)], False
+        logger.handlers, logger.propagate = [DroppingHandler(lines)], False
         logger.setLevel(logging.INFO if requests else logging.WARNING)
 
 
@@ -118,7 +95,8 @@ def finish_log(seconds: float = 2.0) -> None:
     """Wait until all lines are written, at most for the given number of seconds."""
     end = time.monotonic() + seconds
     for handler in logging.getLogger(LOGGERS[0]).handlers:
-        while isinstance(handler, Waiting) and handler.waiting and time.monotonic() < end:
+        assert isinstance(handler, DroppingHandler)
+        while handler.queue.unfinished_tasks and time.monotonic() < end:
             time.sleep(0.005)
 
 
@@ -138,12 +116,7 @@ briefly after every matrix product; with Python's default of 5 ms it would mostl
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a shutdown that first answers the accepted requests.
-
-    Args:
-        config: uvicorn's configuration, which includes the application.
-        serving: the application's service.
-    """
+    """uvicorn's server with a shutdown that first answers the accepted requests."""
 
     def __init__(self, config: uvicorn.Config, serving: Service) -> None:
         super().__init__(config)
@@ -187,11 +160,7 @@ class Server(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket, so that the address stays reserved while models are loaded.
-
-    Raises:
-        BertkitError: the address is in use, or does not belong to this machine.
-    """
+    """Return a listening socket, so that the address stays reserved while models are loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -52,13 +52,7 @@ class Predicted(NamedTuple):
 
 
 class Service:
-    """All models of a server and its state.
-
-    Args:
-        models: the loaded models by name.
-        limits: the server's limits.
-        metrics: the server's metrics, which the service updates.
-    """
+    """All models of a server and its state."""
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = dict(models), limits, metrics
@@ -86,16 +80,7 @@ class Service:
         return alive and not self.draining
 
     def find(self, name: str | None, route: str) -> ServedModel:
-        """Return the model for a request.
-
-        Args:
-            name: the name in the request; None if the request leaves it out.
-            route: the route that the model must serve.
-
-        Raises:
-            RefusedError: no model has this name, the model does not serve the route, or the name is
-                missing and not exactly one model serves the route.
-        """
+        """Return the model for a request."""
         able = [model.name for model in self.models.values() if offers(model, route)]
         if name is None:
             if len(able) == 1:
@@ -123,11 +108,7 @@ class Service:
     async def cut(
         self, characters: int, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Call a function that tokenizes texts, in another thread if the texts are long.
-
-        Raises:
-            RefusedError: too many characters are being tokenized already (status 429).
-        """
+        """Call a function that tokenizes texts, in another thread if the texts are long."""
         if characters <= SHORT_TEXT:
             return function(*arguments)
         self.being_cut = [(one, size) for one, size in self.being_cut if not one.done()]
@@ -156,10 +137,6 @@ class Service:
             asked: the request's inputs.
             characters: a lower bound on the characters to tokenize, counted for every repetition.
             convert: converts the inputs to the argument of the operation's `prepare`.
-
-        Raises:
-            RefusedError: the inputs are invalid, or the request is refused by `find`, `cut`,
-                `Worker.ask` or `Worker.deadline`.
         """
         model = self.find(name, route)
         # check early, before a request that will be refused costs work
@@ -183,10 +160,6 @@ class Service:
         """Reload a model from its folder; the old model answers until the new one has been tested.
 
         The reload continues even if the client disconnects.
-
-        Raises:
-            RefusedError: there is no such model (status 404), or it is already being loaded or
-                cannot be loaded (409).
         """
         old = self.find(name, "tokens")
         if name in self.loading:
@@ -219,15 +192,6 @@ class Service:
         """Return a JSON response; a long one is encoded in another thread.
 
         Long responses are encoded one at a time, since that takes several times their bytes.
-
-        Args:
-            size: the approximate number of numbers and texts in the response.
-            make: a function that returns the body.
-            arguments: the arguments of `make`.
-
-        Raises:
-            RefusedError: the response would be too large (status 413), or contains a number that
-                is not finite (500).
         """
         self.limits.check_answer(size)
         if size <= SHORT_ANSWER:
@@ -249,9 +213,6 @@ def as_bytes(body: dict[str, Any]) -> bytes:
     """Return a body as JSON in UTF-8; half a surrogate pair, as in a label, is written escaped.
 
     Arrays become lists one at a time, since lists of numbers take several times their memory.
-
-    Raises:
-        RefusedError: a number is not finite, which JSON cannot express (status 500).
     """
     try:
         text = json.dumps(

@@ -94,11 +94,7 @@ def text_lines(source: Source, counts: TextCounts, *, ends: bool = False) -> Ite
 
 
 def plain_lines(source: Source, counts: TextCounts) -> Iterator[NumberedRow]:
-    """Yield the lines of a file as `text_lines` does, with read errors as `BertkitError`s.
-
-    Raises:
-        BertkitError: the file is missing, truncated or corrupt; gives the last line that was read.
-    """
+    """Yield the lines of a file as `text_lines` does, with read errors as `BertkitError`s."""
     number = 0
     try:
         for number, line in text_lines(source, counts):
@@ -135,16 +131,7 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
 
 
 def check_line_length(place: str, size: int, missing: str) -> None:
-    """Refuse a line, document or row that is too long, before it fills the memory.
-
-    Args:
-        place: the location where it starts.
-        size: the number of bytes or characters read of it so far.
-        missing: what would have ended it, for the error message.
-
-    Raises:
-        BertkitError: it is longer than LONGEST.
-    """
+    """Refuse a line, document or row that is too long, before it fills the memory."""
     if size > LONGEST:
         raise BertkitError(
             f"{place}: {missing} in {LONGEST:,} characters, the most that are read at once; "
@@ -238,9 +225,6 @@ def split_rows(
         columns: the names that the header must contain; None if the first line is not a header.
         ends: whether line ends inside a quoted field stay as in the file, so that offsets match the
             user's text; otherwise they become Unix line ends.
-
-    Raises:
-        BertkitError: a quote is never closed, or is closed in the middle of a field.
     """
     if source.format == "tsv":
         lines = text_lines(source, counts)
@@ -289,14 +273,7 @@ def detect_divider(
     counts: TextCounts,
     columns: Sequence[str] | None,
 ) -> tuple[str, int, Iterator[tuple[int, str]]]:
-    """Return the delimiter of a CSV, the number of lines before its header, and the other lines.
-
-    Args:
-        source: the CSV file.
-        lines: its numbered lines.
-        counts: the counts to which a delimiter other than the comma is added.
-        columns: the names that the header must contain; None if there is no header.
-    """
+    """Return the delimiter of a CSV, the number of lines before its header, and the other lines."""
     if columns is None:
         return ",", 0, lines
     for number, line in lines:

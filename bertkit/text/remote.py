@@ -40,9 +40,6 @@ def time_limits(url: str) -> dict[str, Any]:
 
     Without them, aiohttp gives up after five minutes in total, which is too long for silence and
     too short for a large file.
-
-    Raises:
-        ImportError: aiohttp is not installed.
     """
     protocols = [protocol for protocol in ("http", "https") if f"{protocol}://" in url]
     if not protocols:
@@ -54,11 +51,7 @@ def time_limits(url: str) -> dict[str, Any]:
 
 
 def answers(system: Any, root: str) -> None:
-    """Query a web server once, since fsspec treats a silent one as one without such a file.
-
-    Raises:
-        Exception: the server cannot be reached or does not answer.
-    """
+    """Query a web server once, since fsspec treats a silent one as one without such a file."""
     from aiohttp import ClientResponseError
 
     with suppress(ClientResponseError):  # it answers; reading will report what is wrong
@@ -104,11 +97,7 @@ class RemoteStream(io.RawIOBase):
         return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes and return their number, 0 at the end.
-
-        Raises:
-            OSError: the connection failed.
-        """
+        """Fill `buffer` with the next bytes and return their number, 0 at the end."""
         try:
             block = self.file.read(len(buffer))
         except (OSError, EOFError):

@@ -29,14 +29,7 @@ WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x
 
 
 def check_language(language: str) -> None:
-    """Refuse a value that cannot be a language.
-
-    Args:
-        language: "lines", or a language code: two or three letters, more parts after hyphens.
-
-    Raises:
-        BertkitError: the value is neither.
-    """
+    """Refuse a value that cannot be a language."""
     if language != "lines":
         language_code(language)
 
@@ -53,9 +46,6 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
             difference). If a language has no rules, sentencex uses those of a related one
             (Bavarian: German), and English rules for codes it does not know. "lines" makes each
             line one sentence, as `google-research/bert` does.
-
-    Raises:
-        BertkitError: the language is not a code, or sentencex fails on the text.
     """
     if language == "lines":
         return [line for piece in document.splitlines() if (line := piece.strip())]

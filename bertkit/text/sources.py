@@ -99,11 +99,7 @@ def find_sources(paths: Sequence[str], *, format: str = "auto") -> list[Source]:
 
 
 def check_outside(folder: Path, paths: Sequence[str]) -> None:
-    """Check that the output folder is not inside one of the inputs.
-
-    Raises:
-        BertkitError: the output folder is in one of the paths.
-    """
+    """Check that the output folder is not inside one of the inputs."""
     for path in paths:
         if Path(path).is_dir() and folder.resolve().is_relative_to(Path(path).resolve()):
             raise BertkitError(
@@ -251,12 +247,7 @@ class ZstandardStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill `buffer` with the next bytes and return their number, 0 at the end.
-
-        Raises:
-            EOFError: the file ends inside a frame.
-            ZstdError: the bytes are not in Zstandard's format.
-        """
+        """Fill `buffer` with the next bytes and return their number, 0 at the end."""
         while not self.ready:
             block = self.file.read(COMPRESSED_BYTES)
             if not block:

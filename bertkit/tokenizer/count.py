@@ -169,13 +169,7 @@ def smoothing_weights(words: Sequence[int], smoothing: float) -> list[float]:
 def weigh_counts(
     tables: Sequence[Counter[str]], weights: Sequence[float], skipped: Counter[str]
 ) -> Counter[str]:
-    """Return one table of all sources: each count times its source's weight, rounded.
-
-    Args:
-        tables: the words of each source.
-        weights: the weight of each source; see `smoothing_weights`.
-        skipped: the counter to which are added the words that rounding removes.
-    """
+    """Return one table of all sources: each count times its source's weight, rounded."""
     counts: Counter[str] = Counter()
     for table, weight in zip(tables, weights, strict=True):
         for word, count in table.items():

@@ -81,9 +81,6 @@ def read_vocabulary(path: Path) -> list[str]:
 
     Only a line feed (with or without a carriage return before it) ends a line: genuine vocabularies
     contain U+2028 and the like, at which `str.splitlines` would split.
-
-    Raises:
-        BertkitError: the file is missing, not UTF-8 or fails `check_tokens`.
     """
     check_file_size(path, MAX_FILE_BYTES)
     try:
@@ -106,11 +103,7 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """Read a model directory's vocabulary and the `from_vocabulary` arguments that its files set.
-
-    Raises:
-        BertkitError: files are missing, contradict each other or describe another tokenizer.
-    """
+    """Read a directory's vocabulary and the `from_vocabulary` arguments that its files set."""
     text_path = directory / "vocab.txt"
     json_path = directory / "tokenizer.json"
     config_path = directory / "tokenizer_config.json"
@@ -140,11 +133,7 @@ def read_directory(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def refuse_added(tokens: Iterable[str], path: Path) -> None:
-    """Refuse added tokens, which transformers matches whole in the raw text.
-
-    Raises:
-        BertkitError: a token is not one of `SPECIAL_TOKENS`; names the first one.
-    """
+    """Refuse added tokens, which transformers matches whole in the raw text."""
     for token in tokens:
         if token not in SPECIAL_TOKENS:
             raise BertkitError(
@@ -155,11 +144,7 @@ def refuse_added(tokens: Iterable[str], path: Path) -> None:
 
 
 def read_tokenizer_config(path: Path) -> dict[str, Any]:
-    """Return a tokenizer_config.json's normalisation settings under bertkit's names.
-
-    Raises:
-        BertkitError: a field has a wrong type or asks for another type of tokenizer.
-    """
+    """Return a tokenizer_config.json's normalisation settings under bertkit's names."""
     config = read_object(path)
     kind = str(config.get("tokenizer_class") or "BertTokenizer")
     if kind not in WORDPIECE_CLASSES:
@@ -188,10 +173,7 @@ def read_tokenizer_config(path: Path) -> dict[str, Any]:
 
 
 def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
-    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json.
-
-    Returns: a `tokenizers.Tokenizer`.
-    """
+    """Build the BERT pipeline of `tokenizers` around a model, for "hf" and tokenizer.json."""
     pipeline = Tokenizer(model)
     pipeline.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=None if strip_accents == lowercase else strip_accents
@@ -208,11 +190,7 @@ def make_pipeline(model: Any, *, lowercase: bool, strip_accents: bool) -> Any:
 
 
 def read_pipeline(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Read vocabulary and settings of a tokenizer.json; its truncation and padding are ignored.
-
-    Raises:
-        BertkitError: the file does not describe BERT's pipeline, or adds tokens to it.
-    """
+    """Read vocabulary and settings of a tokenizer.json; its truncation and padding are ignored."""
     content = read_object(path, MAX_FILE_BYTES)
     try:
         model, normalizer = content["model"], content["normalizer"] or {}

@@ -114,19 +114,7 @@ def learn_from_counts(
     criterion: str = "frequency",
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`.
-
-    Args:
-        counts: normalised words and how often they occur, as `count_words` returns them.
-        size: the number of tokens.
-        min_frequency: the fewest occurrences of a pair that is joined.
-        max_alphabet: the most characters kept.
-        criterion: which pair is joined next, "frequency" or "likelihood".
-        progress: called with the number of tokens joined so far; only by "likelihood".
-
-    Raises:
-        BertkitError: see `learn_vocabulary`.
-    """
+    """Learn a vocabulary from the words of a text and their counts; see `learn_vocabulary`."""
     check_settings(size, min_frequency, max_alphabet, criterion)
     alphabet = find_alphabet(counts, max_alphabet)
     continuing = [CONTINUATION + letter for letter in alphabet if not stands_alone(letter)]
@@ -263,14 +251,6 @@ def choose_domain_words(
 
     A word of p tokens that occurs n times saves n (p - 1). Ties are ordered by text. Words that are
     one token already, and words that become [UNK], are left out.
-
-    Args:
-        tokenizer: the tokenizer whose vocabulary is to be extended.
-        counts: the counts of normalised words of domain text, as `count_words` returns them.
-        number: the most words to choose.
-
-    Raises:
-        BertkitError: `number` is below 1.
     """
     if number < 1:
         raise BertkitError(f"--count must be at least 1, got {number}")

@@ -17,10 +17,11 @@ from bertkit.cli.app import application
 from bertkit.cli.prepare import prepare_command as prepare_verb
 from bertkit.config import parse
 from bertkit.corpus import cluster as module
-from bertkit.corpus import job as job_module
 from bertkit.corpus.build import PrepareOptions, prepare
-from bertkit.corpus.cluster import ClusterOptions, local_executor, prepare_on_cluster, run_task
-from bertkit.corpus.job import Job, merge_parts, unmark_damaged
+from bertkit.corpus.cluster import (
+    ClusterOptions,
+    prepare_on_cluster,
+)
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
@@ -143,13 +144,13 @@ def test_finished_tasks_are_skipped_and_damaged_ones_made_again(
 ) -> None:
     folder = tmp_path / "store"
     made: list[int] = []
-    real = job_module.prepare_part
+    real = module.prepare_part
 
     def watched(part, *arguments, **options):  # type: ignore[no-untyped-def]
         made.append(part.number)
         return real(part, *arguments, **options)
 
-    monkeypatch.setattr(job_module, "prepare_part", watched)
+    monkeypatch.setattr(module, "prepare_part", watched)
 
     def run() -> list[int]:
         made.clear()
@@ -260,22 +261,19 @@ def test_what_is_missing_is_said(
         run("slurm")
     with pytest.raises(BertkitError, match="--sbatch takes KEY=VALUE"):
         run("slurm", partition="cpu", sbatch=("requeue",))
-    for executor in ("slurm", "ray", "datatrove"):
+    for executor in ("slurm", "datatrove"):
         with pytest.raises(BertkitError, match="--tasks must be 0 or more, got -3"):
             run(executor, partition="cpu", tasks=-3)
     with pytest.raises(BertkitError, match="--memory-gigabytes must be 1 or more, got 0"):
-        run("ray", memory_gigabytes=0)
+        run("slurm", partition="cpu", memory_gigabytes=0)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BertkitError, match="sbatch is not installed"):
         run("slurm", partition="cpu")
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BertkitError, match="pip install ray"):
-        run("ray")
     saved, out = tmp_path / "tokenizer", tmp_path / "other"
     tokenizer.save(saved)
     with pytest.raises(BertkitError, match="--first-task needs --executor datatrove"):
         prepare_verb(texts[0], tokenizer=saved, out=out, cluster=ClusterOptions(first_task=1))
-    for flags in (ClusterOptions(executor="ray", local_tasks=1),
+    for flags in (ClusterOptions(executor="slurm", partition="cpu", local_tasks=1),
                   ClusterOptions(executor="datatrove", partition="cpu")):  # fmt: skip
         with pytest.raises(BertkitError, match=r"--(local-tasks|partition) needs --executor"):
             prepare_verb(texts[0], tokenizer=saved, out=out, cluster=flags)
@@ -287,27 +285,6 @@ def test_what_is_missing_is_said(
 def test_remote_stores_are_refused(texts: list[str], tokenizer: Tokenizer) -> None:
     with pytest.raises(BertkitError, match=r"s3:/bucket/store is remote.* then copy it"):
         prepare(texts, tokenizer, Path("s3://bucket/store"), OPTIONS)
-
-
-def test_marks_of_whole_parts_stay(
-    texts: list[str], tokenizer: Tokenizer, tmp_path: Path, local: dict[str, str]
-) -> None:
-    folder = tmp_path / "store"
-    prepare_on_cluster(texts, tokenizer, folder, OPTIONS, ON_HOSTS)
-    sources = tuple(job_module.Source(path, "text", Path(path).stat().st_size) for path in texts)
-    job = Job(folder, OPTIONS, sources, FILES)
-    unmark_damaged(job)
-    assert len(marks(folder)) == FILES
-    (folder / "parts" / "00002.json").unlink()
-    unmark_damaged(job)
-    assert marks(folder) == ["00000", "00001", "00003"]
-    assert local_executor(job, range(FILES)).get_incomplete_ranks(range(FILES)) == [2]
-    with pytest.raises(BertkitError, match="1 of 4 parts"):
-        merge_parts(job)
-    module.quiet_logger()
-    run_task(job, 2)
-    merge_parts(job)
-    assert len(marks(folder)) == FILES
 
 
 def command(texts: list[str], folder: Path, *flags: str) -> list[str]:

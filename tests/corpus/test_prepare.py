@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -303,41 +302,3 @@ def test_impossible_numbers_are_refused(store: TokenStore, tmp_path: Path) -> No
         prepare(text, store.tokenizer, tmp_path, processes=0)
     with pytest.raises(BertkitError, match=r"2\^32 tokens"):
         offsets(np.array([2**31, 2**31]))
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_killed_preparation(
-    large_text: Path, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    """kill -9 gives the command no chance to end its workers, who would wait for ever."""
-    tokenizer.save(tmp_path / "tokenizer")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "bertkit", "prepare", str(large_text), "--tokenizer",
-         str(tmp_path / "tokenizer"), "--out", str(tmp_path / "store"), "--processes", "2"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        workers: list[int] = []
-        deadline = time.monotonic() + 60
-        while len(workers) < 2 and time.monotonic() < deadline and running.poll() is None:
-            workers = workers_of(running.pid)
-            time.sleep(0.02)
-        assert len(workers) >= 2, "the preparation ended before it could be killed"
-    finally:
-        running.kill()
-        running.wait()
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline, "a worker is left"
-        time.sleep(0.05)
-
-
-def workers_of(parent: int) -> list[int]:
-    """Processes whose first thread has been told to follow the parent."""
-    found = []
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        with suppress(OSError):
-            threads = len(list(Path(f"/proc/{child}/task").iterdir()))
-            words = Path(f"/proc/{child}/cmdline").read_bytes()
-            if threads > 1 and b"spawn_main" in words:
-                found.append(int(child))
-    return found

@@ -4,7 +4,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import read_json
-from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
+from bertkit.pretraining_data.loader import BatchBuilder
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.mixture import (
     MixedPosition,
@@ -35,8 +35,7 @@ from bertkit.pretraining_data.mixture import (
     whole_parts,
 )
 from bertkit.pretraining_data.pairs import PairOptions
-from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
-from bertkit.tokenizer.normalize import is_cjk
+from bertkit.pretraining_data.sampler import START, ExampleSampler
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.data import HeldOut, training_examples
@@ -98,13 +97,6 @@ def sequence_of(store: MixedStore, count: int) -> np.ndarray:
 
 
 # Shares, by numbers alone.
-
-
-def test_smoothed_shares_by_hand() -> None:
-    # 0.8 and 0.2; square roots 0.894 and 0.447.
-    assert smoothed_shares([80, 20], 0.5) == pytest.approx([2 / 3, 1 / 3])
-    assert smoothed_shares([80, 20], 1.0) == pytest.approx([0.8, 0.2])
-    assert smoothed_shares([80, 20], 0.0) == [0.5, 0.5]
 
 
 @given(st.lists(st.integers(1, 10**11), min_size=1, max_size=9), st.floats(0, 1))
@@ -180,19 +172,6 @@ def test_mixture_looks_like_a_store(languages: dict[str, TokenStore], mixture: M
     assert mixture.unigrams.sum() == pytest.approx(1)
 
 
-def test_ideographs_stand_alone_and_the_vocabulary_is_shared(
-    languages: dict[str, TokenStore], mixture: MixedStore
-) -> None:
-    pieces = mixture.tokenizer.vocabulary
-    for language in ("zh_CN", "ja"):
-        used = [pieces[index] for index in np.flatnonzero(languages[language].unigrams)]
-        ideographs = [piece for piece in used if any(map(is_cjk, piece))]
-        assert len(ideographs) > 100
-        assert {len(piece) for piece in ideographs} == {1}
-    for store in languages.values():
-        assert store.unigrams[store.tokenizer.unk_id] < 0.02 * store.tokens
-
-
 def test_small_languages_are_seen_more_often_than_their_share(
     languages: dict[str, TokenStore], mixture: MixedStore
 ) -> None:
@@ -252,36 +231,6 @@ def test_copies_of_one_store_draw_their_own_pairs_and_masks(store: TokenStore) -
     twin = first[:1].copy()
     twin["window"] = second["window"][0]
     assert contents([builder[first[:1]]]) != contents([builder[twin]])
-
-
-def made(store: MixedStore, count: int, **options: Any) -> list[StreamStep]:
-    table, builder = MixtureSampler(store, OPTIONS, 0), BatchBuilder(store, MaskingOptions(), 7, 0)
-    return list(stream_steps(table, builder, batch_size=16, steps=count, **options))
-
-
-def plain(place: Sequence[Any]) -> Any:
-    """A place as JSON has it."""
-    return json.loads(json.dumps(place))
-
-
-def test_ranks_share_the_same_global_batch(mixture: MixedStore) -> None:
-    alone = made(mixture, 5)
-    ranks = [made(mixture, 5, rank=rank, world=2, micro_batches=2) for rank in range(2)]
-    for index, step in enumerate(alone):
-        together = [batch for rank in ranks for batch in rank[index].micro_batches]
-        assert contents(together) == contents(step.micro_batches)
-        assert all(rank[index].after == step.after for rank in ranks)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_loader_processes_change_nothing(mixture: MixedStore, workers: int) -> None:
-    alone, parallel = made(mixture, 5), made(mixture, 5, workers=workers)
-    for first, second in zip(alone, parallel, strict=True):
-        assert plain(first.after) == plain(second.after)
-        assert contents(first.micro_batches) == contents(second.micro_batches)
-    rest = made(mixture, 2, workers=workers, position=parallel[2].after)
-    assert contents(rest[1].micro_batches) == contents(alone[4].micro_batches)
 
 
 # Mistakes.
@@ -505,10 +454,3 @@ def test_damaged_shard_is_named_by_its_own_store(
     broken = mix_stores([languages["es"], TokenStore(copy)])
     with pytest.raises(BertkitError, match=f"{shard} is corrupt"):
         pretrain(TOY, broken, tmp_path / "run")
-
-
-def test_places_are_plain_numbers(mixture: MixedStore) -> None:
-    _, place = MixtureSampler(mixture, OPTIONS, 0).take(START, 10)
-    assert all(type(number) is int for member in place.places for number in member)
-    assert all(type(number) is int for number in place.counts)
-    assert all(isinstance(member, DataPosition) for member in place.places)

@@ -17,13 +17,11 @@ import pytest
 
 from benchmarks.reading import write_store
 from bertkit.corpus import store as store_module
-from bertkit.corpus.shards import ShardArrays
-from bertkit.corpus.store import TokenStore
+from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data import sampler as table_module
 from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
-from bertkit.pretraining_data.mixture import MixtureSampler, mix_stores
 from bertkit.pretraining_data.pairs import PairOptions
 from bertkit.pretraining_data.rng import SHARD_ORDER, keyed_rng
 from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
@@ -176,7 +174,7 @@ def test_few_maps_are_kept(many: TokenStore, monkeypatch: pytest.MonkeyPatch) ->
     assert len(store._arrays) <= 5
     assert max(Counter(index for index, _ in store.opened).values()) > 1
     checked: list[Path] = []
-    monkeypatch.setattr("bertkit.corpus.shards.sha256_file", checked.append)
+    monkeypatch.setattr("bertkit.corpus.store.sha256_file", checked.append)
     store.arrays(rows["a_shard"][0])
     assert not checked
 
@@ -191,7 +189,7 @@ def test_loader_processes_trust_the_plan(
         checked.append(path)
         return "wrong"
 
-    monkeypatch.setattr("bertkit.corpus.shards.sha256_file", wrong)
+    monkeypatch.setattr("bertkit.corpus.store.sha256_file", wrong)
     pickle.loads(pickle.dumps(fresh)).arrays(0)
     assert not checked
     with pytest.raises(BertkitError, match="is corrupt"):
@@ -263,28 +261,6 @@ def test_the_next_window_is_fetched_ahead(remote: TokenStore) -> None:
     here = {path.name.partition(".")[0] for path in remote.folder.glob("*.tokens.npy")}
     assert names <= here
     table.close()
-
-
-def test_mixtures_of_remote_and_many(remote: TokenStore, many: TokenStore, tmp_path: Path) -> None:
-    """A large local store with a table of shards, and a remote one."""
-    large = write_store(tmp_path / "large", 300, 400, real=2, seed=5)
-    assert large.manifest["format"] == 2
-    found = []
-    for second in (remote, TokenStore(many.folder)):
-        mixture = mix_stores([large, second], weights=[3.0, 1.0])
-        assert len(mixture.shards) == 300 + SHARDS
-        assert mixture.tokens == large.tokens + many.tokens
-        table = MixtureSampler(mixture, OPTIONS, 0)
-        builder = BatchBuilder(mixture, MaskingOptions(), 5, 0)
-        steps = list(stream_steps(table, builder, batch_size=60, steps=25))
-        found.append((mixture.content_hash, [contents(step.micro_batches) for step in steps]))
-        assert steps[-1].after[1] == [25 * 45, 25 * 15]
-        assert all(inner._ahead is None for inner in table.tables)
-    assert found[0] == found[1]
-    assert mix_stores([large, remote]).origin()["stores"] == [
-        str(large.folder),
-        "memory://far/store",
-    ]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.pretraining_data.buckets import (
     IGNORED,
-    LENGTH_STEP,
     Shape,
     on_rounded_batches,
     round_batch,
@@ -111,15 +110,6 @@ def test_shapes_that_do_not_fit_are_refused(shape: Shape) -> None:
         round_packed(packed_of([5, 4]), shape)
 
 
-def test_sequences_may_vary_within_a_shape() -> None:
-    """As in inference, where a batch is filled by tokens."""
-    shape = Shape(64, 8, 16)
-    for lengths in ([16, 16, 16], [16, 16, 5, 1], [1]):
-        rounded = round_packed(packed_of(lengths), shape)
-        assert (len(rounded.ids), len(rounded.cu_seqlens), rounded.max_seqlen) == (64, 9, 16)
-    assert not shape.fits(42, 7, 9), "one dummy cannot hold 22 tokens"
-
-
 def run(model: PretrainingModel, batch: PretrainingBatch, rounded: bool) -> list[torch.Tensor]:
     """The sums of the objective and all gradients of their losses."""
     objective = on_rounded_batches(pretraining_objective, 96) if rounded else pretraining_objective
@@ -197,11 +187,6 @@ def test_a_phase_of_the_stream_has_few_shapes(store: TokenStore) -> None:
     assert len(plain) > 50
     assert len(shapes) <= 10
     assert added / 60 < 0.04
-
-
-def test_lengths_have_round_bounds() -> None:
-    assert shape_above(500, 10, 65, 512).max_length == 2 * LENGTH_STEP
-    assert shape_above(500, 10, 65, 100).max_length == 100
 
 
 def test_no_value_of_a_tensor_is_read() -> None:

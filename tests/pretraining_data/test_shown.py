@@ -34,25 +34,6 @@ def test_targets_are_shown_as_masks_random_pieces_and_themselves(store: TokenSto
     assert torch.equal(batch.target_ids, text[batch.target_positions])
 
 
-def test_everything_but_the_targets_is_the_text(store: TokenStore) -> None:
-    batch, text = masked(store, MaskingOptions())
-    elsewhere = torch.ones(len(text), dtype=torch.bool)
-    elsewhere[batch.target_positions] = False
-    assert torch.equal(batch.packed.ids[elsewhere], text[elsewhere])
-    assert not torch.equal(batch.packed.ids, text)
-
-
-@pytest.mark.parametrize(("mask_share", "random_share"), [(1.0, 0.0), (0.0, 0.0)])
-def test_shares_of_the_options_are_those_of_the_batch(
-    store: TokenStore, mask_share: float, random_share: float
-) -> None:
-    masking = MaskingOptions(mask_share=mask_share, random_share=random_share)
-    batch, _ = masked(store, masking)
-    shown = batch.packed.ids[batch.target_positions]
-    wanted = torch.full_like(shown, store.tokenizer.mask_id) if mask_share else batch.target_ids
-    assert torch.equal(shown, wanted)
-
-
 def test_no_word_of_a_batch_is_masked_in_part(store: TokenStore) -> None:
     batch, text = masked(store, MaskingOptions(whole_words=True))
     tokenizer = store.tokenizer

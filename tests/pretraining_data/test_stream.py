@@ -15,7 +15,6 @@ from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions
 from bertkit.pretraining_data.sampler import START, DataPosition, ExampleSampler
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import make_document
 
 LENGTH = 48
 
@@ -169,26 +168,6 @@ def test_epochs_mask_differently(store: TokenStore) -> None:
     assert not torch.equal(first.target_positions, builder[row].target_positions)
 
 
-def test_many_shards_make_windows(tokenizer, tmp_path) -> None:
-    rng = np.random.default_rng(5)
-    text = "\n\n".join(make_document(rng, 40) for _ in range(600))
-    (tmp_path / "text.txt").write_text(text)
-    options = PrepareOptions(held_out=0, shard_megabytes=1)
-    folder = tmp_path / "store"
-    for part in range(12):  # one shard a file
-        (tmp_path / f"part-{part:02d}.txt").write_text(text + "\n\n" + make_document(rng, 9))
-    many = prepare([str(tmp_path / "part-*.txt")], tokenizer, folder, options)
-    assert len(many.shards) >= 16
-    table, _ = parts(many)
-    assert table.windows == len(many.shards) // 8
-    seen = np.concatenate(
-        [table.window_rows(0, window)["a_shard"] for window in range(table.windows)]
-    )
-    assert set(seen.tolist()) == set(range(len(many.shards)))
-    rows = table.window_rows(1, 1)
-    assert set(rows["b_shard"].tolist()) <= set(rows["a_shard"].tolist())
-
-
 def test_batch_too_small_for_the_ranks(store: TokenStore) -> None:
     with pytest.raises(BertkitError, match="cannot be cut into 16 micro-batches for 8 process"):
         steps(store, 1, world=8, micro_batches=16)
@@ -261,23 +240,3 @@ def test_examples_of_one_segment(store: TokenStore) -> None:
     assert torch.equal(separators, packed.last_tokens.long())
     special = torch.tensor([tokenizer.cls_id, tokenizer.sep_id])
     assert not torch.isin(batch.target_ids, special).any()
-
-
-@pytest.mark.parametrize("token", ["clm", "rtd"])
-def test_other_targets_resume_and_share_alike(store: TokenStore, token: str) -> None:
-    table = ExampleSampler(store, PairOptions(max_length=LENGTH, pair="single-segment"), 0)
-    builder = BatchBuilder(store, MaskingOptions(), 7, 0, token)
-
-    def made(place: DataPosition, count: int, **options: int) -> list[StreamStep]:
-        return list(
-            stream_steps(table, builder, batch_size=12, steps=count, position=place, **options)
-        )
-
-    whole = made(START, 12)
-    rest = made(whole[6].after, 5)
-    for first, second in zip(whole[7:], rest, strict=True):
-        assert contents(first.micro_batches) == contents(second.micro_batches)
-    ranks = [made(START, 3, rank=rank, world=2, micro_batches=4) for rank in range(2)]
-    for index in range(3):
-        together = [batch for rank in ranks for batch in rank[index].micro_batches]
-        assert contents(together) == contents(whole[index].micro_batches)

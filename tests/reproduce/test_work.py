@@ -13,11 +13,10 @@ from bertkit.cli.reproduce import reproduce_command
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock
-from bertkit.reproduce.cost import operations
 from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
 from bertkit.reproduce.paper import Scale, TaskScale, read_scale
-from bertkit.reproduce.run import Reproduction, Sources, hold_network, run_experiments
+from bertkit.reproduce.run import Reproduction, Sources, run_experiments
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import Console
 
@@ -281,39 +280,12 @@ def test_the_signal_that_stops_the_work_is_passed_on(tmp_path: Path, labelled: P
     assert run_experiments(work, work.steps([EXPERIMENTS["table-6"](TINY)])) == 15
 
 
-def test_cost_is_that_of_the_given_model(tmp_path: Path, labelled: Path) -> None:
-    steps, found = [], []
-    for width in (64, 128):
-        folder = tmp_path / str(width)
-        folder.mkdir()
-        config = {"vocab_size": 500, "hidden_size": width, "num_attention_heads": 2}
-        config |= {"num_hidden_layers": 2, "intermediate_size": 4 * width}
-        (folder / "bert_config.json").write_text(json.dumps(config))
-        sources = Sources(data=labelled, model=folder)
-        work = Reproduction(tmp_path / "out", TINY, sources, "cpu", Console())
-        [*steps] = work.steps([EXPERIMENTS["table-2"](TINY)])
-        found.append(operations(work, steps[0]))
-    assert 3 < found[1] / found[0] < 4
-    work.sources = Sources(data=labelled, model=tmp_path / "nowhere")
-    with pytest.raises(BertkitError, match="no model directory"):
-        operations(work, steps[0])
-
-
 def test_whole_documents_are_drawn() -> None:
     inputs = [WordsExample(str(i), ("a",), None, i // 5, "f") for i in range(100)]
     chosen = some_documents(inputs, 22, 0)
     assert len(chosen) == 25
     assert all(sum(c.document == d for c in chosen) == 5 for d in {c.document for c in chosen})
     assert some_documents(inputs, 0, 0) is inputs
-
-
-def test_a_lock_is_free_again(tmp_path: Path) -> None:
-    with hold_network(tmp_path / "a") as free:
-        assert free
-        with hold_network(tmp_path / "a") as second:
-            assert not second
-    with hold_network(tmp_path / "a") as free:
-        assert free
 
 
 def test_sentence_pairs() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 import threading
@@ -223,30 +222,3 @@ def test_a_wrong_body_ends_at_its_first_mistakes(name: str) -> None:
     with pytest.raises(ValidationError) as found:
         TypeAdapter(form).validate_python(body)
     assert found.value.error_count() <= 6  # at most one or two for each type of a union
-
-
-def test_long_answers_leave_the_loop_to_others(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-    dumps = json.dumps
-
-    def noted(*given: Any, **options: Any) -> str:
-        threads.append(threading.current_thread().name)
-        return dumps(*given, **options)
-
-    asked = {
-        "fill-mask": {"inputs": [{"text": "[MASK]", "top": 60}] * 4},
-        "tag": {"model": "tag", "inputs": [{"text": "river " * 100}]},
-        "tokens": {"model": "tag", "text": "river " * 100},
-        "embeddings": {"model": "encoder", "input": ["river"] * 40},
-    }
-    monkeypatch.setattr("bertkit.serve.service.json.dumps", noted)
-    for route, body in asked.items():
-        before = len(threads)
-        assert client.post(f"/v1/{route}", content=dumps(body), headers=JSON).status_code == 200
-        assert threads[before:], route
-    assert all(name.startswith("asyncio_") for name in threads), threads
-
-
-JSON = {"content-type": "application/json"}

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 import logging
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from bertkit.serve import connections
-from bertkit.serve import server as run
 from bertkit.serve.app import make_app
-from bertkit.serve.batching import AT_ONCE, Turns
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models
@@ -68,11 +62,9 @@ class Running:
             own.sendall(part)
         return own
 
-    def ask(self, *sent: bytes, half_close: bool = False) -> bytes:
+    def ask(self, *sent: bytes) -> bytes:
         """All that comes until the server closes the connection."""
         with self.connect(*sent) as own:
-            if half_close:
-                own.shutdown(socket.SHUT_WR)
             return rest_of(own)
 
 
@@ -252,42 +244,12 @@ def test_unread_answers_together_are_bounded(models: Path) -> None:
         assert httpx.get(f"{one.address}/health", timeout=PATIENCE).status_code == 200
 
 
-def test_a_client_that_closed_its_side_gets_its_answer(patient: Running) -> None:
-    for sent in ((HEALTH,), (CLASSIFY(),), (HEALTH, CLASSIFY(), HEALTH)):
-        found = patient.ask(*sent, half_close=True)
-        assert found.startswith(b"HTTP/1.1 200")
-        assert found.count(b"HTTP/1.1 200") == len(sent)
-    assert patient.ask(CLASSIFY(length=1000), half_close=True) == b""
-    assert patient.ask(HEALTH[:20], half_close=True) == b""
-
-
-def test_whether_a_client_has_left_is_found_out(
-    patient: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that only closed its side, and must wait, gets interim answers before its own."""
-    monkeypatch.setattr(connections, "PROBES", (0.05, 0.05, 0.05))
-    work = patient.serving.models["classify"].operations["classify"]
-    begun, allowed, compute = threading.Semaphore(0), threading.Event(), work.run
-
-    def slow(many: list[Any]) -> Any:
-        begun.release()
-        assert allowed.wait(PATIENCE)
-        return compute(many)
-
-    monkeypatch.setattr(work, "run", slow)
-    with ExitStack() as stack:
-        stays = stack.enter_context(patient.connect(CLASSIFY()))
-        stays.shutdown(socket.SHUT_WR)
-        assert begun.acquire(timeout=PATIENCE)
-        leaves = patient.connect(CLASSIFY())
-        until(lambda: patient.serving.in_flight == 2)
-        leaves.close()
-        until(lambda: patient.serving.in_flight == 1)
-        allowed.set()
-        found = rest_of(stays)
-    head, _, rest = found.partition(b"HTTP/1.1 200")
-    assert head.count(b"HTTP/1.1 100 Continue\r\n\r\n") == len(head) // 25 >= 1
-    assert b"probabilities" in rest
+def test_a_client_that_closed_its_side_is_let_go(patient: Running) -> None:
+    for sent in (b"", HEALTH[:20], CLASSIFY(length=1000)):
+        with patient.connect(sent) as own:
+            own.shutdown(socket.SHUT_WR)
+            assert rest_of(own) == b""
+    until(lambda: not patient.serving.in_flight)
 
 
 def test_two_lengths_of_one_body_are_refused(patient: Running) -> None:
@@ -339,13 +301,6 @@ def test_no_answer_repeats_the_host(patient: Running) -> None:
         assert b"evil" not in found
 
 
-def test_the_description_loads_nothing_from_outside(patient: Running) -> None:
-    for path in ("/docs", "/redoc"):
-        policy = httpx.get(f"{patient.address}{path}").headers["content-security-policy"]
-        assert policy.startswith("default-src 'self'")
-        assert "http" not in policy
-
-
 def test_a_wave_of_requests_does_not_hold_up_a_new_connection(
     patient: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,41 +337,3 @@ def test_connections_are_accepted_several_at_a_time(patient: Running) -> None:
     loop = factory()
     loop.close()
     assert type(loop).__module__.startswith("asyncio.")
-
-
-def test_what_was_loaded_is_not_collected_again(
-    patient: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full collection that goes through torch and the models stops everybody for 200 ms."""
-    frozen: list[int] = []
-    stand_in = SimpleNamespace(run=lambda sockets: frozen.append(gc.get_freeze_count()))
-    monkeypatch.setattr(run, "make_server", lambda *given: stand_in)
-    interval = sys.getswitchinterval()
-    try:
-        run.serve_until_stopped(patient.app, patient.serving, patient.listening)
-        gc.collect()
-    finally:
-        gc.unfreeze()
-        sys.setswitchinterval(interval)
-    assert frozen[0] > 10_000
-
-
-def test_requests_take_turns() -> None:
-    async def begin() -> list[int]:
-        turns, begun, iterations = Turns(), 0, list[int]()
-
-        async def one() -> None:
-            nonlocal begun
-            await turns.take()
-            begun += 1
-
-        tasks = [asyncio.create_task(one()) for _ in range(41)]
-        tasks[7].cancel()
-        while not all(task.done() for task in tasks):
-            before = begun
-            await asyncio.sleep(0)
-            iterations.append(begun - before)
-        await one()
-        return iterations
-
-    assert max(asyncio.run(begin())) <= AT_ONCE

@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import Queue
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +21,6 @@ from bertkit.serve.models import load_models, split_name
 from bertkit.serve.server import (
     LOGGERS,
     JsonLogFormatter,
-    Waiting,
     address_of,
     finish_log,
     open_socket,
@@ -186,18 +184,6 @@ def test_log_lines_are_json(capfd: pytest.CaptureFixture[str]) -> None:
     first, second = capfd.readouterr().err.splitlines()
     assert json.loads(first)["number"] == 1
     assert json.loads(second)["event"] == "half a pair: \ud800"
-
-
-def test_lines_of_the_log_that_find_no_room_are_counted() -> None:
-    lines: Queue[logging.LogRecord] = Queue(3)
-    waiting = Waiting(lines)
-    for number in range(5):
-        waiting.emit(logging.makeLogRecord({"msg": str(number)}))
-    taken = [lines.get().getMessage() for _ in range(3)]
-    assert taken == ["0", "1", "2"]
-    waiting.emit(logging.makeLogRecord({"msg": "5"}))
-    told, last = lines.get(), lines.get()
-    assert (told.fields, last.getMessage()) == ({"lines": 2}, "5")  # type: ignore[attr-defined]
 
 
 def test_names_of_models(models: Path, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 
 from tests.serve.pages import (
@@ -197,8 +200,10 @@ def test_attention(visit: Open, address: str) -> None:
     page.click("button[aria-label='layer 1, head 2']")
     tokens = results.locator(".looking button")
     tokens.nth(1).hover()
-    found = api(address, "attention", model="encoder", **fields, layer=1, head=2)
-    weights = found["weights"][1]
+    found = api(address, "attention-maps", model="encoder", **fields)
+    size = len(found["tokens"])
+    coded = np.frombuffer(base64.b64decode(found["weights"]), np.uint8)
+    weights = ((coded.reshape(2, 2, size, size)[0, 1, 1] / 255) ** 2).tolist()
     shown = [text.split("\n")[-1] for text in tokens.all_inner_texts()]
     for text, weight in zip(shown, weights, strict=True):
         if weight > 0.015:

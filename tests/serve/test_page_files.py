@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from benchmarks.screenshots import SCENES
-from bertkit.serve.app import WEB
-from bertkit.serve.page import MEDIA_TYPES
+from bertkit.serve.app import MEDIA_TYPES, WEB
 from tests.markdown import ROOT
 
 FILES = sorted(WEB.iterdir())

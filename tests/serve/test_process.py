@@ -20,8 +20,6 @@ import numpy as np
 import openai
 import pytest
 
-from benchmarks.serving_mixed import stress
-from benchmarks.settings import start_model
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.serve.limits import Limits
@@ -70,9 +68,7 @@ class Running:
 @pytest.fixture(scope="module")
 def own(models: Path) -> Iterator[Running]:
     """One process for most tests, since each takes seconds to start."""
-    running = Running(
-        f"vectors={models / 'encoder'}", str(models / "classify"), f"minilm={start_model()}"
-    )
+    running = Running(f"vectors={models / 'encoder'}", str(models / "classify"))
     yield running
     assert running.stop() == -signal.SIGTERM
 
@@ -86,7 +82,7 @@ def test_openais_client(own: Running, models: Path) -> None:
         assert found.usage.total_tokens > 5
         plain = client.embeddings.create(model="vectors", input=TEXTS[0], encoding_format="float")
         np.testing.assert_allclose(plain.data[0].embedding, wanted[0], atol=1e-5)
-        assert [model.id for model in client.models.list()] == [*("vectors", "classify", "minilm")]
+        assert [model.id for model in client.models.list()] == ["vectors", "classify"]
         assert client.models.retrieve("vectors").owned_by == "bertkit"
         with pytest.raises(openai.NotFoundError, match="did you mean 'vectors'"):
             client.embeddings.create(model="vector", input="a")
@@ -209,30 +205,3 @@ async def end_under_load(own: Running) -> tuple[Counter[int], httpx.Response]:
         refused = await client.post("/v1/classify", json={"inputs": [{"text": "river"}]})
         answers = await asyncio.gather(*tasks)
     return Counter(answer.status_code for answer in answers), refused
-
-
-@pytest.mark.slow
-def test_requests_of_every_sort(own: Running) -> None:
-    """A small part of what benchmarks/serving.py does."""
-    texts = [f"{text} {number}" for number in range(4) for text in TEXTS]
-    found = asyncio.run(stress(own.port, own.process.pid, texts, 300))
-    statuses = found["statuses"]
-    assert not [one for one in statuses if one.startswith("5") and one != "503"], statuses
-    assert statuses["200"] > 150
-    assert {"400", "404", "405", "413", "422"} <= set(statuses)
-    assert "connection lost" not in statuses
-    assert sum(statuses.values()) == 300
-    assert httpx.get(f"{own.address}/ready").status_code == 200
-    memory = found["resident_mebibytes"]
-    assert max(memory[5:]) < memory[4] + 64, memory
-
-
-@pytest.mark.slow
-def test_embeddings_of_a_real_model(own: Running) -> None:
-    """tests/predict compares the embedder with sentence-transformers itself."""
-    texts = ["A man is eating food.", "The girl carries a baby.", "", "Word " * 180]
-    wanted = load_embedder(start_model(), device="cpu", precision="fp32").encode(texts)
-    with openai.OpenAI(base_url=f"{own.address}/v1", api_key="none", max_retries=0) as client:
-        data = client.embeddings.create(model="minilm", input=texts).data
-    found = np.array([one.embedding for one in data])
-    assert ((found * wanted).sum(1) > 0.99999).all()

@@ -46,9 +46,6 @@ REFUSED: dict[str, tuple[str, Any, int, str | None]] = {
         *(422, "dimensions"),
     ),
     "mixed": ("embeddings", {"model": "encoder", "input": ["a", 1]}, 422, "input"),
-    "layer": ("attention", {"model": "tag", "text": "a", "layer": 3}, 422, "layer"),
-    "head": ("attention", {"model": "tag", "text": "a", "head": 0}, 422, "head"),
-    "long": ("attention", {"model": "tag", "text": LONG}, 422, "text"),
     "long maps": ("attention-maps", {"model": "tag", "text": LONG}, 422, "text"),
 }
 

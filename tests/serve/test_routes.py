@@ -26,12 +26,11 @@ from bertkit.predict.load import load
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.pretraining_data.batch import pack
 from bertkit.serve.app import make_app
-from bertkit.serve.attention import AttentionOperation
 from bertkit.serve.limits import TYPES, Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models
 from bertkit.serve.operations import EmbeddingOperation
-from bertkit.serve.schemas import AttentionRequest, Predictions
+from bertkit.serve.schemas import Predictions
 from bertkit.serve.service import Service
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.markdown import ROOT
@@ -193,26 +192,26 @@ def test_pieces(client: TestClient, tokenizer: Tokenizer) -> None:
 
 @pytest.mark.parametrize("name", ["classify", "pretrained", "encoder"])
 def test_attention(client: TestClient, models: Path, tokenizer: Tokenizer, name: str) -> None:
-    start = read_pretrained(models / name)
-    encoder = start.build(Encoder, keep_head=False).model.eval()
-    encoded = tokenizer.encode_pair("river kettle", "stone")
-    with torch.inference_mode():
-        wanted = look_inside(encoder, pack([encoded.ids], [encoded.segment_ids])).attention
-    for layer, head in ((1, 1), (1, 2), (2, 1)):
-        asked = {"text": "river kettle", "pair": "stone", "layer": layer, "head": head}
-        found = post(client, "attention", model=name, **asked)
-        np.testing.assert_allclose(found["weights"], wanted[layer - 1, head - 1], atol=2e-5)
-        assert np.abs(np.sum(found["weights"], axis=1) - 1).max() < 1e-3
-        assert len(found["tokens"]) == len(encoded.ids)
-        assert (found["layers"], found["heads"]) == (2, 2)
+    wanted = attention_of(models / name, tokenizer, "river kettle", "stone")
     maps = post(client, "attention-maps", model=name, text="river kettle", pair="stone")
     coded = np.frombuffer(base64.b64decode(maps["weights"]), np.uint8).reshape(wanted.shape)
     np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
-    assert maps["tokens"] == found["tokens"]
+    tokens = post(client, "tokens", model=name, text="river kettle", pair="stone")["tokens"]
+    assert maps["tokens"] == tokens
     assert (maps["layers"], maps["heads"]) == wanted.shape[:2]
 
 
-def test_attention_is_that_of_the_model_that_was_loaded(models: Path, tmp_path: Path) -> None:
+def attention_of(folder: Path, tokenizer: Tokenizer, text: str, pair: str | None = None) -> Any:
+    """(layers, heads, tokens, tokens) of a model, computed for `bertkit explain`."""
+    encoder = read_pretrained(folder).build(Encoder, keep_head=False).model.eval()
+    encoded = tokenizer.encode_pair(text, pair)
+    with torch.inference_mode():
+        return look_inside(encoder, pack([encoded.ids], [encoded.segment_ids])).attention
+
+
+def test_attention_is_that_of_the_model_that_was_loaded(
+    models: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     """Whatever has become of its folder since."""
     folder = tmp_path / "model"
     shutil.copytree(models / "encoder", folder)
@@ -221,12 +220,11 @@ def test_attention_is_that_of_the_model_that_was_loaded(models: Path, tmp_path: 
     start = read_pretrained(models / "tag")
     save_model(folder, start.build(Encoder, keep_head=False).model, start.tokenizer, {})
     shutil.rmtree(folder)
-    asked = AttentionRequest(text="river kettle", layer=1, head=1)
     with TestClient(make_app(Service(served, limits, metrics))) as own:
-        found = post(own, "attention", text="river kettle")["weights"]
-    work = AttentionOperation(read_pretrained(models / "encoder"))
-    [wanted] = work.run([work.prepare(asked).content])
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
+        found = post(own, "attention-maps", text="river kettle")["weights"]
+    wanted = attention_of(models / "encoder", tokenizer, "river kettle")
+    coded = np.frombuffer(base64.b64decode(found), np.uint8).reshape(wanted.shape)
+    np.testing.assert_allclose((coded / 255) ** 2, wanted, atol=4e-3)
 
 
 def test_models_are_listed_with_what_they_can_do(client: TestClient) -> None:
@@ -234,7 +232,7 @@ def test_models_are_listed_with_what_they_can_do(client: TestClient) -> None:
     assert sorted(cards) == sorted(NAMES)
     assert cards["classify"]["labels"] == ["dry", "damp", "wet"]
     assert "fill-mask" in cards["pretrained"]["routes"]
-    assert cards["encoder"]["routes"] == ["attention", "attention-maps", "embeddings", "tokens"]
+    assert cards["encoder"]["routes"] == ["attention-maps", "embeddings", "tokens"]
     assert client.get("/v1/models/tag").json() == cards["tag"]
 
 
@@ -247,7 +245,7 @@ def test_the_description_needs_no_network(client: TestClient) -> None:
     script = client.get("/static-offline-docs/swagger-ui-bundle.js")
     assert script.status_code == 200
     routes = client.get("/openapi.json").json()["paths"]
-    assert {"/v1/classify", "/v1/embeddings", "/v1/attention", "/ready"} <= set(routes)
+    assert {"/v1/classify", "/v1/embeddings", "/v1/attention-maps", "/ready"} <= set(routes)
 
 
 def test_the_page_is_served_where_there_is_one(client: TestClient, tmp_path: Path) -> None:

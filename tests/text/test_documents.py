@@ -59,10 +59,6 @@ def test_documents_know_the_line_where_they_begin(file: File) -> None:
     assert list(text_documents(source, TextCounts(), "")) == [(2, "One.\nTwo."), (6, "Three.")]
 
 
-def test_a_file_without_a_blank_line_is_one_document(file: File) -> None:
-    assert read(file("a.txt", "One.\nTwo.\n"))[0] == ["One.\nTwo."]
-
-
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_line_ends_of_three_systems(file: File, end: str) -> None:
     path = file("a.txt", "\ufeff" + end.join(["Erste Zeile", "zweite", "", "Käse", ""]))

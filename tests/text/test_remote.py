@@ -83,12 +83,6 @@ def test_a_store_from_a_web_server_holds_what_one_from_files_does(
         prepare(addresses[:1], tokenizer, tmp_path / "remote", options)
 
 
-def test_addresses_that_answer_no_text_are_named(server: str) -> None:
-    with pytest.raises(BertkitError, match=rf"{server}/missing\.txt") as caught:
-        find_sources([f"{server}/missing.txt"])
-    assert "\n" not in str(caught.value)
-
-
 def test_a_server_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp", reason="needs aiohttp: the extra 'remote'")
     for module in (sources, remote):

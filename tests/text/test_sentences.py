@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
-
 import pytest
 import sentencex
 from hypothesis import given, settings
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.text import sentences
-from bertkit.text.documents import TextCounts, find_sources, read_documents
 from bertkit.text.sentences import check_language, split_sentences
 
 
@@ -158,12 +154,3 @@ def test_a_failure_of_the_splitter_is_explained(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     with pytest.raises(BertkitError, match="cannot split"):
         split_sentences("half a pair: \ud800")
-
-
-def test_wikipedia_keeps_every_letter(data: Path) -> None:
-    [source] = find_sources([str(data / "wikipedia" / "wiki_AA.txt.xz")])
-    documents = itertools.islice(read_documents(source, TextCounts()), 300)
-    for document in documents:
-        found = split_sentences(document)
-        assert letters("".join(found)) == letters(document)
-        assert len(found) >= len(split_sentences(document, "lines"))

@@ -357,21 +357,6 @@ def check_round_trip(tokenizer: Tokenizer, text: str) -> None:
         assert tokenizer.encode(tokenizer.decode(encoding.ids)).ids == encoding.ids
 
 
-def test_the_small_alphabet_survives_by_smoothing(tmp_path: Path) -> None:
-    # Two languages, room for four letters: without weights those of the large one.
-    large, small = tmp_path / "large.txt", tmp_path / "small.txt"
-    large.write_text("aa bb cc dd " * 20)
-    small.write_text("\u03b1\u03b2 " * 4)
-    paths = [str(large), str(small)]
-    with Console() as console:
-        shares = []
-        for smoothing in (1.0, 0.05):
-            options = LearnOptions(smoothing=smoothing, max_alphabet=4, processes=1)
-            tokenizer, _ = learn_with(paths, 30, console, options)
-            shares.append(measure_vocabulary(tokenizer, [small.read_text()]).unknown_share)
-    assert shares == [1.0, 0.0]
-
-
 def test_the_record_of_learning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = []
     for name, text in (("large", "the cat sat " * 60), ("small", "die Katze sitzt " * 6)):

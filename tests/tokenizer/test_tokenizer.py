@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import lzma
 import pickle
-import subprocess
-import sys
-import unicodedata
-from collections import Counter
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -15,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given, settings
 
 from bertkit.errors import BertkitError
@@ -119,14 +114,6 @@ def test_ids_of_some_wikipedia(data: Path, name: str) -> None:
     assert_lines_agree(genuine(data, name), wikipedia(data, 600))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_ids_of_five_megabytes_of_wikipedia(data: Path, name: str) -> None:
-    lines = wikipedia(data, 15_000)
-    assert sum(len(line.encode()) for line in lines) > 5_000_000
-    assert_lines_agree(genuine(data, name), lines)
-
-
 def test_offsets_cut_the_word_out_of_the_raw_text(data: Path) -> None:
     tokenizer = genuine(data, "uncased")
     for line in wikipedia(data, 600):
@@ -173,40 +160,6 @@ def test_lone_surrogates_are_unknown() -> None:
     assert small().encode_batch(["\ud83d"]) == [[1]]
     assert small(compat="hf").encode("the \ud83d cat").offsets == [(0, 3), (6, 9)]
     assert small(compat="hf").encode_batch(["\ud83d"]) == [[]]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    (unicodedata.unidata_version, tokenizers.__version__) != ("14.0.0", "0.23.3"),
-    reason="the counts hold for Python 3.11's Unicode 14 and tokenizers 0.23.3",
-)
-def test_where_hugging_face_differs() -> None:
-    """Only in the classes that an independent count had found (field notes, T1)."""
-    vocabulary = [*SPECIAL_TOKENS, "x", "##x"]
-    google = Tokenizer.from_vocabulary(vocabulary, lowercase=True)
-    library = Tokenizer.from_vocabulary(vocabulary, lowercase=True, compat="hf")
-    found: Counter[str] = Counter()
-    for characters in every_character():
-        for start in range(0, len(characters), 64):
-            words = [f"x{character}x" for character in characters[start : start + 64]]
-            block = [" ".join(words)]
-            if google.encode_batch(block) != library.encode_batch(block):
-                pairs = zip(
-                    words, google.encode_batch(words), library.encode_batch(words), strict=True
-                )
-                found.update(classify(word[1]) for word, ours, theirs in pairs if ours != theirs)
-    assert found.pop("extension E") == 256  # not split: a typing error in its range
-    assert found.pop("Co") == 137_468  # deleted
-    assert found.pop("Cf") == 13
-    assert found.pop("Mn") == 384  # marks newer than its tables, which stay
-    assert found.total() == 106  # other punctuation, by older tables
-    assert set(found) == {"Po", "Ps", "Pe", "Pd", "So", "Mc"}
-
-
-def classify(character: str) -> str:
-    if 0x2B820 <= ord(character) <= 0x2B91F:
-        return "extension E"
-    return unicodedata.category(character)
 
 
 # Pairs, decoding, properties
@@ -272,11 +225,3 @@ def test_pickle(compat: str) -> None:
     copy = pickle.loads(pickle.dumps(tokenizer))
     assert copy.content_hash == tokenizer.content_hash
     assert copy.encode("the unwanted cat") == tokenizer.encode("the unwanted cat")
-
-
-def test_import_is_light() -> None:
-    heavy = (
-        "import sys, bertkit.tokenizer.train; print({'torch', 'transformers'} & set(sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "set()"

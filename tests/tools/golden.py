@@ -102,7 +102,7 @@ OF_BERT: dict[str, dict[str, Any]] = {
     "next-sentence": {"inputs": [{"text": "River stone.", "following": "Bridge lantern."}]},
     "embeddings": {"input": ["river stone bridge", "winter"]},
     "tokens": {"inputs": [{"text": "River stone, bridge."}]},
-    "attention": {"text": "river stone bridge", "layer": 1, "head": 1},
+    "attention-maps": {"text": "river stone bridge"},
 }
 """More routes, which the pre-trained network answers."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertkit.cli.plan import CorpusSize, amount, duration, measure_corpus, plan_command
-from bertkit.config import read_recipe, shipped_recipes
+from bertkit.config import read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.model.cpu import merge_similar
@@ -23,13 +22,11 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, count_parameters
 from bertkit.objectives import pretraining_objective
 from bertkit.planning import GIB
-from bertkit.planning import corpus as expected
 from bertkit.planning.corpus import (
     BatchSize,
     LengthSample,
     assumed_corpus,
     largest_batch,
-    planned_lengths,
     store_corpus,
     typical_batch,
 )
@@ -261,7 +258,7 @@ SMALL = PretrainRecipe(
 
 
 def named_plan(recipe: PretrainRecipe = RECIPE, name: str = "a100-80", **options: float) -> Plan:
-    corpus = assumed_corpus("x", 3.3e9, 30_522, planned_lengths(recipe))
+    corpus = assumed_corpus("x", 3.3e9, 30_522, recipe.phases.lengths)
     machine = find_machine(name, recipe.training.precision)
     return make_plan(recipe, corpus, machine, None, **options)  # type: ignore[arg-type]
 
@@ -282,14 +279,6 @@ def test_a_named_machine_goes_at_its_assumed_share() -> None:
     assert budget.seconds <= 24 * 3600
     assert budget.epochs / whole.epochs == pytest.approx(budget.seconds / seconds, rel=1e-3)
     assert any("MFU of 30%" in text for text in made.assumed)
-
-
-@pytest.mark.parametrize("name", sorted(set(shipped_recipes()) - {"electra-small"}))
-def test_every_recipe_has_the_papers_schedule_among_its_answers(name: str) -> None:
-    made = named_plan(read_recipe(PretrainRecipe, name))
-    papers = [found for found in made.answers if "paper" in found.title]
-    assert [found.steps for found in papers] == [(900_000, 100_000)]
-    assert [phase.sequences for phase in made.paper] == [256, 256]
 
 
 def test_flags_say_how_to_make_it_fit_and_how_to_keep_to_the_budget() -> None:
@@ -359,14 +348,14 @@ def test_a_plan_of_this_machine(store: TokenStore) -> None:
     machine = this_machine(CPU, SMALL)
     assert 0.05 * GIB < machine.program < machine.memory
     told: list[str] = []
-    corpus = store_corpus(store, planned_lengths(SMALL))
+    corpus = store_corpus(store, SMALL.phases.lengths)
     made = make_plan(SMALL, corpus, machine, CPU, hours=1.0, seconds=0.3, progress=told.append)
-    assert [text.split()[-1] for text in told] == ["32", "128", "512"]
+    assert [text.split()[-1] for text in told] == ["32"]
     assert not machine.mfu
-    for phase in (*made.phases, *made.paper):
+    for phase in made.phases:
         assert 0 < phase.seconds < 600
         assert phase.mfu > 0  # how high depends on what else the machine does
-    assert [len(found.steps) for found in made.answers] == [1, 1, 2]
+    assert [len(found.steps) for found in made.answers] == [1, 1]
 
 
 def test_text_is_sampled(
@@ -382,44 +371,18 @@ def test_text_is_sampled(
     tokens = 2 * (store.tokens + held_out.tokens)
     text = (str(tmp_path / "a"),)
     found = measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "nsp")
-    assert found.tokens == pytest.approx(tokens, rel=0.01)
+    assert found.tokens == pytest.approx(tokens, rel=0.03)
+    assert "as in a sample" in found.assumed[0]
     assert found.vocabulary_size == tokenizer.size
     assert "2 files" in found.title
     assert "1 of unknown type left out" in found.title
     (tmp_path / "a" / "three.txt.gz").write_bytes((tmp_path / "a" / "two.txt.gz").read_bytes()[:-9])
-    with pytest.raises(BertkitError, match=r"three\.txt\.gz cannot be read .*restore it"):
+    with pytest.raises(BertkitError, match=r"three\.txt\.gz cannot be read .*restore"):
         measure_corpus(CorpusSize(text=text, tokenizer=tmp_path / "tokenizer"), [32], "nsp")
     (tmp_path / "a" / "three.txt.gz").unlink()
     blind = measure_corpus(CorpusSize(text=text), [32], "nsp")
     assert blind.tokens == pytest.approx(2 * len(corpus_text) / 4.7, rel=0.01)
     assert "4.7 bytes" in blind.assumed[0]
-
-
-def test_a_sample_of_csv_ends_with_a_whole_row(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer.save(tmp_path / "tokenizer")
-    row = 'river,"The river.\n' + "The bridge.\n".replace('"', '""') * 8 + 'The stone."\n'
-    (tmp_path / "a.csv").write_text("id,text\n" + row * 40)
-    size = CorpusSize(text=(str(tmp_path / "a.csv"),), tokenizer=tmp_path / "tokenizer")
-    whole = measure_corpus(size, [32], "nsp")
-    for bytes_read in (2000, 2050, 2100, 2150):
-        monkeypatch.setattr(expected, "SAMPLE_BYTES", bytes_read)
-        assert measure_corpus(size, [32], "nsp").tokens == pytest.approx(whole.tokens, rel=0.1)
-
-
-def test_a_sample_of_one_document_is_assumed(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    tokenizer.save(tmp_path / "tokenizer")
-    (tmp_path / "one.txt").write_text("A line.\nAnother line.\n")
-    size = CorpusSize(text=(str(tmp_path / "one.txt"),), tokenizer=tmp_path / "tokenizer")
-    found = measure_corpus(size, [32], "nsp")
-    assert found.assumed[0] == "4.7 bytes per token, as the sample has one document"
-    assert found.tokens == pytest.approx(22 / 4.7)
-    (tmp_path / "one.jsonl").write_text('{"body": "a"}\n{"body": "b"}\n')
-    size = CorpusSize(text=(str(tmp_path / "one.jsonl"),), tokenizer=size.tokenizer)
-    message = "one.jsonl has text in column 'text'; known: body"
-    with pytest.raises(BertkitError, match=re.escape(str(tmp_path / message))):
-        measure_corpus(size, [32], "nsp")
 
 
 @pytest.mark.parametrize(
