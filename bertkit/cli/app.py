@@ -57,6 +57,7 @@ COMMAND_GROUPS = {
         "features": "Write a model's hidden states for the texts of a file.",
     },
     "Use": {
+        "info": "Show what a model is: its task, labels, network, vocabulary and size.",
         "predict": "Use a trained model.",
         "serve": "Serve one or several models over HTTP.",
         "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",

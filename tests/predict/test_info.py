@@ -1,0 +1,39 @@
+"""`bertkit info`: what the files of a model say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.cli.app import main
+from bertkit.cli.info import model_info
+
+
+def test_a_tuned_model_names_its_task_and_labels(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "facts.json"
+    with pytest.raises(SystemExit) as end:
+        main(["info", str(models / "classify"), "--json", str(file)])
+    assert end.value.code == 0
+    facts = json.loads(file.read_text())
+    assert facts == json.loads(json.dumps(model_info(models / "classify")))
+    saved = json.loads((models / "classify" / "bertkit.json").read_text())
+    assert (facts["task"], facts["labels"]) == (saved["task"], saved["labels"])
+    assert facts["network"]["layers"] == 2
+    tensors = read_pretrained(models / "classify").tensors.values()
+    assert facts["parameters"] == sum(tensor.numel() for tensor in tensors)
+    printed = capsys.readouterr().out
+    assert all(label in printed for label in saved["labels"])
+
+
+def test_other_models_are_known(minilm: Path, tmp_path: Path) -> None:
+    facts = model_info(minilm)
+    assert (facts["network"]["hidden_size"], facts["vocabulary"]["tokens"]) == (384, 30522)
+    assert facts["task"] == ("embedding" if (minilm / "modules.json").is_file() else "encoder")
+    with pytest.raises(SystemExit) as end:
+        main(["info", str(tmp_path / "nothing")])
+    assert end.value.code == 2
