@@ -47,9 +47,9 @@ def model_info(model: Path | str) -> dict[str, Any]:
         model: a model directory, a run directory, a model of the hub or a Google checkpoint.
 
     Returns:
-        JSON values by name: `task` ("pre-training", "encoder", "embedding" or a task type), `labels`,
-        `network` (its sizes), `vocabulary`, `parameters`, `bytes`, `dtypes`, and the data, columns
-        and settings with which bertkit trained the model.
+        JSON values by name: `task` ("pre-training", "encoder", "embedding" or a task type),
+        `labels`, `network` (its sizes), `vocabulary`, `parameters`, `bytes`, `dtypes`, and the
+        data, columns and settings with which bertkit trained the model.
 
     Raises:
         BertkitError: there is no model, or a file is missing or damaged.
