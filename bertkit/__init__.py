@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bertkit.errors import BertkitError
     from bertkit.finetuning.finetune import finetune
     from bertkit.finetuning.grid import FinetuneSettings, Grid
-    from bertkit.finetuning.run import TrainingSettings
+    from bertkit.finetuning.settings import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
     from bertkit.predict.embeddings import load_embedder
@@ -62,7 +62,7 @@ _HOMES = {
     "PretrainingModel": "bertkit.model.heads",
     "TokenStore": "bertkit.corpus.store",
     "Tokenizer": "bertkit.tokenizer.wordpiece",
-    "TrainingSettings": "bertkit.finetuning.run",
+    "TrainingSettings": "bertkit.finetuning.settings",
     "finetune": "bertkit.finetuning.finetune",
     "learn_vocabulary": "bertkit.tokenizer.train",
     "load": "bertkit.predict.load",
