@@ -22,10 +22,10 @@ from benchmarks.reference import glue
 from benchmarks.settings import start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.glue import GLUE, read_glue
-from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.finetuning.run import train_task
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.tasks.classification import Classification
 from bertkit.text.lines import TextCounts
-from bertkit.training.journal import Journal
 
 BATCH = 32
 
@@ -39,17 +39,12 @@ def own(precision: str, data: Path, examples: int) -> tuple[Callable[[], None], 
     run = RunSettings(batch_size=BATCH, learning_rate=1e-4, epochs=1, seed=1)
 
     def epoch() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            journal = Journal(Path(folder), tensorboard=False)
-            train_task(
-                *(start, task, items, run, TrainingSettings()),
-                device=torch.device("cpu"),
-                precision=precision,
-                keep_head=False,
-                journal=journal,
-                progress=lambda record: None,
-            )
-            journal.close()
+        train_task(
+            *(start, task, items, run, TrainingSettings()),
+            device=torch.device("cpu"),
+            precision=precision,
+            keep_head=False,
+        )
 
     return epoch, items.tokens
 

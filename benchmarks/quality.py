@@ -30,7 +30,7 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import FinetuneSettings, Grid, read_results
-from bertkit.finetuning.run import RunSettings, TrainingSettings
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.training.device import choose_precision
 from bertkit.training.journal import Console

@@ -11,7 +11,7 @@ from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns, TextColumns
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import FinetuneSettings, Grid
-from bertkit.finetuning.run import TrainingSettings
+from bertkit.finetuning.settings import TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import WindowLengths, WordWindows
 

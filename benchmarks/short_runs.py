@@ -19,7 +19,7 @@ from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
 from bertkit.finetuning.grid import FinetuneSettings, Grid, shown_scores
-from bertkit.finetuning.run import TrainingSettings
+from bertkit.finetuning.settings import TrainingSettings
 from bertkit.tasks.windows import WordWindows
 
 LINES = 200

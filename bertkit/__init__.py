@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bertkit.explain.trace import trace_example
     from bertkit.finetuning.finetune import finetune
     from bertkit.finetuning.grid import FinetuneSettings, Grid
-    from bertkit.finetuning.run import TrainingSettings
+    from bertkit.finetuning.settings import TrainingSettings
     from bertkit.model.encoder import Encoder, ModelConfig
     from bertkit.model.heads import PretrainingModel
     from bertkit.predict.embeddings import load_embedder
@@ -66,7 +66,7 @@ _HOMES = {
     "TextColumns": "bertkit.datasets.columns",
     "TokenStore": "bertkit.corpus.store",
     "Tokenizer": "bertkit.tokenizer.wordpiece",
-    "TrainingSettings": "bertkit.finetuning.run",
+    "TrainingSettings": "bertkit.finetuning.settings",
     "WindowLengths": "bertkit.tasks.windows",
     "WordColumns": "bertkit.datasets.columns",
     "WordWindows": "bertkit.tasks.windows",

@@ -128,10 +128,10 @@ def test_a_journal_is_not_written_through_a_link(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     (tmp_path / "journal.jsonl").symlink_to(precious)  # which is not there yet
     with pytest.raises(BertkitError, match="symbolic link"):
-        Journal(tmp_path, tensorboard=False)
+        Journal(tmp_path)
     assert not precious.exists()
     precious.write_text("")
-    journal = Journal(tmp_path, tensorboard=False)
+    journal = Journal(tmp_path)
     journal.write({"kind": "note"})
     journal.close()
     assert precious.read_text() == ""

@@ -24,7 +24,8 @@ NO_PATHS = {
     *("--passage", "--answers", "--words", "--tags", "--document", "--layers", "--dtype", "--init"),
     *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
     *("--sbatch", "--machine", "--place", "--strategy", "--objectives.token", "TABLES"),
-    *("--objectives.pair", "--training.schedule", "--training.precision"),
+    *("--objectives.pair", "--training.schedule", "--training.precision", "--track", "--metric"),
+    "--class-weights",
 }
 """Parameters of text that name no file, in the commands that write."""
 COMMANDS = {

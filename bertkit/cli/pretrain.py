@@ -65,6 +65,7 @@ def pretrain_command(
     compile: bool = False,  # noqa: A002 - the flag's natural name
     strategy: str = "ddp",
     timeout: float = 600.0,
+    track: tuple[str, ...] = ("tensorboard",),
     settings: Annotated[PretrainRecipe, FLATTEN] = RECIPE_DEFAULTS,
 ) -> int:
     """Pre-train a BERT from text or a token store.
@@ -103,6 +104,9 @@ def pretrain_command(
         With several processes (bertkit launch): ddp, or fsdp for a network too large for one.
     timeout
         With several processes: the seconds to wait for another process before giving up.
+    track
+        Trackers that receive the journal's records: tensorboard (if it is installed), wandb,
+        mlflow.
     """
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.pretrain import pretrain as pretrain_store
@@ -143,6 +147,7 @@ def pretrain_command(
             strategy=strategy,
             timeout=timeout,
             console=console,
+            track=track,
         )
         if not rank() and has_steps(out / JOURNAL):
             console.say(f"report: {write_report(out)}")

@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import re
 import sysconfig
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,13 +23,14 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
-from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.finetuning.run import train_task
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import Console, Journal
+from bertkit.training.journal import Console
 
 DOCUMENTED_LIBRARIES = ("numpy", "torch", "matplotlib", "rich", "fsspec")
 LARGEST_SOURCE = 400_000
@@ -185,18 +185,13 @@ def tune_and_test(
     """
     kind = Classification(tuple(task.families), max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in (task.train, task.test))
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(Path(folder), tensorboard=False)
-        tuned = train_task(
-            *(pretrained_start(model, tokenizer), kind, train),
-            RunSettings(batch_size=BATCH, learning_rate=PEAK, epochs=EPOCHS, seed=seed),
-            TrainingSettings(),
-            device=torch.device("cpu"),
-            precision="fp32",
-            keep_head=False,
-            journal=journal,
-            progress=lambda record: None,
-        )
-        journal.close()
+    tuned = train_task(
+        *(pretrained_start(model, tokenizer), kind, train),
+        RunSettings(batch_size=BATCH, learning_rate=PEAK, epochs=EPOCHS, seed=seed),
+        TrainingSettings(),
+        device=torch.device("cpu"),
+        precision="fp32",
+        keep_head=False,
+    )
     predictions = kind.decode(task.test, test, run_model(tuned, test, torch.device("cpu")))
     return kind.score(task.test, predictions)["accuracy"]

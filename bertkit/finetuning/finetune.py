@@ -6,9 +6,8 @@ The procedure is that of paper section A.3.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +17,35 @@ from bertkit.config import SIGNS, as_json, claim_settings
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError, DivergedError
-from bertkit.files import exclusive_lock, read_json, write_json
+from bertkit.files import exclusive_lock, write_json
+from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
+from bertkit.finetuning.finish import LatestRun, finish, is_finished
 from bertkit.finetuning.grid import (
+    USUAL,
     FinetuneSettings,
     RunResult,
     all_results,
     best_run,
-    copy_model,
-    grid_summary,
     keep_models,
     model_digest,
     model_problem,
     ranked,
     scores_text,
-    setting_text,
     shown_scores,
 )
 from bertkit.finetuning.heads import build_with, reordered_labels, same_task, save_tuned
-from bertkit.finetuning.run import RunSettings, train_task
+from bertkit.finetuning.run import train_task
+from bertkit.finetuning.settings import RunSettings, class_weights
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.data import (
     TaskData,
     check_labelled,
-    describe_cut,
     describe_items,
     digest_inputs,
     encode,
-    labelled_part,
     load_dataset,
-    write_results,
 )
-from bertkit.tasks.saved import load_task_model
-from bertkit.tasks.task import Items, PredictedSplit, Task, check_segments, run_model
+from bertkit.tasks.task import Task, check_segments
 from bertkit.tasks.windows import WindowLengths
 from bertkit.text.lines import describe_skipped
 from bertkit.training.device import (
@@ -59,7 +55,8 @@ from bertkit.training.device import (
     keep_environment,
     slow_precision,
 )
-from bertkit.training.journal import Console, Journal
+from bertkit.training.journal import JOURNAL, Console, Journal, OnRecord, RunLog
+from bertkit.training.trackers import check_trackers
 
 FILES, SETTINGS = DataFiles(), FinetuneSettings()
 
@@ -77,6 +74,8 @@ def finetune(
     windows: WindowLengths | None = None,
     settings: FinetuneSettings = SETTINGS,
     console: Console | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    on_record: OnRecord | None = None,
 ) -> RunResult:
     """Fine-tune a model on a data set.
 
@@ -93,13 +92,21 @@ def finetune(
         windows: the window lengths; see `load_dataset`.
         settings: the grid of runs and their settings.
         console: the console for progress; None for a new one.
+        metrics: your own metrics by name, which are added to the scores of dev and test. Each is
+            called with the gold labels and the predictions of a whole split, as two lists of plain
+            values, and returns a number, higher if better; `settings.metric` may name one. Runs
+            that are done are not scored again with another function of the same name.
+        on_record: a function that receives each new record of the runs' journals as a dict, with
+            the name of the run as "run". An exception that it raises ends the call; the same call
+            resumes the run.
 
     Returns:
         The best run; its model is in `out`/model.
 
     Raises:
         BertkitError: the data or the model is missing or damaged, the folder has other settings,
-            every run diverged, or the disk is full.
+            every run diverged, a metric is not a finite number, a tracker is not installed, or the
+            disk is full.
     """
     start = model if isinstance(model, PretrainedWeights) else read_pretrained(Path(model))
     given = {"train": train, "dev": dev, "test": test}
@@ -114,7 +121,10 @@ def finetune(
             )
         positions = start.config.max_position_embeddings
         task = load_dataset(task, files, columns, windows, positions)
-    return FinetuningRun(task, start, Path(out), settings, console or Console()).run()
+    check_trackers(settings.track)
+    return FinetuningRun(
+        task, start, Path(out), settings, console or Console(), metrics or {}, on_record
+    ).run()
 
 
 class FinetuningRun:
@@ -126,9 +136,12 @@ class FinetuningRun:
         out: the output folder; runs that it already contains are not repeated.
         settings: the grid of runs and their settings.
         console: the console for progress.
+        metrics: see `finetune`.
+        on_record: see `finetune`.
 
     Raises:
-        BertkitError: an input has no label or an unknown one, or the head does not fit the task.
+        BertkitError: an input has no label or an unknown one, the head does not fit the task, or
+            there is no such metric.
     """
 
     def __init__(
@@ -138,18 +151,20 @@ class FinetuningRun:
         out: Path,
         settings: FinetuneSettings,
         console: Console,
+        metrics: Mapping[str, Metric],
+        on_record: OnRecord | None,
     ) -> None:
         if settings.training.dropout is not None:
             start = start.with_dropout(settings.training.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
-        self.settings = settings
+        self.settings, self.metrics, self.on_record = settings, metrics, on_record
         self.task: Task = reordered_labels(start, data)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.training.precision, self.device)
         self.build = build_with(settings.head, self.task, start)
         plain = self.build is None and not settings.head.new_head
         self.keep_head = plain and same_task(start, self.task)
-        self.latest: tuple[str, dict[str, list[Any]]] = ("", {})
+        self.latest: LatestRun = ("", {})
         self._encode()
 
     def shared(self) -> dict[str, Any]:
@@ -171,6 +186,8 @@ class FinetuningRun:
             "task_type": self.task.task_type,
             "labels": list(self.task.labels),
             "task": self.task.settings(),
+            "metric": self.scorer.metric,
+            "metrics": sorted(self.metrics),
             "tuning": as_json(training),
             "head": as_json(dataclasses.replace(head, beside="")),
             "beside": head.beside,
@@ -186,17 +203,31 @@ class FinetuningRun:
         self.train = encode(self.task, self.data.train, tokenizer, "train")
         check_segments(self.train, self.start.config)
         splits = [*self.data.dev, *self.data.test]
-        self.items = {
+        encoded = {
             name: encode(self.task, inputs, tokenizer, name) for name, inputs in splits if inputs
         }
-        for name, items in (("train", self.train), *self.items.items()):
+        for name, items in (("train", self.train), *encoded.items()):
             self.console.say(describe_items(name, items))
         for number, (name, inputs) in enumerate((*self.data.dev, *self.data.test)):
             for line in self.task.remarks(inputs, choosing=not number):
                 self.console.say(f"{name}: {line}")
-        self.baselines = {name: self.task.baseline(inputs) for name, inputs in self.data.dev}
-        for name, found in self.baselines.items():
+        self.scorer = Scorer(
+            self.data,
+            self.task,
+            encoded,
+            metrics=self.metrics,
+            metric=self.settings.metric,
+            device=self.device,
+            precision=self.precision,
+            console=self.console,
+        )
+        for name, found in self.scorer.baselines.items():
             self.console.say(f"{name}, input-independent baseline: {shown_scores(found)}")
+        weights = class_weights(self.task, self.train, self.settings.training.class_weights)
+        if weights is not None:
+            pairs = zip(self.task.labels, weights.tolist(), strict=True)
+            named = ", ".join(f"{label} {weight:.3g}" for label, weight in pairs)
+            self.console.say(f"class weights: {named}")
         self.console.say(
             "reusing the checkpoint's task head" if self.keep_head else "the task head is new"
         )
@@ -220,22 +251,27 @@ class FinetuningRun:
         """
         with exclusive_lock(self.out):
             # Paths may change as long as the digests do not.
-            ignored = ("files", "start", "beside")
+            ignored = ["files", "start", "beside"]
+            if not self.settings.training.early_stopping:
+                ignored.append("tuning.eval_every")  # which changes only what is printed
             others = ("recipe.json", *SIGNS)
             path, shared = self.out / "finetune.json", self.shared()
-            claim_settings(path, shared, "a fine-tuning", ignored=ignored, foreign=others)
+            older = {"tuning": as_json(USUAL), "metric": self.task.metric, "metrics": []}
+            claim_settings(
+                path, shared, "a fine-tuning", ignored=ignored, foreign=others, defaults=older
+            )
             for line in keep_environment(self.out):
                 self.console.say(f"different from when this folder was created: {line}")
             write_json(self.out / "grid.json", as_json(self.settings.grid))
             self.make_missing(self.settings.grid.runs())
             results = self.with_models()
             best = best_run(results)
-            if self.is_finished(best, results):
+            if is_finished(self.out, self.scorer, best, results):
                 self.console.say(
                     f"{self.out} is finished; nothing to do. Best: {scores_text(best)}"
                 )
             else:
-                self.finish(best, results)
+                finish(self.out, self.scorer, self.train, results, self.latest)
         return best
 
     def make_missing(self, runs: Sequence[RunSettings]) -> None:
@@ -272,36 +308,20 @@ class FinetuningRun:
                 )  # also those of a run stopped meanwhile
                 return results
 
-    def is_finished(self, best: RunResult, results: Sequence[RunResult]) -> bool:
-        """Return whether `finish` is done for these runs, and the model is intact."""
-        found = self.written()
-        for name, inputs in self.data.test:
-            own = found.get("predicted", {}).get(name, {})
-            if name in self.items and own.get("digest") != digest_inputs([inputs]):
-                return False
-        if found.get("best") != best.name or model_problem(self.out / "model", best):
-            return False
-        seals = {run["name"]: run.get("sha256") for run in found.get("runs", [])}
-        return seals == {result.name: result.as_json()["sha256"] for result in results}
-
-    def written(self) -> dict[str, Any]:
-        """Return the content of `results.json`, or {} if there is none."""
-        path = self.out / "results.json"
-        return read_json(path) if path.is_file() else {}
-
     def make(self, run: RunSettings, title: str) -> RunResult:
-        """Train one run, score it on dev, save its model and write `run.json` last."""
+        """Train one run, or the rest of it, keep its model and write `run.json` last."""
         folder = self.out / "runs" / run.name
-        (folder / "journal.jsonl").unlink(missing_ok=True)  # left by a killed run
-        journal = Journal(folder, tensorboard=False)
         write_json(folder / "environment.json", environment())
-        began = time.perf_counter()
-        total = -(-len(self.train.items) // run.batch_size) * run.epochs
-        self.console.start(total, title=f"{title}, {run.name}")
-        scores: dict[str, dict[str, float]] = {}
-        degenerate = ""
+
+        def keep(model: TaskModel, task: Task, scores: Scores) -> None:
+            self.save(folder / "model", model, task, run, scores)
+
+        named = f"{title}, {run.name}"
+        patience = self.settings.training.early_stopping
+        evaluation = RunEvaluation(self.scorer, patience, named, keep)
+        diverged = ""
         try:
-            model = train_task(
+            train_task(
                 self.start,
                 self.task,
                 self.train,
@@ -310,55 +330,42 @@ class FinetuningRun:
                 device=self.device,
                 precision=self.precision,
                 keep_head=self.keep_head,
-                journal=journal,
-                progress=self.console.update,
                 build=self.build,
+                evaluation=evaluation,
+                checkpoints=folder / "checkpoints",
+                open_log=partial(self.open_log, run, folder),
+                title=named,
             )
         except DivergedError as error:
-            degenerate = f"diverged: {error}"
-        else:
-            task, predictions = self.evaluate(model)
-            splits = dict(self.data.dev)
-            scores = {name: task.score(splits[name], own) for name, own in predictions.items()}
-            first_split, first_inputs = self.data.dev[0]
-            degenerate = task.degenerate(first_inputs, predictions[first_split])
-            self.save(folder / "model", model, task, run, scores)
-            self.latest = run.name, predictions
+            diverged = f"diverged: {error}"
         finally:
             self.console.close()
-            journal.close()
-        first = next(iter(scores.values()), {})
+        scores: Scores = {} if diverged else evaluation.state["scores"]
+        if scores:
+            self.latest = run.name, evaluation.predictions
         result = RunResult(
             run.name,
             dataclasses.asdict(run),
             scores,
-            first.get(self.task.metric, float("-inf")),
-            degenerate,
-            round(time.perf_counter() - began, 1),
-            "" if not scores else model_digest(folder / "model"),
+            next(iter(scores.values()), {}).get(self.scorer.metric, float("-inf")),
+            diverged or evaluation.state["degenerate"],
+            round(evaluation.seconds, 1),
+            "" if diverged else model_digest(folder / "model"),
         )
         write_json(folder / "run.json", result.as_json())
         return result
 
-    def evaluate(self, model: TaskModel) -> tuple[Task, dict[str, list[Any]]]:
-        """Return the task with thresholds chosen on dev, and the predictions per dev split."""
-        predictions = {name: self.predict(model, name, inputs) for name, inputs in self.data.dev}
-        first, inputs = self.data.dev[0]
-        return self.task.calibrated(inputs, predictions[first]), predictions
+    def open_log(self, run: RunSettings, folder: Path, done: int) -> RunLog:
+        """Open the journal of a run that has made `done` updates."""
 
-    def predict(self, model: TaskModel, split: str, inputs: Any) -> list[Any]:
-        """Return the predictions for a split, with a progress bar."""
-        items: Items = self.items[split]
-        self.console.start(sum(len(i.parts) for i in items.items), title=split, unit="windows")
-        outputs = run_model(
-            model,
-            items,
-            self.device,
-            precision=self.precision,
-            progress=lambda done: self.console.update({"done": done}),
-        )
-        self.console.close()
-        return self.task.decode(inputs, items, outputs)
+        def tell(record: dict[str, Any]) -> None:
+            if self.on_record is not None:
+                self.on_record({"run": run.name, **record})
+
+        if not done:
+            (folder / JOURNAL).unlink(missing_ok=True)  # of a run that is made again
+        track = self.settings.track
+        return RunLog(Journal(folder, resume_step=done, track=track, on_record=tell), self.console)
 
     def save(
         self,
@@ -366,7 +373,7 @@ class FinetuningRun:
         model: TaskModel,
         task: Task,
         run: RunSettings,
-        scores: dict[str, dict[str, float]],
+        scores: Scores,
     ) -> None:
         """Save the model of a run with everything needed to use it."""
         details = {
@@ -383,84 +390,3 @@ class FinetuningRun:
             "scores": scores,
         }
         save_tuned(folder, model, self.start.tokenizer, details)
-
-    def finish(self, best: RunResult, results: list[RunResult]) -> None:
-        """Write the best model, its predictions on dev and test, and `results.json`."""
-        copy_model(self.out / "runs" / best.name / "model", self.out / "model")
-        predicted = {**self.earlier_splits(best), **self.predict_splits(best)}
-        rows = grid_summary(results)
-        every = {"train": self.train, **self.items}
-        windowed = {name: items.windowed for name, items in every.items()}
-        cut = {name: items.cut for name, items in every.items()}
-        results_json = {
-            "data": self.data.name,
-            "metric": self.task.metric,
-            "best": best.name,
-            "model": best.model,
-            "scores": {name: own["scores"] for name, own in predicted.items() if own["scores"]},
-            "predicted": predicted,
-            "baseline": self.baselines,
-            "windowed": windowed,
-            "cut": cut,
-            "unknown": {name: items.unknown._asdict() for name, items in every.items()},
-            "settings": rows,
-            "runs": [result.as_json() for result in results],
-        }
-        write_json(self.out / "results.json", results_json)
-        for row in rows:
-            self.console.say(setting_text(row))
-        counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
-        lost = sum((Counter(own) for own in cut.values()), Counter[str]())
-        named = describe_cut(lost) or "cut: 0"
-        self.console.say(f"inputs in several windows: {counted}; {named}")
-        self.console.say(f"best: {scores_text(best)}; the model is in {self.out / 'model'}")
-
-    def predict_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
-        """Write the predictions of the best model; return split -> its scores, counts and files."""
-        loaded = load_task_model(self.out / "model", self.device)
-        predicted = {}
-        for name, inputs in (*self.data.dev, *self.data.test):
-            if name not in self.items:
-                continue
-            run, made = self.latest
-            predictions = made.get(name) if run == best.name else None
-            if predictions is None:
-                predictions = self.predict(loaded.model, name, inputs)
-            folder = self.out / "results"
-            done = PredictedSplit(self.data.name, name, inputs, predictions)
-            written = write_results(loaded.task, folder, done)
-            known, found, unscored = labelled_part(inputs, predictions)
-            scores = loaded.task.score(known, found) if known else {}
-            if known:
-                self.console.say(f"{name}: {shown_scores(scores)}")
-                if unscored:
-                    self.console.say(f"{name}: {unscored}")
-            self.console.say(f"{name} predictions: {', '.join(map(str, written))}")
-            predicted[name] = {
-                "scores": scores,
-                "inputs": len(inputs),
-                "scored": len(known),
-                "files": [path.relative_to(folder).as_posix() for path in written],
-                "digest": digest_inputs([inputs]),
-            }
-        return predicted
-
-    def earlier_splits(self, best: RunResult) -> dict[str, dict[str, Any]]:
-        """Return splits that only an earlier call predicted, as when `--test` is now left out.
-
-        Predictions of another model are deleted, since `results/` belongs to the current `model/`.
-        """
-        before = self.written()
-        earlier = {
-            name: own for name, own in before.get("predicted", {}).items() if name not in self.items
-        }
-        if before.get("model") == best.model:
-            return earlier
-        for name, own in earlier.items():
-            for file in own["files"]:
-                (self.out / "results" / file).unlink(missing_ok=True)
-            self.console.say(
-                f"{name} predictions of {before['best']}, the best run before, are deleted; "
-                "give the file again for those of this one"
-            )
-        return {}

@@ -1,9 +1,10 @@
 """A grid of settings and seeds, whose best run is chosen on dev (paper section A.3).
 
 The folder holds `finetune.json` (what all runs share), `runs/NAME/` for each run (`run.json`, its
-journal, and the model if it is among the best), `model/` (that of the best run), `results/` and
-`results.json`. A run with a `run.json` is done and not repeated, so a killed grid resumes where it
-stopped. Another grid in the same folder adds only the new runs, and the best is the best of all.
+journal, its checkpoint until it is done, and the model if it is among the best), `model/` (that of
+the best run), `results/` and `results.json`. A run with a `run.json` is done and not repeated, and
+a run with a checkpoint resumes from it, so a killed grid resumes where it stopped. Another grid in
+the same folder adds only the new runs, and the best is the best of all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
 from bertkit.finetuning.heads import HeadSettings
-from bertkit.finetuning.run import RunSettings, TrainingSettings
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.training.checkpoint import digest
 
 SHOWN_SCORES = 5
@@ -84,10 +85,16 @@ class FinetuneSettings:
     """The settings that all runs share."""
     head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD
     """The head on the encoder."""
+    metric: str = ""
+    """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
+    task's first."""
     keep: int = 1
     """The number of best runs that keep their model in `runs/NAME/model`, for ensembles."""
     device: str = "auto"
     """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
+    mlflow."""
 
     def __post_init__(self) -> None:
         """Check the number of models.
@@ -204,7 +211,9 @@ def ranked(results: Sequence[RunResult]) -> list[RunResult]:
 
 
 def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
-    """Delete the models of all but the best `keep` runs."""
+    """Delete the models of all but the best `keep` runs, and the checkpoints of finished runs."""
+    for result in results:
+        shutil.rmtree(folder / "runs" / result.name / "checkpoints", ignore_errors=True)
     for result in ranked(results)[keep:]:
         shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
 

@@ -10,25 +10,31 @@ parameters of a small BERT are word embeddings.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.errors import BertkitError
+from bertkit.errors import DivergedError
+from bertkit.finetuning.settings import RunSettings, TrainingSettings, class_weights
 from bertkit.model.encoder import Encoder
 from bertkit.model.task_heads import TaskModel
 from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
-from bertkit.training.journal import Journal
+from bertkit.training.checkpoint import CheckpointWriter
+from bertkit.training.distributed import ALONE
+from bertkit.training.journal import Console, RunLog
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import learning_rate
-from bertkit.training.step import LoopSettings, MetricWindow, train_steps
+from bertkit.training.step import LoopSettings, MetricWindow, StepRecord, train_steps
 
 
 class CompactEmbeddings:
@@ -61,78 +67,116 @@ class CompactEmbeddings:
         self.whole.weight[self.used] = tuned.to(self.whole.weight.dtype)
         self.encoder.word_embeddings = self.whole
 
+    @contextmanager
+    def expanded(self, shrinkage: float) -> Iterator[None]:
+        """Give the encoder the matrix that `restore` would leave, within a block."""
+        compact = self.encoder.word_embeddings
+        rows = self.whole.weight.detach() * shrinkage
+        rows[self.used] = compact.weight.detach().to(rows.dtype)
+        self.encoder.word_embeddings = nn.Embedding(rows.shape[0], rows.shape[1], _weight=rows)
+        try:
+            yield
+        finally:
+            self.encoder.word_embeddings = compact
+
 
 LOG_EVERY = 20
 """The number of updates between two lines of the journal."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """The settings that differ between the runs of a grid."""
+class Evaluation(Protocol):
+    """What evaluates a run while it is trained."""
 
-    batch_size: int
-    learning_rate: float
-    epochs: int
-    seed: int
+    state: dict[str, Any]
+    """What is saved with a checkpoint and restored when the run is resumed, as JSON values."""
 
-    @property
-    def name(self) -> str:
-        """The name of the run's folder."""
-        return f"b{self.batch_size}-lr{self.learning_rate:g}-e{self.epochs}-s{self.seed}"
+    def __call__(self, model: TaskModel, step: int, *, last: bool) -> tuple[dict[str, Any], bool]:
+        """Evaluate a model after `step` updates.
 
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSettings:
-    """The settings that all runs of a grid share."""
-
-    warmup: float = 0.1
-    """The share of the updates over which the learning rate rises; it then falls to 0."""
-    weight_decay: float = 0.01
-    """The weight decay, which does not apply to biases and LayerNorm."""
-    max_gradient_norm: float = 1.0
-    """The maximum gradient norm, to which gradients are clipped."""
-    dropout: float | None = None
-    """The dropout of the encoder and the head; by default that of the pre-trained model."""
-    bias_correction: bool = True
-    """False for the paper's variant of Adam, with which runs on small data often learn nothing."""
-    precision: str = "auto"
-    """fp32, bf16, or auto: bf16 if the device computes it fast."""
-    max_tokens: int = 16384
-    """The maximum tokens per forward pass; larger batches are split, with the same result except
-    for rounding and dropout."""
-
-    def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            BertkitError: a value is out of range; the message names the field.
+        Returns:
+            The scores for the journal, and whether to stop the run.
         """
-        if not 0 <= self.warmup < 1:
-            raise BertkitError(f"warmup is a share from 0 to below 1, not {self.warmup}")
-        if not 0 <= (self.dropout or 0) < 1:
-            raise BertkitError(f"dropout is a share from 0 to below 1, not {self.dropout}")
-        if not 0 <= self.weight_decay < 1:
-            raise BertkitError(f"weight_decay is from 0 to below 1, not {self.weight_decay}")
-        if not self.max_gradient_norm > 0 or self.max_tokens < 1:
-            raise BertkitError("max_gradient_norm and max_tokens must be above 0")
 
 
 def micro_batches(
-    task: Task, items: Items, run: RunSettings, max_tokens: int, table: Any
+    task: Task,
+    items: Items,
+    run: RunSettings,
+    max_tokens: int,
+    table: Any,
+    weights: Tensor | None = None,
+    done: int = 0,
 ) -> Iterator[tuple[list[TaskBatch], None]]:
-    """Yield the micro-batches of every update; each epoch has a different order."""
-    for epoch in range(run.epochs):
+    """Yield the micro-batches of every update after the first `done`.
+
+    The order of an epoch depends on nothing but the seed and the epoch.
+    """
+
+    def targets(*parts: Any) -> tuple[dict[str, Tensor], dict[str, int]]:
+        tensors, counts = task.targets(*parts)
+        return tensors if weights is None else {**tensors, "class_weights": weights}, counts
+
+    updates = updates_per_epoch(run, items)
+    for epoch in range(done // updates, run.epochs):
         order = keyed_rng(run.seed, FINE_TUNING, epoch=epoch).permutation(len(items.items))
-        for start in range(0, len(order), run.batch_size):
-            drawn = [items.items[i] for i in order[start : start + run.batch_size]]
+        for update in range(max(0, done - epoch * updates), updates):
+            first = update * run.batch_size
+            drawn = [items.items[i] for i in order[first : first + run.batch_size]]
             parts = [part for item in drawn for part in item.parts]
             yield (
-                [
-                    make_batch(group, task.targets, table)
-                    for group in split_parts(parts, max_tokens)
-                ],
+                [make_batch(group, targets, table) for group in split_parts(parts, max_tokens)],
                 None,
             )
+
+
+def updates_per_epoch(run: RunSettings, items: Items) -> int:
+    """Return the number of updates in an epoch."""
+    return math.ceil(len(items.items) / run.batch_size)
+
+
+class Schedule:
+    """The updates of a run and their learning rates.
+
+    Args:
+        run: batch size, peak learning rate and epochs.
+        tuning: the warm-up and the weight decay.
+        items: the training items.
+    """
+
+    def __init__(self, run: RunSettings, tuning: TrainingSettings, items: Items) -> None:
+        self.run, self.weight_decay = run, tuning.weight_decay
+        self.each_epoch = updates_per_epoch(run, items)
+        self.total = self.each_epoch * run.epochs
+        self.warmup = min(round(tuning.warmup * self.total), self.total - 1)
+        self.eval_every = tuning.eval_every or self.each_epoch
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the update after `step` updates."""
+        return learning_rate(
+            step,
+            peak=self.run.learning_rate,
+            warmup_steps=self.warmup,
+            total_steps=self.total,
+        )
+
+    def shrinkage(self, step: int) -> float:
+        """Return the factor by which `step` updates decay a weight that has no gradient."""
+        return math.prod(1 - self.rate(made) * self.weight_decay for made in range(step))
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network in training."""
+
+    model: TaskModel
+    compact: CompactEmbeddings | None
+    """The word embeddings in use; None if they are frozen."""
+    optimizer: torch.optim.Optimizer
+
+
+def silent_log(done: int) -> RunLog:
+    """Return a log that writes nothing."""
+    return RunLog(None, Console(stream=io.StringIO()))
 
 
 def train_task(
@@ -145,11 +189,13 @@ def train_task(
     device: torch.device,
     precision: str,
     keep_head: bool,
-    journal: Journal,
-    progress: Callable[[dict[str, Any]], None],
     build: Callable[..., TaskModel] | None = None,
+    evaluation: Evaluation | None = None,
+    checkpoints: Path | None = None,
+    open_log: Callable[[int], RunLog] = silent_log,
+    title: str = "",
 ) -> TaskModel:
-    """Train once over all epochs.
+    """Train once over all epochs, or until the evaluation stops the run.
 
     Args:
         start: the weights to initialise from; they are not changed.
@@ -160,24 +206,70 @@ def train_task(
         device: the device to train on.
         precision: "fp32" or "bf16".
         keep_head: whether to initialise the head from the checkpoint too.
-        journal: receives a record every `LOG_EVERY` updates.
-        progress: called with each of these records.
         build: the function that builds the network; None for the task's `build`.
+        evaluation: what is called every `tuning.eval_every` updates and at the end.
+        checkpoints: the folder for a checkpoint after each evaluation, from which a stopped run is
+            resumed; None for no checkpoints.
+        open_log: a function that opens the log, given the number of updates made before.
+        title: the title of the progress on the console.
 
     Returns:
-        The model, on the device, in training mode.
+        The model after the last update, on the device, in training mode.
 
     Raises:
-        BertkitError: the loss became NaN or infinite.
+        BertkitError: the loss became NaN or infinite, a checkpoint is damaged, or the disk is full.
     """
+    network = build_network(start, task, items, run, tuning, device, keep_head, build)
+    schedule = Schedule(run, tuning, items)
+    settings = LoopSettings(
+        device=device,
+        precision=precision,
+        seed=run.seed,
+        max_gradient_norm=tuning.max_gradient_norm,
+        learning_rate=schedule.rate,
+    )
+    weights = class_weights(task, items, tuning.class_weights)
+    made = 0
+    with ExitStack() as stack:
+        writer = None
+        if checkpoints is not None:
+            writer = CheckpointWriter(checkpoints, network.model, network.optimizer, ALONE, keep=1)
+            stack.callback(writer.close)
+            made = resume(writer, evaluation)
+        log = stack.enter_context(open_log(made))
+        known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
+        log.write({"kind": "start", "step": made, **asdict(run), "tuning": asdict(tuning), **known})
+        log.console.start(schedule.total, made, title=title)
+        table = None if network.compact is None else network.compact.table
+        batches = micro_batches(task, items, run, tuning.max_tokens, table, weights, made)
+        updates = train_steps(
+            network.model, network.optimizer, task.objective, batches, settings, done=made
+        )
+        try:
+            made = follow_updates(updates, network, schedule, evaluation, writer, log)
+        except DivergedError:
+            log.write({"kind": "end", "step": made, "reason": "diverged"})
+            raise
+        reason = "finished" if made == schedule.total else "stopped early"
+        log.write({"kind": "end", "step": made, "reason": reason})
+    if network.compact is not None:
+        network.compact.restore(schedule.shrinkage(made))
+    return network.model
+
+
+def build_network(
+    start: PretrainedWeights,
+    task: Task,
+    items: Items,
+    run: RunSettings,
+    tuning: TrainingSettings,
+    device: torch.device,
+    keep_head: bool,
+    build: Callable[..., TaskModel] | None,
+) -> Network:
+    """Build the network of a run before its first update; see `train_task`."""
     torch.manual_seed(run.seed)
     model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
-    steps = math.ceil(len(items.items) / run.batch_size) * run.epochs
-    warmup = min(round(tuning.warmup * steps), steps - 1)
-
-    def rate(step: int) -> float:
-        return learning_rate(step, peak=run.learning_rate, warmup_steps=warmup, total_steps=steps)
-
     trained = model.encoder.word_embeddings.weight.requires_grad
     compact = CompactEmbeddings(model.encoder, items) if trained else None
     optimizer = build_optimizer(
@@ -186,23 +278,59 @@ def train_task(
         weight_decay=tuning.weight_decay,
         bias_correction=tuning.bias_correction,
     )
-    settings = LoopSettings(
-        device=device,
-        precision=precision,
-        seed=run.seed,
-        max_gradient_norm=tuning.max_gradient_norm,
-        learning_rate=rate,
-    )
-    batches = micro_batches(
-        task, items, run, tuning.max_tokens, None if compact is None else compact.table
-    )
-    stretch = MetricWindow()
-    for record in train_steps(model, optimizer, task.objective, batches, settings):
-        stretch.add(record)
-        if record.step % LOG_EVERY == 0 or record.step == steps:
-            line = stretch.close()
-            journal.write(line)
-            progress(line)
-    if compact is not None:
-        compact.restore(math.prod(1 - rate(step) * tuning.weight_decay for step in range(steps)))
-    return model
+    return Network(model, compact, optimizer)
+
+
+def resume(writer: CheckpointWriter, evaluation: Evaluation | None) -> int:
+    """Restore the checkpoint of a stopped run, if there is one; return the updates made.
+
+    Raises:
+        BertkitError: the checkpoint is damaged.
+    """
+    found = writer.resume(lambda line: None)
+    if found is None:
+        return 0
+    if evaluation is not None:
+        evaluation.state = found.progress["evaluation"]
+    return found.step
+
+
+def follow_updates(
+    updates: Iterator[StepRecord[None]],
+    network: Network,
+    schedule: Schedule,
+    evaluation: Evaluation | None,
+    writer: CheckpointWriter | None,
+    log: RunLog,
+) -> int:
+    """Log, evaluate and save between updates; return the number of updates made in all.
+
+    Raises:
+        DivergedError: the loss became NaN or infinite.
+        BertkitError: the disk is full.
+    """
+    window, step = MetricWindow(), 0
+    for update in updates:
+        step = update.step
+        window.add(update)
+        last = step == schedule.total
+        evaluating = evaluation is not None and (last or step % schedule.eval_every == 0)
+        if evaluating or last or step % LOG_EVERY == 0:
+            log.write(window.close(), show=True)
+        if evaluation is None or not evaluating:
+            continue
+        compact = network.compact
+        with compact.expanded(schedule.shrinkage(step)) if compact else nullcontext():
+            scores, stop = evaluation(network.model, step, last=last)
+        network.model.train()
+        log.write(
+            {"kind": "evaluation", "step": step, "epoch": step / schedule.each_epoch, **scores}
+        )
+        if last or stop:
+            break
+        if writer is not None:
+            writer.save_async(step, {"position": [step], "evaluation": evaluation.state})
+            if saved := writer.poll(wait=True):
+                log.write(saved)
+        window.restart()
+    return step

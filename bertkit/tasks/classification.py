@@ -109,8 +109,14 @@ class TextTask(Task):
         """
 
     @abstractmethod
-    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return losses (sequences,) of logits (sequences, classes), targets (sequences, ...)."""
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
+        """Return the loss of each sequence.
+
+        Args:
+            logits: (sequences, classes).
+            targets: (sequences, ...).
+            class_weights: (classes,) the factors of the classes' losses; None for 1.
+        """
 
     @abstractmethod
     def predictions(self, logits: np.ndarray) -> list[Any]:
@@ -151,7 +157,11 @@ class TextTask(Task):
 
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the weighted sum over sequences."""
-        losses = self.losses(model(batch.packed).float(), batch.tensors["targets"])
+        losses = self.losses(
+            model(batch.packed).float(),
+            batch.tensors["targets"],
+            batch.tensors.get("class_weights"),
+        )
         return {"loss": LossSum((losses * batch.tensors["weights"]).sum(), "examples")}
 
     def decode(
@@ -208,9 +218,18 @@ class Classification(TextTask):
             raise unknown_label(str(given.label), given.place, self.labels)
         return self.labels.index(str(given.label))
 
-    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
         """See `TextTask`; the loss is the cross entropy."""
-        return F.cross_entropy(logits, targets, reduction="none")
+        return F.cross_entropy(logits, targets, weight=class_weights, reduction="none")
+
+    def balanced_weights(self, items: Items) -> np.ndarray:
+        """See `Task`; inputs / (classes x inputs of the class), as in scikit-learn."""
+        targets = [item.parts[0].target for item in items.items]
+        return balanced(np.bincount(targets, minlength=len(self.labels)))
+
+    def plain(self, prediction: LabelPrediction) -> str:
+        """See `Task`."""
+        return prediction.label
 
     def predictions(self, logits: np.ndarray) -> list[LabelPrediction]:
         """See `TextTask`."""
@@ -271,9 +290,24 @@ class MultiLabelClassification(TextTask):
                 raise unknown_label(label, given.place, self.labels)
         return [float(label in wanted) for label in self.labels]
 
-    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """See `TextTask`; the loss is the mean binary cross entropy over the classes."""
-        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(-1)
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
+        """See `TextTask`; the loss is the mean binary cross entropy over the classes.
+
+        A class's weight is that of the inputs that have it.
+        """
+        return F.binary_cross_entropy_with_logits(
+            logits, targets, pos_weight=class_weights, reduction="none"
+        ).mean(-1)
+
+    def balanced_weights(self, items: Items) -> np.ndarray:
+        """See `Task`; inputs without the class / inputs with it."""
+        counts = np.sum([item.parts[0].target for item in items.items], axis=0)
+        absent = len(items.items) - counts
+        return np.where(counts * absent > 0, absent / np.maximum(counts, 1), 1.0)
+
+    def plain(self, prediction: LabelSetPrediction) -> tuple[str, ...]:
+        """See `Task`."""
+        return prediction.labels
 
     def predictions(self, logits: np.ndarray) -> list[LabelSetPrediction]:
         """See `TextTask`."""
@@ -312,6 +346,16 @@ class MultiLabelClassification(TextTask):
         sets = (sorted(prediction.labels) for prediction in predictions)
         found = [" and ".join(labels) or "no label" for labels in sets]
         return always_the_same(inputs, found)
+
+
+def balanced(counts: np.ndarray) -> np.ndarray:
+    """Return weights (classes,) whose mean over the counted targets is 1, for counts (classes,).
+
+    Classes that do not occur have the weight 1.
+    """
+    present = counts > 0
+    share = counts.sum() / max(1, present.sum())
+    return np.where(present, share / np.maximum(counts, 1), 1.0)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

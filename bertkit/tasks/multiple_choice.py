@@ -139,6 +139,10 @@ class MultipleChoice(Task):
         right = sum(i.label == p.choice for i, p in zip(inputs, predictions, strict=True))
         return {"accuracy": right / max(1, len(inputs))}
 
+    def plain(self, prediction: ChoicePrediction) -> int:
+        """See `Task`."""
+        return prediction.choice
+
     def baseline(self, inputs: Sequence[ChoiceExample]) -> dict[str, float]:
         """See `Task`; always the index that is right most often."""
         [(_, right)] = Counter(given.label for given in inputs).most_common(1)

@@ -241,6 +241,10 @@ class QuestionAnswering(Task):
         order = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_exact")
         return {names[key]: found[key] / 100 for key in order if key in found}
 
+    def plain(self, prediction: FoundAnswer) -> str:
+        """See `Task`; the text of the answer, "" for none."""
+        return self.text_of(prediction)
+
     def baseline(self, inputs: Sequence[QuestionExample]) -> dict[str, float]:
         """See `Task`; never an answer in 2.0, the whole context in 1.1."""
         texts = {given.id: "" if self.null else given.context for given in inputs}

@@ -52,9 +52,13 @@ class Regression(TextTask):
         """See `TextTask`; the target is the label itself."""
         return given.label
 
-    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """See `TextTask`; the loss is the squared error."""
+    def losses(self, logits: Tensor, targets: Tensor, class_weights: Tensor | None) -> Tensor:
+        """See `TextTask`; the loss is the squared error, and there are no classes."""
         return (logits.squeeze(-1) - targets) ** 2
+
+    def plain(self, prediction: ValuePrediction) -> float:
+        """See `Task`."""
+        return prediction.value
 
     def predictions(self, logits: np.ndarray) -> list[ValuePrediction]:
         """See `TextTask`."""

@@ -264,6 +264,21 @@ class Task(ABC):
     def degenerate(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> str:
         """Return why predictions on labelled inputs show a run that learned nothing, else ""."""
 
+    @abstractmethod
+    def plain(self, prediction: Any) -> Any:
+        """Return a prediction as a plain value, such as a label, to compare with `gold`."""
+
+    def balanced_weights(self, items: Items) -> np.ndarray:
+        """Return a weight for each class, (classes,), such that rare classes count as much.
+
+        Args:
+            items: the labelled training items.
+
+        Raises:
+            BertkitError: the task has no classes.
+        """
+        raise BertkitError(f"{self.task_type} has no classes to weigh", code="class-weights")
+
     def remarks(self, inputs: Sequence[Any], *, choosing: bool = False) -> list[str]:
         """Return notes for the user on these inputs, as sentences.
 

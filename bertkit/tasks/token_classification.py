@@ -35,7 +35,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import SEEN_ONCE, softmax, unknown_label
+from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
@@ -194,11 +194,19 @@ class TokenClassification(Task):
     def objective(self, model: nn.Module, batch: TaskBatch) -> Sums:
         """See `Task`; the loss is the cross entropy at the first token of every word."""
         logits = model(batch.packed).index_select(0, batch.tensors["rows"]).float()
-        return {
-            "loss": LossSum(
-                F.cross_entropy(logits, batch.tensors["labels"], reduction="sum"), "words"
-            )
-        }
+        weights = batch.tensors.get("class_weights")
+        labels = batch.tensors["labels"]
+        loss = F.cross_entropy(logits, labels, weight=weights, reduction="sum")
+        return {"loss": LossSum(loss, "words")}
+
+    def balanced_weights(self, items: Items) -> np.ndarray:
+        """See `Task`; words / (tags x words with the tag)."""
+        labels = np.concatenate([part.target.labels for item in items.items for part in item.parts])
+        return balanced(np.bincount(labels[labels != NO_TAG], minlength=len(self.labels)))
+
+    def plain(self, prediction: TagsPrediction) -> tuple[str, ...]:
+        """See `Task`."""
+        return prediction.tags
 
     def decode(
         self, inputs: Sequence[WordsExample], items: Items, outputs: Sequence[list[np.ndarray]]

@@ -268,6 +268,7 @@ class CheckpointWriter:
         optimizer: the model's optimizer.
         ranks: the processes of the run.
         sharded: whether every rank writes its own shard.
+        keep: the number of checkpoints to keep.
     """
 
     def __init__(
@@ -278,9 +279,10 @@ class CheckpointWriter:
         ranks: Ranks,
         *,
         sharded: bool = False,
+        keep: int = 2,
     ) -> None:
         self.folder, self.model, self.optimizer = folder, model, optimizer
-        self.ranks, self.sharded = ranks, sharded
+        self.ranks, self.sharded, self.keep = ranks, sharded, keep
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.background = sharded or ranks.world > 1 or not on_cpu
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -308,7 +310,7 @@ class CheckpointWriter:
         checkpoint = found or load_checkpoint(path, step, verify=False)
         whole = checkpoint.is_sharded or checkpoint.tensors.keys() == {"model", "optimizer"}
         if not whole or "position" not in checkpoint.progress:
-            raise BertkitError(f"{path} is not a checkpoint of a pre-training run; remove it")
+            raise BertkitError(f"{path} is not a checkpoint of such a run; remove it")
         if checkpoint.is_sharded:
             from bertkit.training.parallel import load_sharded
 
@@ -386,7 +388,7 @@ class CheckpointWriter:
                 file: {name: tensor.to("cpu", copy=True) for name, tensor in content.items()}
                 for file, content in tensors.items()
             }
-        return lambda: save_checkpoint(self.folder, step, tensors, progress)
+        return lambda: save_checkpoint(self.folder, step, tensors, progress, self.keep)
 
     def _begin_shards(self, step: int, progress: dict[str, Any]) -> Callable[[], object]:
         from bertkit.training.parallel import begin_sharded_save, wait_for_shards
@@ -400,7 +402,8 @@ class CheckpointWriter:
         def finish() -> None:
             wait_for_shards(written, shards)
             if self.ranks.is_first:
-                save_shards(self.folder, step, shards, progress, count=self.ranks.world)
+                count = self.ranks.world
+                save_shards(self.folder, step, shards, progress, count=count, keep=self.keep)
 
         return finish
 

@@ -1,4 +1,4 @@
-"""The log of a run (`journal.jsonl`, TensorBoard events) and its live progress on the console.
+"""The log of a run (`journal.jsonl`, trackers) and its live progress on the console.
 
 A journal is a text file with one JSON object per line. Each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as
@@ -7,13 +7,13 @@ null.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import math
 import os
 import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "journal.jsonl"
 
-NOT_PLOTTED = {"kind", "step", "time", "phase"}
+OnRecord = Callable[[dict[str, Any]], object]
+"""A function of the user that receives every record of a journal when it is written."""
 
 
 class Journal:
@@ -40,18 +41,25 @@ class Journal:
         folder: the run directory, which is created if it is missing.
         resume_step: the number of updates made so far. Records of later steps, which a killed run
             wrote after its last checkpoint, are dropped.
-        tensorboard: whether to also write the numbers as TensorBoard events to
-            `folder`/tensorboard; if that package is not installed, a note in the journal says so.
+        track: the names of trackers that receive every record; see `bertkit.training.trackers`. If
+            TensorBoard is not installed, a note in the journal says so.
+        on_record: a function that receives every record, after the trackers.
 
     Raises:
-        BertkitError: a journal exists and `resume_step` is None, the journal is damaged, or the
-            disk is full.
+        BertkitError: a journal exists and `resume_step` is None, the journal is damaged, a tracker
+            does not exist or is not installed, or the disk is full.
     """
 
     def __init__(
-        self, folder: Path, *, resume_step: int | None = None, tensorboard: bool = True
+        self,
+        folder: Path,
+        *,
+        resume_step: int | None = None,
+        track: Sequence[str] = (),
+        on_record: OnRecord | None = None,
     ) -> None:
-        self.path = folder / JOURNAL
+        self.path, self.on_record = folder / JOURNAL, on_record
+        since = time()
         if self.path.exists():
             records = read_journal(self.path)
             if records and resume_step is None:
@@ -59,52 +67,63 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
+            since = kept[0].get("time", since) if kept else since
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             opener = not_through_links
             self.file = open(self.path, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
-        self.events: Any = None
-        if tensorboard and importlib.util.find_spec("tensorboard") is None:
-            message = "no TensorBoard events: the package tensorboard is not installed"
-            self.write({"kind": "note", "step": resume_step or 0, "message": message})
-        elif tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        self.trackers: list[Any] = []
+        if track:
+            self._open_trackers(track, folder, resume_step, since)
 
-            purge = None if resume_step is None else resume_step + 1
-            self.events = SummaryWriter(folder / "tensorboard", purge_step=purge)
+    def _open_trackers(
+        self, names: Sequence[str], folder: Path, resume_step: int | None, since: float
+    ) -> None:
+        from bertkit.training.trackers import TRACKERS, check_trackers, is_installed
+
+        check_trackers(names)
+        for name in names:
+            if is_installed(name):
+                self.trackers.append(TRACKERS[name](folder, resume_step, since))
+            else:
+                message = "no TensorBoard events: the package tensorboard is not installed"
+                self.write({"kind": "note", "step": resume_step or 0, "message": message})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record with its `time` in Unix seconds, and flush the file.
+        """Append one record with its `time` in Unix seconds, flush the file, and pass it on.
+
+        A tracker that fails is left out from then on, and a note says so; training continues.
 
         Raises:
-            BertkitError: the disk is full.
+            BertkitError: the disk is full, or a tracker cannot be started.
+            Exception: whatever `on_record` raises.
         """
-        stamped = {**record, "time": time()}
+        stamped = {**standard(record), "time": time()}
         with disk_errors(self.path):
             self.file.write(json_line(stamped))
             self.file.flush()
-        if self.events is None or record.get("kind") not in {"step", "evaluation"}:
-            return
-        group = "training" if record["kind"] == "step" else "held-out"
-        try:
-            for name, value in record.items():
-                if name not in NOT_PLOTTED and isinstance(value, int | float):
-                    place = f"{group}/{name}"
-                    self.events.add_scalar(place, value, record["step"], stamped["time"])
-        except OSError as error:  # TensorBoard's thread could not write; training continues
-            self.events = None
-            message = f"no more TensorBoard events: {error.strerror or error}"
-            self.write({"kind": "note", "step": record["step"], "message": message})
+        for tracker in list(self.trackers):
+            try:
+                tracker(stamped)
+            except Exception as error:
+                if record.get("kind") == "start":
+                    raise BertkitError(f"{tracker.name} cannot be started: {error}") from error
+                self.trackers.remove(tracker)
+                reason = getattr(error, "strerror", None) or error
+                message = f"no more records for {tracker.name}: {reason}"
+                self.write({"kind": "note", "step": record.get("step", 0), "message": message})
+        if self.on_record is not None:
+            self.on_record(dict(stamped))
 
     def close(self) -> None:
         """Close the files; calling this again does nothing."""
         with suppress(OSError):  # write() has already reported a full disk
             self.file.close()
-        if self.events is not None:
-            with suppress(OSError):
-                self.events.close()
-            self.events = None
+        for tracker in self.trackers:
+            with suppress(Exception):
+                tracker.close()
+        self.trackers = []
 
 
 def json_line(record: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ from bertkit.training.distributed import (
     local_device,
     mark_of_first,
 )
-from bertkit.training.journal import Console, Journal, RunLog
+from bertkit.training.journal import Console, Journal, OnRecord, RunLog
 from bertkit.training.optimizer import trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
 from bertkit.training.state import (
@@ -112,6 +112,8 @@ def pretrain(
     strategy: str = "ddp",
     timeout: float = 600.0,
     console: Console | None = None,
+    track: Sequence[str] = ("tensorboard",),
+    on_record: OnRecord | None = None,
 ) -> int | None:
     """Pre-train a model and write its run directory; `bertkit report` makes a report of it.
 
@@ -130,15 +132,23 @@ def pretrain(
         strategy: how several processes train: "ddp", or "fsdp" for a network too large for one.
         timeout: the number of seconds to wait for another process before giving up.
         console: the console that shows progress; the default is a new one.
+        track: the trackers that receive the journal's records: "tensorboard" (events in
+            `out`/tensorboard, if it is installed), "wandb", "mlflow".
+        on_record: a function that receives each new record of the journal as a dict, on rank 0. An
+            exception that it raises ends the run, which the same call resumes.
 
     Returns:
         None if the recipe was finished, else the number of the signal that stopped the run.
 
     Raises:
         BertkitError: the folder holds a run of another recipe or store, or something else; another
-            process is using it; the ranks disagree; training diverged; a shard is damaged; or the
-            disk is full.
+            process is using it; the ranks disagree; training diverged; a shard is damaged; a
+            tracker is not installed; or the disk is full.
     """
+    if track:
+        from bertkit.training.trackers import check_trackers
+
+        check_trackers(track)
     name = recipe if isinstance(recipe, str) else recipe_name
     recipe = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     device = local_device(device)
@@ -169,7 +179,9 @@ def pretrain(
         if ranks.broadcast_bool(lambda: is_finished(run, state)):
             run.console.say(f"{run.folder} is finished ({state.step:,} updates); nothing to do")
             return None
-        journal = ranks.on_rank0(lambda: Journal(run.folder, resume_step=state.step))
+        journal = ranks.on_rank0(
+            lambda: Journal(run.folder, resume_step=state.step, track=track, on_record=on_record)
+        )
         log = stack.enter_context(RunLog(journal, run.console))
         stack.callback(checkpoints.close)
         with GracefulStop(patient=ranks.world > 1).install() as stop:
@@ -312,6 +324,7 @@ def announce(
     start |= {
         "step": state.step,
         "recipe_name": run.recipe_name,
+        "recipe": as_json(run.recipe),
         "matmul_peak": run.matmul_peak,
         "precision": run.precision,
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(state.model)),

@@ -16,6 +16,7 @@ from bertkit.datasets.glue import HEADER
 from bertkit.datasets.squad import read_squad
 from bertkit.tasks.metrics import squad_scores
 from bertkit.text.lines import TextCounts
+from bertkit.training.journal import read_journal
 
 pytestmark = pytest.mark.slow
 FAST = ("--epochs", "1", "--learning-rate", "1e-4", "--batch-size", "16")
@@ -44,7 +45,7 @@ def head(source: Path, target: Path, lines: int) -> None:
 
 def losses(run_folder: Path) -> list[float]:
     [journal] = run_folder.glob("runs/*/journal.jsonl")
-    return [json.loads(line)["loss"] for line in journal.read_text().splitlines()]
+    return [record["loss"] for record in read_journal(journal) if record["kind"] == "step"]
 
 
 def scores(out: Path) -> dict[str, float]:

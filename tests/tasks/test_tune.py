@@ -13,9 +13,10 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning import run as tune_module
-from bertkit.finetuning.run import RunSettings, TrainingSettings, train_task
+from bertkit.finetuning.run import train_task
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.tasks.classification import Classification
-from bertkit.training.journal import Journal, read_journal
+from bertkit.training.journal import Console, Journal, RunLog, read_journal
 
 TASK = Classification(("no", "yes"), max_length=40)
 INPUTS = [
@@ -41,20 +42,15 @@ class Whole:
 
 
 def weights(start: PretrainedWeights, folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
-    journal = Journal(folder, tensorboard=False, resume_step=0)
     tuning = TrainingSettings(weight_decay=0.1, **changes.pop("tuning", {}))
     run = RunSettings(**{**RUN.__dict__, **changes})
-    try:
-        model = train_task(
-            *(start, TASK, TASK.items(INPUTS, start.tokenizer), run, tuning),
-            device=torch.device("cpu"),
-            precision="fp32",
-            keep_head=False,
-            journal=journal,
-            progress=lambda record: None,
-        )
-    finally:
-        journal.close()
+    model = train_task(
+        *(start, TASK, TASK.items(INPUTS, start.tokenizer), run, tuning),
+        device=torch.device("cpu"),
+        precision="fp32",
+        keep_head=False,
+        open_log=lambda done: RunLog(Journal(folder, resume_step=done), Console()),
+    )
     return model.state_dict()
 
 
@@ -104,10 +100,12 @@ def test_batches_taken_in_parts_are_the_same(start: PretrainedWeights, tmp_path:
 
 def test_the_journal_has_losses_and_rates(start: PretrainedWeights, tmp_path: Path) -> None:
     weights(start, tmp_path)
-    records = read_journal(tmp_path / "journal.jsonl")
-    assert [record["step"] for record in records] == [6]  # three updates an epoch
-    assert records[0]["examples"] == 10
-    assert records[0]["loss"] > 0
+    begin, record, end = read_journal(tmp_path / "journal.jsonl")
+    assert (begin["kind"], begin["steps_total"], begin["learning_rate"]) == ("start", 6, 3e-3)
+    assert record["step"] == 6  # three updates an epoch
+    assert record["examples"] == 10
+    assert record["loss"] > 0
+    assert (end["kind"], end["reason"]) == ("end", "finished")
 
 
 def test_a_diverged_run_says_so(start: PretrainedWeights, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def strict_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_records_come_back_in_order_with_their_time(tmp_path: Path) -> None:
-    log = Journal(tmp_path / "run", tensorboard=False)
+    log = Journal(tmp_path / "run")
     log.write({"kind": "start", "step": 0, "recipe_name": "démo 漢"})
     log.write(step(1))
     on_disk = strict_lines(log.path)  # before close: each line is handed over at once
@@ -53,7 +53,7 @@ def test_records_come_back_in_order_with_their_time(tmp_path: Path) -> None:
 
 
 def test_numbers_json_does_not_know_become_null_and_others_plain(tmp_path: Path) -> None:
-    log = Journal(tmp_path, tensorboard=False)
+    log = Journal(tmp_path)
     log.write(
         step(
             1,
@@ -75,13 +75,13 @@ def test_numbers_json_does_not_know_become_null_and_others_plain(tmp_path: Path)
 
 
 def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None:
-    log = Journal(tmp_path, tensorboard=False)
+    log = Journal(tmp_path)
     log.write({"kind": "start", "step": 0})
     for number in (10, 20, 30):
         log.write(step(number))
     log.write({"kind": "checkpoint", "step": 20})
     log.close()
-    resumed = Journal(tmp_path, resume_step=20, tensorboard=False)
+    resumed = Journal(tmp_path, resume_step=20)
     resumed.write(step(30, again=True))
     resumed.close()
     records = read_journal(log.path)
@@ -99,7 +99,7 @@ def test_resuming_drops_the_records_after_the_checkpoint(tmp_path: Path) -> None
 @settings(max_examples=20, deadline=None)
 def test_a_torn_last_line_is_tolerated(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     folder = tmp_path_factory.mktemp("run")
-    log = Journal(folder, tensorboard=False)
+    log = Journal(folder)
     for number in (1, 2, 3):
         log.write(step(number, word="é漢"))
     log.close()
@@ -108,7 +108,7 @@ def test_a_torn_last_line_is_tolerated(tmp_path_factory: pytest.TempPathFactory,
     torn = whole[: -min(cut + 1, third)]
     log.path.write_bytes(torn)
     assert [r["step"] for r in read_journal(log.path)] == [1, 2]
-    resumed = Journal(folder, resume_step=3, tensorboard=False)
+    resumed = Journal(folder, resume_step=3)
     resumed.write(step(4))
     resumed.close()
     assert [r["step"] for r in strict_lines(log.path)] == [1, 2, 4]
@@ -127,13 +127,13 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_share_a_journal(tmp_path: Path) -> None:
-    log = Journal(tmp_path, tensorboard=False)
+    log = Journal(tmp_path)
     log.write(step(1))
     log.close()
     with pytest.raises(BertkitError, match="another run's journal"):
-        Journal(tmp_path, tensorboard=False)
+        Journal(tmp_path)
     assert len(read_journal(log.path)) == 1
-    Journal(tmp_path, resume_step=0, tensorboard=False).close()
+    Journal(tmp_path, resume_step=0).close()
     assert read_journal(log.path) == []
 
 
@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
         def flush(self) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    log = Journal(tmp_path, tensorboard=False)
+    log = Journal(tmp_path)
     log.close()
     monkeypatch.setattr(log, "file", Full())
     with pytest.raises(BertkitError, match=r"journal\.jsonl: the disk is full"):
@@ -153,7 +153,7 @@ def test_without_tensorboard_there_is_one_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    log = Journal(tmp_path)
+    log = Journal(tmp_path, track=["tensorboard"])
     log.write(step(1))
     log.close()
     note, written = read_journal(log.path)
@@ -167,13 +167,13 @@ def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = Journal(tmp_path)
+    log = Journal(tmp_path, track=["tensorboard"])
     log.write({"kind": "start", "step": 0, "parameters": 5})
     for number in (1, 2, 3):
         log.write(step(number))
     log.write({"kind": "evaluation", "step": 2, "phase": 0, "mlm_loss": 0.75, "mlm_accuracy": None})
     log.close()
-    resumed = Journal(tmp_path, resume_step=2)
+    resumed = Journal(tmp_path, resume_step=2, track=["tensorboard"])
     resumed.write(step(3, loss=9.0))
     resumed.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -297,15 +297,15 @@ def test_training_goes_on_without_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events are a by-product: a full disk there is noted, once."""
-    log = Journal(tmp_path)
+    log = Journal(tmp_path, track=["tensorboard"])
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log.events, "add_scalar", full)
+    monkeypatch.setattr(log.trackers[0].events, "add_scalar", full)
     log.write(step(1))
     log.write(step(2))
     log.close()
     found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
-    note = ("note", "no more TensorBoard events: No space left on device")
+    note = ("note", "no more records for TensorBoard: No space left on device")
     assert found == [("step", None), note, ("step", None)]

@@ -1,0 +1,178 @@
+"""The scores of models in fine-tuning: of one on any split, and of a run while it is trained."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.finetuning.grid import shown_scores
+from bertkit.model.task_heads import TaskModel
+from bertkit.tasks.data import TaskData
+from bertkit.tasks.task import Items, Task, run_model
+from bertkit.training.journal import Console
+
+Scores = dict[str, dict[str, float]]
+"""Split -> metric -> value."""
+
+Metric = Callable[[list[Any], list[Any]], float]
+"""(gold labels, predictions) of a whole split -> a score; higher is better. Both are plain values:
+labels, tuples of labels or tags, numbers, indices of choices, or for question answering the tuple
+of accepted answers and the text of the predicted one."""
+
+
+class Scorer:
+    """Predicts the splits of a data set and scores the predictions.
+
+    Args:
+        data: the data set.
+        task: its task, with the labels in the order of the model's outputs.
+        items: split -> the encoded inputs of dev and test.
+        metrics: the user's metrics by name.
+        metric: the score by which runs are compared; "" for the task's main metric.
+        device: the device to compute on.
+        precision: "fp32" or "bf16".
+        console: the console for progress.
+
+    Raises:
+        BertkitError: no score is called `metric`, or one of `metrics` has the name of another.
+    """
+
+    def __init__(
+        self,
+        data: TaskData,
+        task: Task,
+        items: Mapping[str, Items],
+        *,
+        metrics: Mapping[str, Metric],
+        metric: str,
+        device: torch.device,
+        precision: str,
+        console: Console,
+    ) -> None:
+        self.data, self.task, self.items, self.metrics = data, task, items, metrics
+        self.device, self.precision, self.console = device, precision, console
+        self.baselines = {name: task.baseline(inputs) for name, inputs in data.dev}
+        self.metric = metric or task.metric
+        known = self.baselines[data.dev[0][0]]
+        if twice := sorted(known.keys() & metrics.keys()):
+            raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
+        if self.metric not in (*known, *metrics):
+            raise BertkitError(
+                f"no metric is called '{metric}'{nearest(metric, [*known, *metrics])}",
+                code="metric",
+            )
+        if self.metric in known and self.metric.endswith(("error", "threshold")):
+            raise BertkitError(
+                f"runs are compared by a score that is better if higher, and {metric} is not; "
+                f"choose {task.metric}",
+                code="metric",
+            )
+
+    def predict(
+        self, model: TaskModel, split: str, inputs: Sequence[Any], *, shown: bool = True
+    ) -> list[Any]:
+        """Return the predictions for a split; `shown` is whether to show the progress."""
+        items = self.items[split]
+        if shown:
+            total = sum(len(item.parts) for item in items.items)
+            self.console.start(total, title=split, unit="windows")
+        outputs = run_model(
+            model,
+            items,
+            self.device,
+            precision=self.precision,
+            progress=lambda done: self.console.update({"done": done}) if shown else None,
+        )
+        if shown:
+            self.console.close()
+        return self.task.decode(inputs, items, outputs)
+
+    def score(
+        self, task: Task, inputs: Sequence[Any], predictions: Sequence[Any]
+    ) -> dict[str, float]:
+        """Return the scores of labelled inputs, with those of the user's metrics.
+
+        Args:
+            task: the task with its thresholds.
+            inputs: labelled examples.
+            predictions: one for each input.
+
+        Raises:
+            BertkitError: a metric of the user does not return a finite number.
+        """
+        scores = task.score(inputs, predictions)
+        gold = [given.gold for given in inputs]
+        found = [task.plain(prediction) for prediction in predictions]
+        for name, function in self.metrics.items():
+            value = float(function(list(gold), list(found)))
+            if not math.isfinite(value):
+                raise BertkitError(f"the metric '{name}' is {value}, not a finite number")
+            scores[name] = value
+        return scores
+
+
+class RunEvaluation:
+    """Evaluates a run on dev while it is trained, and decides when it stops and what it keeps.
+
+    Without early stopping, the model after the last update is kept (as in the paper); otherwise
+    that of the best evaluation, the first of equals.
+
+    Args:
+        scorer: what predicts and scores; the metric is that of the first dev split.
+        patience: the number of evaluations without a better score after which the run stops; 0 to
+            train to the end.
+        title: how the console names the run.
+        keep: called with the model to keep, its task with thresholds, and its scores.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        patience: int,
+        title: str,
+        keep: Callable[[TaskModel, Task, Scores], None],
+    ) -> None:
+        self.scorer, self.patience, self.title, self.keep = scorer, patience, title, keep
+        self.began = time.perf_counter()
+        self.state: dict[str, Any] = {"values": [], "scores": {}, "degenerate": "", "seconds": 0.0}
+        """The main metric of every evaluation, the scores of the kept model, why it is degenerate,
+        and the seconds of earlier processes."""
+        self.predictions: dict[str, list[Any]] = {}
+        """Split -> the predictions of the kept model; {} if an earlier process made them."""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the run has taken, without those lost by a stop."""
+        return float(self.state["seconds"]) + time.perf_counter() - self.began
+
+    def __call__(self, model: TaskModel, step: int, *, last: bool) -> tuple[dict[str, Any], bool]:
+        """See `bertkit.finetuning.run.Evaluation`; the scores are those of the first dev split."""
+        began, scorer = time.perf_counter(), self.scorer
+        first, inputs = scorer.data.dev[0]
+        predictions = {first: scorer.predict(model, first, inputs, shown=last)}
+        task = scorer.task.calibrated(inputs, predictions[first])
+        scores = {first: scorer.score(task, inputs, predictions[first])}
+        value, before = scores[first][scorer.metric], self.state["values"]
+        better = value > max(before, default=-math.inf)
+        self.state["values"] = values = [*before, value]
+        if better if self.patience else last:
+            for name, others in scorer.data.dev[1:]:
+                predictions[name] = scorer.predict(model, name, others, shown=last)
+                scores[name] = scorer.score(task, others, predictions[name])
+            self.state["scores"] = scores
+            self.state["degenerate"] = scorer.task.degenerate(inputs, predictions[first])
+            self.predictions = predictions
+            self.keep(model, task, scores)
+        worse = len(values) - 1 - values.index(max(values))
+        stop = 0 < self.patience <= worse
+        if not last:
+            stopping = f"; stopped early, {worse} evaluations after the best" if stop else ""
+            found = shown_scores(scores[first])
+            self.scorer.console.say(f"{self.title}, update {step:,}: {first} {found}{stopping}")
+        self.state["seconds"], self.began = self.seconds, time.perf_counter()
+        return {"split": first, **scores[first], "seconds": time.perf_counter() - began}, stop

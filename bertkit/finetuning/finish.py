@@ -1,0 +1,139 @@
+"""The best model of a fine-tuning folder, its predictions, and `results.json`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertkit.files import read_json, write_json
+from bertkit.finetuning.evaluation import Scorer
+from bertkit.finetuning.grid import (
+    RunResult,
+    best_run,
+    copy_model,
+    grid_summary,
+    model_problem,
+    scores_text,
+    setting_text,
+    shown_scores,
+)
+from bertkit.tasks.data import describe_cut, digest_inputs, labelled_part, write_results
+from bertkit.tasks.saved import load_task_model
+from bertkit.tasks.task import Items, PredictedSplit
+
+LatestRun = tuple[str, dict[str, list[Any]]]
+"""The name of a run, and split -> its predictions, which need not be made again."""
+
+
+def is_finished(out: Path, scorer: Scorer, best: RunResult, results: Sequence[RunResult]) -> bool:
+    """Return whether `finish` is done for these runs, and the model is intact."""
+    found = read_written(out)
+    for name, inputs in scorer.data.test:
+        own = found.get("predicted", {}).get(name, {})
+        if name in scorer.items and own.get("digest") != digest_inputs([inputs]):
+            return False
+    if found.get("best") != best.name or model_problem(out / "model", best):
+        return False
+    seals = {run["name"]: run.get("sha256") for run in found.get("runs", [])}
+    return seals == {result.name: result.as_json()["sha256"] for result in results}
+
+
+def read_written(out: Path) -> dict[str, Any]:
+    """Return the content of `results.json`, or {} if there is none."""
+    path = out / "results.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def finish(
+    out: Path,
+    scorer: Scorer,
+    train: Items,
+    results: Sequence[RunResult],
+    latest: LatestRun,
+) -> None:
+    """Write the best model, its predictions on dev and test, and `results.json`."""
+    best = best_run(results)
+    copy_model(out / "runs" / best.name / "model", out / "model")
+    predicted = {**earlier_splits(out, scorer, best), **predict_splits(out, scorer, best, latest)}
+    rows = grid_summary(results)
+    every = {"train": train, **scorer.items}
+    windowed = {name: items.windowed for name, items in every.items()}
+    cut = {name: items.cut for name, items in every.items()}
+    results_json = {
+        "data": scorer.data.name,
+        "metric": scorer.metric,
+        "best": best.name,
+        "model": best.model,
+        "scores": {name: own["scores"] for name, own in predicted.items() if own["scores"]},
+        "predicted": predicted,
+        "baseline": scorer.baselines,
+        "windowed": windowed,
+        "cut": cut,
+        "unknown": {name: items.unknown._asdict() for name, items in every.items()},
+        "settings": rows,
+        "runs": [result.as_json() for result in results],
+    }
+    write_json(out / "results.json", results_json)
+    for row in rows:
+        scorer.console.say(setting_text(row))
+    counted = ", ".join(f"{name} {count:,}" for name, count in windowed.items())
+    lost = sum((Counter(own) for own in cut.values()), Counter[str]())
+    named = describe_cut(lost) or "cut: 0"
+    scorer.console.say(f"inputs in several windows: {counted}; {named}")
+    scorer.console.say(f"best: {scores_text(best)}; the model is in {out / 'model'}")
+
+
+def predict_splits(
+    out: Path, scorer: Scorer, best: RunResult, latest: LatestRun
+) -> dict[str, dict[str, Any]]:
+    """Write the predictions of the best model; return split -> its scores, counts and files."""
+    loaded = load_task_model(out / "model", scorer.device)
+    predicted = {}
+    for name, inputs in (*scorer.data.dev, *scorer.data.test):
+        if name not in scorer.items:
+            continue
+        run, made = latest
+        predictions = made.get(name) if run == best.name else None
+        if predictions is None:
+            predictions = scorer.predict(loaded.model, name, inputs)
+        folder = out / "results"
+        done = PredictedSplit(scorer.data.name, name, inputs, predictions)
+        written = write_results(loaded.task, folder, done)
+        known, found, unscored = labelled_part(inputs, predictions)
+        scores = scorer.score(loaded.task, known, found) if known else {}
+        if known:
+            scorer.console.say(f"{name}: {shown_scores(scores)}")
+            if unscored:
+                scorer.console.say(f"{name}: {unscored}")
+        scorer.console.say(f"{name} predictions: {', '.join(map(str, written))}")
+        predicted[name] = {
+            "scores": scores,
+            "inputs": len(inputs),
+            "scored": len(known),
+            "files": [path.relative_to(folder).as_posix() for path in written],
+            "digest": digest_inputs([inputs]),
+        }
+    return predicted
+
+
+def earlier_splits(out: Path, scorer: Scorer, best: RunResult) -> dict[str, dict[str, Any]]:
+    """Return splits that only an earlier call predicted, as when `--test` is now left out.
+
+    Predictions of another model are deleted, since `results/` belongs to the current `model/`.
+    """
+    before = read_written(out)
+    earlier = {
+        name: own for name, own in before.get("predicted", {}).items() if name not in scorer.items
+    }
+    if before.get("model") == best.model:
+        return earlier
+    for name, own in earlier.items():
+        for file in own["files"]:
+            (out / "results" / file).unlink(missing_ok=True)
+        scorer.console.say(
+            f"{name} predictions of {before['best']}, the best run before, are deleted; "
+            "give the file again for those of this one"
+        )
+    return {}
