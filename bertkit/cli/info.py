@@ -17,7 +17,7 @@ from bertkit.outputs import FILE
 from bertkit.predict.load import is_tuned
 from bertkit.tasks.saved import task_details
 
-SHOWN_LABELS = 20
+MOST_SHOWN = 20
 
 
 def info_command(model: Path, *, json: Annotated[Path | None, FILE] = None) -> None:
@@ -103,8 +103,8 @@ def shown(value: Any) -> str:
             if one not in (None, "", [])
         )
     if isinstance(value, list | tuple):
-        more = f", and {len(value) - SHOWN_LABELS} more" if len(value) > SHOWN_LABELS else ""
-        return ", ".join(map(str, value[:SHOWN_LABELS])) + more
+        more = f", and {len(value) - MOST_SHOWN} more" if len(value) > MOST_SHOWN else ""
+        return ", ".join(map(str, value[:MOST_SHOWN])) + more
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -151,7 +151,7 @@ class RunEvaluation:
         return float(self.state["seconds"]) + time.perf_counter() - self.began
 
     def __call__(self, model: TaskModel, step: int, *, last: bool) -> tuple[dict[str, Any], bool]:
-        """See `bertkit.finetuning.run.Evaluation`; the scores are those of the first dev split."""
+        """See `TuningEvaluation`; the scores are those of the first dev split."""
         began, scorer = time.perf_counter(), self.scorer
         first, inputs = scorer.data.dev[0]
         predictions = {first: scorer.predict(model, first, inputs, shown=last)}

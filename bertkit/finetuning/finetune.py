@@ -18,8 +18,8 @@ from bertkit.datasets.benchmarks import OFFICIAL, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, write_json
+from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
-from bertkit.finetuning.finish import LatestRun, finish, is_finished
 from bertkit.finetuning.grid import (
     USUAL,
     FinetuneSettings,
@@ -266,12 +266,12 @@ class FinetuningRun:
             self.make_missing(self.settings.grid.runs())
             results = self.with_models()
             best = best_run(results)
-            if is_finished(self.out, self.scorer, best, results):
+            if is_complete(self.out, self.scorer, best, results):
                 self.console.say(
                     f"{self.out} is finished; nothing to do. Best: {scores_text(best)}"
                 )
             else:
-                finish(self.out, self.scorer, self.train, results, self.latest)
+                write_best(self.out, self.scorer, self.train, results, self.latest)
         return best
 
     def make_missing(self, runs: Sequence[RunSettings]) -> None:

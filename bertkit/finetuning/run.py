@@ -84,7 +84,7 @@ LOG_EVERY = 20
 """The number of updates between two lines of the journal."""
 
 
-class Evaluation(Protocol):
+class TuningEvaluation(Protocol):
     """What evaluates a run while it is trained."""
 
     state: dict[str, Any]
@@ -165,7 +165,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Network:
+class TaskNetwork:
     """A network in training."""
 
     model: TaskModel
@@ -190,7 +190,7 @@ def train_task(
     precision: str,
     keep_head: bool,
     build: Callable[..., TaskModel] | None = None,
-    evaluation: Evaluation | None = None,
+    evaluation: TuningEvaluation | None = None,
     checkpoints: Path | None = None,
     open_log: Callable[[int], RunLog] = silent_log,
     title: str = "",
@@ -219,7 +219,7 @@ def train_task(
     Raises:
         BertkitError: the loss became NaN or infinite, a checkpoint is damaged, or the disk is full.
     """
-    network = build_network(start, task, items, run, tuning, device, keep_head, build)
+    network = build_task_network(start, task, items, run, tuning, device, keep_head, build)
     schedule = Schedule(run, tuning, items)
     settings = LoopSettings(
         device=device,
@@ -235,7 +235,7 @@ def train_task(
         if checkpoints is not None:
             writer = CheckpointWriter(checkpoints, network.model, network.optimizer, ALONE, keep=1)
             stack.callback(writer.close)
-            made = resume(writer, evaluation)
+            made = restore_run(writer, evaluation)
         log = stack.enter_context(open_log(made))
         known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
         log.write({"kind": "start", "step": made, **asdict(run), "tuning": asdict(tuning), **known})
@@ -257,7 +257,7 @@ def train_task(
     return network.model
 
 
-def build_network(
+def build_task_network(
     start: PretrainedWeights,
     task: Task,
     items: Items,
@@ -266,7 +266,7 @@ def build_network(
     device: torch.device,
     keep_head: bool,
     build: Callable[..., TaskModel] | None,
-) -> Network:
+) -> TaskNetwork:
     """Build the network of a run before its first update; see `train_task`."""
     torch.manual_seed(run.seed)
     model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
@@ -278,10 +278,10 @@ def build_network(
         weight_decay=tuning.weight_decay,
         bias_correction=tuning.bias_correction,
     )
-    return Network(model, compact, optimizer)
+    return TaskNetwork(model, compact, optimizer)
 
 
-def resume(writer: CheckpointWriter, evaluation: Evaluation | None) -> int:
+def restore_run(writer: CheckpointWriter, evaluation: TuningEvaluation | None) -> int:
     """Restore the checkpoint of a stopped run, if there is one; return the updates made.
 
     Raises:
@@ -297,9 +297,9 @@ def resume(writer: CheckpointWriter, evaluation: Evaluation | None) -> int:
 
 def follow_updates(
     updates: Iterator[StepRecord[None]],
-    network: Network,
+    network: TaskNetwork,
     schedule: Schedule,
-    evaluation: Evaluation | None,
+    evaluation: TuningEvaluation | None,
     writer: CheckpointWriter | None,
     log: RunLog,
 ) -> int:

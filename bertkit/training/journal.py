@@ -59,7 +59,7 @@ class Journal:
         on_record: OnRecord | None = None,
     ) -> None:
         self.path, self.on_record = folder / JOURNAL, on_record
-        since = time()
+        since = None
         if self.path.exists():
             records = read_journal(self.path)
             if records and resume_step is None:
@@ -67,7 +67,7 @@ class Journal:
                     f"{self.path} is another run's journal; resume that run or choose a new folder"
                 )
             kept = [record for record in records if record.get("step", 0) <= (resume_step or 0)]
-            since = kept[0].get("time", since) if kept else since
+            since = next((one.get("time") for one in kept if one.get("kind") == "start"), None)
             write_text(self.path, "".join(json_line(record) for record in kept))
         with disk_errors(self.path):
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Journal:
             self._open_trackers(track, folder, resume_step, since)
 
     def _open_trackers(
-        self, names: Sequence[str], folder: Path, resume_step: int | None, since: float
+        self, names: Sequence[str], folder: Path, resume_step: int | None, since: float | None
     ) -> None:
         from bertkit.training.trackers import TRACKERS, check_trackers, is_installed
 

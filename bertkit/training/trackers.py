@@ -60,7 +60,7 @@ class TensorBoard:
 
     name = "TensorBoard"
 
-    def __init__(self, folder: Path, resume_step: int | None, since: float) -> None:
+    def __init__(self, folder: Path, resume_step: int | None, since: float | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resume_step is None else resume_step + 1
@@ -81,16 +81,15 @@ class WeightsAndBiases:
 
     name = "Weights & Biases"
 
-    def __init__(self, folder: Path, resume_step: int | None, since: float) -> None:
-        self.library, self.folder = import_module("wandb"), folder
-        self.key = run_key(folder, since)
+    def __init__(self, folder: Path, resume_step: int | None, since: float | None) -> None:
+        self.library, self.folder, self.since = import_module("wandb"), folder, since
         self.run: Any = None
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """See `Tracker`."""
         if record["kind"] == "start":
             self.run = self.library.init(
-                id=self.key,
+                id=run_key(self.folder, self.since or record["time"]),
                 resume="allow",
                 name=run_title(self.folder),
                 dir=self.folder,
@@ -115,30 +114,30 @@ class MLflow:
 
     name = "MLflow"
 
-    def __init__(self, folder: Path, resume_step: int | None, since: float) -> None:
-        self.library, self.folder = import_module("mlflow"), folder
-        self.key = run_key(folder, since)
+    def __init__(self, folder: Path, resume_step: int | None, since: float | None) -> None:
+        self.library, self.folder, self.since = import_module("mlflow"), folder, since
         self.run = ""
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         """See `Tracker`."""
         if record["kind"] == "start":
-            self._start(flat_settings(record))
+            key = run_key(self.folder, self.since or record["time"])
+            self._start(key, flat_settings(record))
         elif numbers := logged_numbers(record):
             named = {re.sub(r"[^\w\-./ ]", "_", name): value for name, value in numbers.items()}
             self.library.log_metrics(named, step=record["step"], run_id=self.run)
         elif record["kind"] == "end":
             self._end("FAILED" if record["reason"] == "diverged" else "FINISHED")
 
-    def _start(self, settings: Mapping[str, Any]) -> None:
-        wanted = f"tags.bertkit = '{self.key}'"
+    def _start(self, key: str, settings: Mapping[str, Any]) -> None:
+        wanted = f"tags.bertkit = '{key}'"
         before = self.library.search_runs(filter_string=wanted, output_format="list")
         found = before[0].info.run_id if before else None
         started = self.library.start_run(
             run_id=found,
             run_name=None if found else run_title(self.folder),
             nested=True,
-            tags={"bertkit": self.key},
+            tags={"bertkit": key},
         )
         self.run = started.info.run_id
         if not found:
@@ -154,7 +153,7 @@ class MLflow:
         self._end("KILLED")
 
 
-TRACKERS: dict[str, Callable[[Path, int | None, float], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path, int | None, float | None], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
@@ -190,7 +189,7 @@ def run_key(folder: Path, since: float) -> str:
 
     Args:
         folder: the folder of the run.
-        since: the time of the first record in its journal.
+        since: the time of the first record "start" in its journal.
     """
     return hashlib.sha256(f"{run_title(folder)} {since}".encode()).hexdigest()[:16]
 

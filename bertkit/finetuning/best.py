@@ -27,8 +27,8 @@ LatestRun = tuple[str, dict[str, list[Any]]]
 """The name of a run, and split -> its predictions, which need not be made again."""
 
 
-def is_finished(out: Path, scorer: Scorer, best: RunResult, results: Sequence[RunResult]) -> bool:
-    """Return whether `finish` is done for these runs, and the model is intact."""
+def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[RunResult]) -> bool:
+    """Return whether `write_best` is done for these runs, and the model is intact."""
     found = read_written(out)
     for name, inputs in scorer.data.test:
         own = found.get("predicted", {}).get(name, {})
@@ -46,7 +46,7 @@ def read_written(out: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def finish(
+def write_best(
     out: Path,
     scorer: Scorer,
     train: Items,
