@@ -136,6 +136,26 @@ def test_same_recipe_gives_the_same_weights(
     assert weights(tmp_path / "other") != weights(finished)
 
 
+def test_records_reach_a_function_of_the_caller(
+    finished: Path, store: TokenStore, tmp_path: Path
+) -> None:
+    """Each one of the journal, and the weights are those without it; its error ends the run."""
+    seen: list[dict[str, Any]] = []
+    assert pretrain(TOY, store, tmp_path / "run", on_record=seen.append) is None
+    assert seen == read_journal(tmp_path / "run" / "journal.jsonl")
+    assert {"start", "step", "end"} <= {record["kind"] for record in seen}
+    assert weights(tmp_path / "run") == weights(finished)
+
+    def fail(record: dict[str, Any]) -> None:
+        if record["kind"] == "step":
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        pretrain(TOY, store, tmp_path / "other", on_record=fail)
+    assert pretrain(TOY, store, tmp_path / "other") is None
+    assert weights(tmp_path / "other") == weights(finished)
+
+
 def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
     before = (finished / "journal.jsonl").read_bytes()
     assert pretrain(TOY, store, finished) is None
