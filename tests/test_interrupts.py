@@ -24,7 +24,7 @@ sys.argv[1:] = ["doctor"]
 def send():
     os.kill(os.getpid(), getattr(signal, name))
 
-def work(app, words):
+def work(*_):
     with new_folder(Path(home) / "folder"), new_file(Path(home) / "file") as temporary:
         temporary.write_text("half")
         {act}
