@@ -222,8 +222,9 @@ def say(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
-    given = sys.argv[1:] if arguments is None else arguments
-    words = ["/dev/stdin" if word == "-" else word for word in given]  # - is parsed as a flag
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["predict"] and not {*words[1:2]} & {*SUBCOMMANDS["predict"]}:
+        words = ["/dev/stdin" if word == "-" else word for word in words]  # - is parsed as a flag
     try:
         check_command(words)
         status = parse(application(next(iter(words), None)), words, unknown_option)

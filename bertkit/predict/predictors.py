@@ -241,21 +241,21 @@ class TaskPredictor:
     def _call(self, inputs: Any, *more: Any) -> Any:
         """Return the prediction for one input, or the predictions for a list of inputs."""
         if isinstance(inputs, str):
-            return self.results([(inputs, *more) if more else inputs], "input")[0]
+            example = self.example((inputs, *more) if more else inputs, "input", "0")
+            return self._results([example])[0]
         if more:
             raise InputTypeError(
                 f"the first of several arguments must be a text, not {inputs!r:.40}; give many "
                 f"inputs as one list of {self.wanted}"
             )
-        return self.results(inputs, "inputs")
+        return self.results(inputs)
 
-    def results(self, inputs: Any, name: str = "inputs") -> list[Any]:
+    def results(self, inputs: Any) -> list[Any]:
         """Return the predictions for inputs in memory, in order.
 
         Args:
             inputs: an iterable of inputs, a DataFrame or a `datasets.Dataset`. An input is a text,
                 a tuple, or a mapping that has the columns with which the model was fine-tuned.
-            name: how messages name the inputs.
 
         Raises:
             InputTypeError: an input is neither; the message gives its number.
@@ -264,13 +264,14 @@ class TaskPredictor:
         """
         if isinstance(inputs, str | bytes | Mapping | Set) or not isinstance(inputs, Iterable):
             raise InputTypeError(f"give a list of {self.wanted}, not {inputs!r:.40}")
-        rows = as_source(inputs, name)
+        rows = as_source(inputs, "inputs")
         assert isinstance(rows, Records)
-        one = name == "input"
-        examples = (
-            self.example(given, name if one else f"{name}[{number}]", str(number))
+        return self._results(
+            self.example(given, f"inputs[{number}]", str(number))
             for number, given in enumerate(rows.rows)
         )
+
+    def _results(self, examples: Iterable[Any]) -> list[Any]:
         return [self.result(given, found) for given, found in self._predict(examples)]
 
     wanted: ClassVar[str]

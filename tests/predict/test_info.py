@@ -9,7 +9,7 @@ import pytest
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.cli.app import main
-from bertkit.cli.info import model_info
+from bertkit.predict.load import model_info
 
 
 def test_a_tuned_model_names_its_task_and_labels(

@@ -178,3 +178,17 @@ def test_arguments_that_are_no_input_are_refused(
     said = capsys.readouterr()
     assert message in said.err
     assert not said.out
+
+
+def test_only_predict_reads_the_standard_input(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Elsewhere a lone hyphen stays an error instead of becoming the text "/dev/stdin"."""
+    model = str(models / "classify")
+    for words in (["predict", "next-sentence", model, "-", "a"], ["explain", model, "-"]):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 2
+        said = capsys.readouterr()
+        assert "-" in said.err
+        assert "/dev/stdin" not in said.err + said.out
