@@ -27,13 +27,13 @@ from benchmarks.record import ROOT, data_folder, made, summary, write_result
 from benchmarks.settings import SETTINGS, Setting
 from benchmarks.slices import make_slices
 from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.console import Console
 from bertkit.files import read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import FinetuneSettings, Grid, read_results
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.grid import read_results
+from bertkit.finetuning.settings import FinetuneSettings, Grid, RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.training.device import choose_precision
-from bertkit.training.journal import Console
 
 METRICS = {
     "mrpc": ("accuracy", "f1"),

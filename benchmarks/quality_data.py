@@ -10,8 +10,7 @@ from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns, TextColumns
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import FinetuneSettings, Grid
-from bertkit.finetuning.settings import TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.data import TaskData, load_dataset
 from bertkit.tasks.windows import WindowLengths, WordWindows
 

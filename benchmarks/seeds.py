@@ -32,8 +32,7 @@ from benchmarks.settings import Setting, start_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.files import read_json, write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import FinetuneSettings
-from bertkit.finetuning.settings import TrainingSettings
+from bertkit.finetuning.settings import FinetuneSettings, TrainingSettings
 
 SETTINGS = {
     "sts-b": Setting(16, 1e-4, 1),

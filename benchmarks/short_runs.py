@@ -18,8 +18,8 @@ from bertkit.datasets.benchmarks import DataFiles
 from bertkit.datasets.columns import ChoiceColumns
 from bertkit.files import write_json, write_text
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import FinetuneSettings, Grid, shown_scores
-from bertkit.finetuning.settings import TrainingSettings
+from bertkit.finetuning.grid import shown_scores
+from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.tasks.windows import WordWindows
 
 LINES = 200

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
 from cyclopts.config import Toml
 
 from bertkit.errors import BertkitError, nearest
@@ -31,7 +31,21 @@ SIGNS = (
 """Files that show what a folder holds: a model, a tokenizer, a store, a run, an export, ..."""
 FLATTEN = Parameter(name="*")
 """The mark for a dataclass parameter whose fields become flags of the command."""
-FLAGS = Parameter(consume_multiple=True, negative_iterable=())
+
+
+def flag_group(title: str) -> Parameter:
+    """Return a `FLATTEN` whose flags have a box of their own in --help, below those without."""
+    return Parameter(name="*", group=Group.create_ordered(title))
+
+
+def shown_default(value: Any) -> str | None:
+    """Return a default as it is given on the command line; None if there is nothing to show."""
+    if value is None or value is False or value in ("", ()):
+        return None
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+FLAGS = Parameter(consume_multiple=True, negative_iterable=(), show_default=shown_default)
 """The behaviour of every flag: `--phases.steps 7 8` gives both numbers."""
 
 

@@ -32,6 +32,23 @@ def is_alone() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    known = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+
+
+def busy_note() -> list[str]:
+    """Return a line that says that the machine is busy, or [] if it is not or does not tell."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < usable_cores() + 0.5:
+        return []
+    return [
+        f"the machine is busy: {load:.1f} threads have wanted to run on {usable_cores()} cores in "
+        "the last minute, so this takes longer than it could"
+    ]
+
+
 Block = TypeVar("Block")
 WorkResult = TypeVar("WorkResult")
 

@@ -23,8 +23,9 @@ HEAD = """# Commands
 
 Every command with every flag, made from the code by `python -m docs.commands`. `bertkit COMMAND
 --help` shows the same, and also the fields of a recipe if the command takes one;
-[recipes](recipes.md) describes those. Bold arguments are required. Tab completes commands and flags
-after `bertkit --install-completion`.
+[recipes](recipes.md) describes those. Every command also takes `--threads N`, the number of threads
+that compute; by default it is the number of cores. Bold arguments are required. Tab completes
+commands and flags after `bertkit --install-completion`.
 """
 RECIPE = {field.name for field in dataclasses.fields(PretrainRecipe)}
 """Sections of a recipe: flags such as --training.seed are left to recipes.md."""

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import errno
 import importlib
+import inspect
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +16,12 @@ import torch
 from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application, main
 from bertkit.cli.evaluate import evaluate_command
 from bertkit.cli.export import export_command
+from bertkit.cli.finetune import finetune_command
 from bertkit.cli.launch import parse_words
 from bertkit.cli.pretrain import has_steps
 from bertkit.corpus.store import SPLITS, TokenStore
 from bertkit.errors import BertkitError
+from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOY = """
@@ -527,3 +531,34 @@ def test_flags_of_other_programs_are_translated(
         run(*f"{words} {other}{value}".split(), status=2)
         said = capsys.readouterr().err
         assert said == f"error: there is no option {other}; did you mean {flag}?\n"
+
+
+def test_threads_are_set_for_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["info", str(tmp_path), "--threads", "3"])
+        assert ended.value.code == 2
+        assert "holds no model" in capsys.readouterr().err
+        assert torch.get_num_threads() == 3
+        assert os.environ["OMP_NUM_THREADS"] == "3"
+        for wrong in (["--threads", "none"], ["--threads=0"], ["--threads"]):
+            with pytest.raises(SystemExit) as ended:
+                main(["info", "m", *wrong])
+            assert ended.value.code == 2
+            assert "--threads takes a whole number" in capsys.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_examples_in_the_help_of_finetune_are_accepted() -> None:
+    text = inspect.getdoc(finetune_command) or ""
+    lines = text.split("```")[1].strip().splitlines()
+    types = [line.split()[0] for line in lines]
+    assert set(SPECS) <= set(types)
+    for line in lines:
+        words = ["finetune", "--model", "m", "--out", "o", *shlex.split(line)]
+        application().parse_args(words, exit_on_error=False, print_error=False)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from bertkit.config import read_recipe
+from bertkit.console import Console
 from bertkit.demo import data as docstrings
 from bertkit.demo import data as task
 from bertkit.demo import run
 from bertkit.errors import BertkitError
-from bertkit.training.journal import Console, read_journal
+from bertkit.training.journal import read_journal
 from bertkit.training.recipe import Logging, PretrainRecipe, Training
 
 FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multiprocessing")

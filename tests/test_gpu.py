@@ -305,7 +305,7 @@ def check_run(folder: Path) -> None:
 def test_fine_tuning_and_prediction(tokenizer: Tokenizer, tmp_path: Path) -> None:
     from bertkit import DataFiles, FinetuneSettings, TrainingSettings, finetune, load
     from bertkit.checkpoints.save import save_model
-    from bertkit.finetuning.grid import Grid
+    from bertkit.finetuning.settings import Grid
 
     torch.manual_seed(0)
     config = replace(CONFIG, vocab_size=tokenizer.size, hidden_dropout_prob=0.1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import bertkit
 from benchmarks import charts, tables
 from bertkit import ModelConfig, Tokenizer
 from bertkit.checkpoints.save import save_model
@@ -89,6 +90,16 @@ def test_the_overview_shows_every_command() -> None:
     shown = {words[1] for words in commands(OVERVIEW) if words[0] == "bertkit"}
     assert {*COMMANDS, *SUBCOMMANDS} - {"demo"} <= shown
     assert "bertkit demo" in README
+
+
+def test_the_reference_names_a_function_for_every_command() -> None:
+    table = section((ROOT / "docs/reference.md").read_text(), "Commands as functions")
+    rows = re.findall(r"^\| `bertkit ([\w-]+)(?: [\w-]+)?` \| (.+) \|$", table, re.MULTILINE)
+    assert {command for command, _ in rows} == {*COMMANDS} - {"demo", "launch", "submit"}
+    for command, functions in rows:
+        named = re.findall(r"`(\w+)", functions)
+        assert named, command
+        assert set(named) <= set(bertkit.__all__), command
 
 
 def test_recipes_named_exist() -> None:

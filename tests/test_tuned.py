@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bertkit.errors import BertkitError
-from bertkit.finetuning.grid import Grid
 from bertkit.finetuning.results import FinetuningResults
+from bertkit.finetuning.settings import Grid
 from bertkit.report.finetuning import grid_state, verdict_text
 from bertkit.report.pretraining import write_report
 from tests.test_report_tuning import BEST, SCORES, finished, going_on, run_values

@@ -59,7 +59,7 @@ class Extension:
         return [self.tokenizer.vocabulary[index] for index in self.ids]
 
 
-def extend_vocabulary(
+def extend_tokenizer(
     tokenizer: Tokenizer,
     words: Iterable[tuple[str, str]],
     counts: TextCounts,
@@ -189,7 +189,7 @@ def extend_tensors(
     Args:
         tensors: tensors by BERT's names, as `read_pretrained` returns them; the masked-language
             head may be absent.
-        extension: the result of `extend_vocabulary`.
+        extension: the result of `extend_tokenizer`.
         config: the config of the model before the extension.
         init: "mean" of the rows of the previous tokens, or "random": a truncated normal
             distribution with the model's `initializer_range`, seed 0, and biases 0.
@@ -223,7 +223,7 @@ def extend_tensors(
     return extended
 
 
-def extend_model(
+def write_extended(
     start: PretrainedWeights,
     extension: Extension,
     out: Path,
@@ -235,7 +235,7 @@ def extend_model(
 
     Args:
         start: the original model, with any heads.
-        extension: the result of `extend_vocabulary` with the model's tokenizer.
+        extension: the result of `extend_tokenizer` with the model's tokenizer.
         out: the directory to create; an existing model directory is replaced.
         place: the `place` with which the extension was made, recorded in `bertkit.json`.
         init: see `extend_tensors`.

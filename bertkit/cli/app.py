@@ -83,7 +83,8 @@ def application(asked: str | None = None) -> App:
     """
     app = App(
         name="bertkit",
-        help="BERT from raw text to answers.",
+        help="BERT from raw text to answers. Every command takes --threads N, the number of "
+        "threads that compute; by default, one for each core.",
         version=bertkit.__version__,
         config=recipe_flags,
         default_parameter=FLAGS,
@@ -135,9 +136,21 @@ def unknown_option(error: CycloptsError) -> str:
                 every = [flag for one in error.argument_collection for flag in one.names]
                 known = next((flag for flag in every if flag[2:].endswith(known[2:])), known)
             return f"there is no option {word.partition('=')[0]}; did you mean {known}?"
-        if word.startswith("--") and not isinstance(error, UnknownOptionError):
-            return f"there is no option {name}; `--help` lists those of the command"
+        flags = known_flags(error.command_chain or ()) if word.startswith("--") else {name}
+        if name not in flags:
+            close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
+            hint = f"did you mean {close[0]}?" if close else "`--help` lists those of the command"
+            return f"there is no option {name}; {hint}"
     return ""
+
+
+def known_flags(command: Sequence[str]) -> set[str]:
+    """Return all flags of a command."""
+    app = application()
+    for word in command:
+        app = app[word]
+    arguments = app.assemble_argument_collection()
+    return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
 
 
 def check_values(arguments: ArgumentCollection) -> None:
@@ -198,6 +211,32 @@ def check_command(words: Sequence[str]) -> None:
         )
 
 
+def take_threads(words: Sequence[str]) -> list[str]:
+    """Set the number of threads that --threads gives, and return the words without it.
+
+    The libraries that compute read it from the environment when they are imported, and so do worker
+    processes.
+
+    Raises:
+        BertkitError: the number is missing or not above 0.
+    """
+    left = list(words)
+    for index, word in enumerate(left):
+        name, equals, value = word.partition("=")
+        if name == "--threads":
+            value = value if equals else " ".join(left[index + 1 : index + 2])
+            if not value.isdecimal() or int(value) < 1:
+                raise BertkitError(
+                    f"--threads takes a whole number above 0, not '{value}'", code="number"
+                )
+            del left[index : index + (1 if equals else 2)]
+            os.environ["OMP_NUM_THREADS"] = str(int(value))
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(int(value))
+            break
+    return left
+
+
 def reason_of(error: Exception) -> str | None:
     """Explain an error that another library raised; None if it is a bug in bertkit."""
     text = str(error)
@@ -226,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] == ["predict"] and not {*words[1:2]} & {*SUBCOMMANDS["predict"]}:
         words = ["/dev/stdin" if word == "-" else word for word in words]  # - is parsed as a flag
     try:
+        words = take_threads(words)
         check_command(words)
         status = parse(application(next(iter(words), None)), words, unknown_option)
         sys.stdout.flush()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import FLATTEN
-from bertkit.corpus.clean import Cleaned, CleanOptions
+from bertkit.corpus.clean import CleanOptions
 from bertkit.corpus.clean import clean as clean_text
-from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.outputs import FILE, REPLACED, TEXT
-from bertkit.text.documents import TextCounts
-from bertkit.text.lines import describe_skipped
-from bertkit.training.journal import Console
 
 CLEAN_DEFAULTS = CleanOptions()
 
@@ -40,33 +35,6 @@ def clean_command(
     json
         A JSON file to write the counts to.
     """
-    if processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {processes}")
-    with Console() as console:
-
-        def show(counts: TextCounts) -> None:
-            console.update({"done": counts.documents, "bytes": counts.bytes})
-
-        console.start(None, title="cleaning", unit="documents")
-        processes = processes or os.cpu_count() or 1
-        cleaned = clean_text(list(paths), out, options, processes=processes, progress=show)
-        console.close()
-        for line in describe_clean(cleaned, out):
-            console.say(line)
+    cleaned = clean_text(list(paths), out, options, processes=processes)
     if json is not None:
         write_json(json, {"read": cleaned.read.as_dict(), "kept": cleaned.kept.as_dict()})
-
-
-def describe_clean(cleaned: Cleaned, out: Path) -> list[str]:
-    """Return lines that say what was kept, dropped and skipped."""
-    read, kept = cleaned.read, cleaned.kept
-    dropped = [
-        line.replace("counted", "dropped", 1)
-        for line in describe_skipped(kept.skipped, kept.examples)
-    ]
-    return [
-        f"{out}: {kept.documents:,} of {read.documents:,} documents kept, "
-        f"{kept.bytes / max(1, read.bytes):.1%} of the text",
-        *dropped,
-        *describe_skipped(read.skipped, read.examples),
-    ]

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import refuse_foreign
-from bertkit.demo.run import run_demo
+from bertkit.console import Console
 from bertkit.outputs import FOLDER
-from bertkit.training.journal import Console
 
 
 def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
@@ -21,6 +20,8 @@ def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
     out
         The run directory, in which the report is report.html.
     """
+    from bertkit.demo.run import run_demo
+
     refuse_foreign(out / "recipe.json", "a run")
     with Console() as console:
         stopped = run_demo(out, console)

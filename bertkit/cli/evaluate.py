@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated
 
+import bertkit
 from bertkit.cli.options import (
     NO_COLUMNS,
     ColumnFlags,
@@ -14,13 +15,10 @@ from bertkit.cli.options import (
     Precision,
     given,
 )
-from bertkit.config import FLATTEN
+from bertkit.config import flag_group
+from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.finetuning.grid import shown_scores
 from bertkit.outputs import DATA, RESULTS, TEXT
-from bertkit.predict.engine import check_change
-from bertkit.predict.evaluate import evaluate
-from bertkit.training.journal import Console
 
 
 def evaluate_command(
@@ -36,7 +34,7 @@ def evaluate_command(
     bound: float | None = None,
     null_threshold: NullThreshold = None,
     device: Device = "auto",
-    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
+    columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
     """Score a fine-tuned model on a file or an official data set, or predict for its server.
 
@@ -64,10 +62,13 @@ def evaluate_command(
         The maximum drop of the main score below that of fp32, in percentage points; a larger drop
         is an error.
     """
+    from bertkit.finetuning.grid import shown_scores
+    from bertkit.predict.engine import check_change
+
     if bound is not None and not math.isfinite(bound):
         raise BertkitError(f"--bound must be a finite number, not {bound}", code="number")
     with Console() as console:
-        found = evaluate(
+        found = bertkit.evaluate(
             [model, *ensemble],
             file or None,
             task=task,

@@ -8,9 +8,6 @@ from typing import Annotated
 import rich.console
 
 from bertkit.errors import BertkitError
-from bertkit.explain.page import write_page
-from bertkit.explain.terminal import print_explanation
-from bertkit.explain.trace import trace_example
 from bertkit.outputs import FILE
 
 
@@ -47,6 +44,10 @@ def explain_command(
     """
     if html is not None and (layer is not None or head is not None):
         raise BertkitError("the page has every layer and head; leave --layer and --head out")
+    from bertkit.explain.page import write_page
+    from bertkit.explain.terminal import print_explanation
+    from bertkit.explain.trace import trace_example
+
     trace = trace_example(model, text, pair, seed=seed)
     if html is not None:
         write_page(html, trace)

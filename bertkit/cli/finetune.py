@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import bertkit
 from bertkit.cli.options import NO_COLUMNS, NO_WINDOWS, ColumnFlags, WindowFlags, given
-from bertkit.config import FLATTEN
-from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources
-from bertkit.finetuning.finetune import FILES, SETTINGS, finetune
-from bertkit.finetuning.grid import FinetuneSettings
+from bertkit.config import FLATTEN, flag_group
+from bertkit.console import Console
+from bertkit.datasets.benchmarks import FILES, OFFICIAL, DataFiles, check_sources
+from bertkit.finetuning.settings import SETTINGS, FinetuneSettings
 from bertkit.outputs import FOLDER
-from bertkit.report.pretraining import write_report
-from bertkit.tasks.spec import spec_for
-from bertkit.training.journal import Console
 
 
 def finetune_command(
@@ -21,9 +19,9 @@ def finetune_command(
     *,
     model: Path,
     out: Annotated[Path, FOLDER],
-    files: Annotated[DataFiles, FLATTEN] = FILES,
-    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
-    windows: Annotated[WindowFlags, FLATTEN] = NO_WINDOWS,
+    files: Annotated[DataFiles, flag_group("Data")] = FILES,
+    columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
+    windows: Annotated[WindowFlags, flag_group("Lengths")] = NO_WINDOWS,
     settings: Annotated[FinetuneSettings, FLATTEN] = SETTINGS,
 ) -> None:
     """Fine-tune a model on labelled data: one run, or a grid of settings and seeds.
@@ -34,7 +32,18 @@ def finetune_command(
     token-classification, question-answering.
 
     Several values for --batch-size, --learning-rate or --epochs, and --seeds N, make a grid. If you
-    repeat the command, it trains only the missing runs.
+    repeat the command, it trains only the missing runs. Examples for the task types, each after
+    `bertkit finetune --model MODEL --out OUT`:
+
+    ```
+    classification --train topics.csv --text title --label topic
+    multi-label-classification --train tags.csv --label tags --separator ";"
+    regression --train pairs.tsv --text first --pair second --label score
+    multiple-choice --train quiz.jsonl --text stem --choices a b c d
+    token-classification --train entities.txt
+    question-answering --train squad.json
+    mrpc --data GLUE/MRPC --learning-rate 5e-5 3e-5 2e-5 --seeds 3
+    ```
 
     Parameters
     ----------
@@ -45,10 +54,12 @@ def finetune_command(
     out
         The folder for runs, the best model and its results.
     """
+    from bertkit.tasks.spec import spec_for
+
     spec, named = spec_for(task), given(columns)
     check_sources(task.lower(), files, named)
     with Console() as console:
-        finetune(
+        bertkit.finetune(
             task,
             model,
             out,
@@ -58,4 +69,4 @@ def finetune_command(
             settings=settings,
             console=console,
         )
-        console.say(f"report: {write_report(out)}")
+        console.say(f"report: {bertkit.write_report(out)}")

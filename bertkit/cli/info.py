@@ -10,9 +10,9 @@ import rich.console
 from rich.markup import escape
 from rich.table import Table
 
+import bertkit
 from bertkit.files import write_json
 from bertkit.outputs import FILE
-from bertkit.predict.load import model_info
 
 MOST_SHOWN = 20
 
@@ -27,7 +27,7 @@ def info_command(model: Path, *, json: Annotated[Path | None, FILE] = None) -> N
     json
         The file for the same facts as JSON.
     """
-    facts = model_info(model)
+    facts = bertkit.model_info(model)
     table = Table("", "", show_header=False, box=None)
     for name, value in facts.items():
         if value not in (None, "", [], {}):

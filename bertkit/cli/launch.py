@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 from cyclopts import Parameter
 
 from bertkit.errors import BertkitError
+from bertkit.processes import usable_cores
 
 USAGE = "bertkit launch --nproc-per-node 8 [torchrun's options] pretrain RECIPE --store ..."
 
@@ -110,6 +111,5 @@ def why_unsupported(options: Namespace) -> str:
 
 def threads_each(processes: str) -> int:
     """Return the cores of this host per process; 1 if `processes` is not a positive number."""
-    known = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    cores = usable_cores()
     return max(1, cores // int(processes)) if processes.isdecimal() and int(processes) else 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,52 +10,16 @@ import rich.console
 from rich.table import Table
 
 from bertkit.config import FLATTEN, as_json
-from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
 from bertkit.files import write_json
-from bertkit.outputs import FILE, NAMED, TEXT
+from bertkit.outputs import FILE, NAMED
 from bertkit.planning import GIB, HERE
-from bertkit.planning.corpus import (
-    CorpusEstimate,
-    assumed_corpus,
-    store_corpus,
-    text_corpus,
-)
-from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import Console
+from bertkit.planning.plan import MEASURE_SECONDS, UNKNOWN, CorpusSize, plan
 from bertkit.training.recipe import PretrainRecipe
 
 if TYPE_CHECKING:
     from bertkit.planning.estimate import Plan
 
 PLANNED_DEFAULTS = PretrainRecipe()
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusSize:
-    """The amount of text, given by one of the first three fields."""
-
-    store: Path | None = None
-    """A token store made by `bertkit prepare`."""
-    text: Annotated[tuple[str, ...], TEXT] = ()
-    """Files, folders or globs, of which a sample is read."""
-    tokens: int | None = None
-    """The number of tokens, if there is no text to measure."""
-    tokenizer: Path | None = None
-    """For --text: a folder made by `bertkit learn`, a model directory, or a vocab.txt."""
-    vocabulary_size: int = 30522
-    """Size of the vocabulary, for --text without a tokenizer and for --tokens."""
-    format: str = "auto"
-    """Format of --text; auto detects it from file names and first lines."""
-    column: str = "text"
-    """Column of --text that holds the text, in formats that have columns."""
-
-
-UNKNOWN = CorpusSize()
-
-
-MEASURE_SECONDS = 20.0
-"""How many seconds this machine is measured for by default."""
 
 
 def plan_command(
@@ -98,75 +59,18 @@ def plan_command(
     json
         A file to write the plan to.
     """
-    from bertkit.planning.estimate import make_plan, this_machine
-    from bertkit.planning.machine import find_machine
-    from bertkit.training.device import choose_device, choose_precision
-
-    check_flags(machine, device, seconds, mfu, price)
-    precision = settings.training.precision
-    named = None if machine == HERE else find_machine(machine, precision, mfu)
-    where = choose_device(device) if named is None else None
-    if where is not None:
-        choose_precision(precision, where)  # fails before the corpus is measured
-    with Console() as console:
-        size = measure_corpus(corpus, settings.phases.lengths, settings.objectives.pair)
-        if where is not None:
-            console.say(f"calibrating for about {seconds:g} s; do not use the machine meanwhile")
-            named = this_machine(where, settings)
-        assert named is not None
-        made = make_plan(
-            settings,
-            size,
-            named,
-            where,
-            hours=hours,
-            price=price,
-            seconds=seconds,
-            progress=console.say,
-        )
+    made = plan(
+        *(settings, corpus),
+        machine=machine,
+        device=device,
+        seconds=seconds,
+        mfu=mfu,
+        hours=hours,
+        price=price,
+    )
     print_plan(made, Path(recipe).stem, rich.console.Console(), price)
     if json is not None:
         write_json(json, as_json(made))
-
-
-def check_flags(
-    machine: str, device: str, seconds: float, mfu: float | None, price: float | None
-) -> None:
-    """Check that numbers are in range and that the flags can be combined."""
-    if price is not None and not 0 <= price < math.inf:
-        raise BertkitError(f"--price must be 0 or more, not {price}")
-    if not 0 < seconds < math.inf:
-        raise BertkitError(f"--seconds must be above 0, not {seconds}")
-    if machine != HERE and device != "auto":
-        raise BertkitError(f"--device is for this machine; leave it out with --machine {machine}")
-    if machine != HERE and seconds != MEASURE_SECONDS:
-        raise BertkitError(f"--seconds is for this machine; leave it out with --machine {machine}")
-    if machine == HERE and mfu is not None:
-        raise BertkitError("--mfu is for a named --machine; on this one it is measured")
-
-
-def measure_corpus(size: CorpusSize, lengths: Sequence[int], pair: str) -> CorpusEstimate:
-    """Estimate the corpus that the flags describe; `pair` is as in `PairOptions`."""
-    given = [size.store is not None, bool(size.text), size.tokens is not None]
-    if sum(given) != 1:
-        raise BertkitError(
-            "say how much text there is by one of --store STORE, --text PATHS and --tokens NUMBER"
-        )
-    if not size.text and (size.tokenizer or size.format != "auto" or size.column != "text"):
-        raise BertkitError("--tokenizer, --format and --column are for --text; leave them out")
-    if (size.store or size.tokenizer) and size.vocabulary_size != UNKNOWN.vocabulary_size:
-        raise BertkitError("--store and --tokenizer have a vocabulary; remove --vocabulary-size")
-    if size.vocabulary_size < 1:
-        raise BertkitError(f"--vocabulary-size must be above 0, not {size.vocabulary_size}")
-    if size.store is not None:
-        return store_corpus(TokenStore(size.store), lengths, pair)
-    if size.tokens is not None:
-        return assumed_corpus("only its size", size.tokens, size.vocabulary_size, lengths, pair)
-    tokenizer = None if size.tokenizer is None else Tokenizer.load(size.tokenizer)
-    return text_corpus(
-        size.text, tokenizer, size.vocabulary_size, lengths,
-        pair=pair, format=size.format, column=size.column,
-    )  # fmt: skip
 
 
 def print_plan(made: Plan, recipe: str, out: rich.console.Console, price: float | None) -> None:

@@ -15,23 +15,25 @@ from cyclopts import App
 from rich.markup import escape
 from rich.table import Table
 
-from bertkit.cli.features import embed_command, similar_command
+import bertkit
 from bertkit.cli.options import (
     NO_COLUMNS,
+    Column,
     ColumnFlags,
     Device,
     NullThreshold,
+    Pooling,
     Precision,
+    VectorFile,
+    VectorFormat,
     given,
 )
-from bertkit.config import FLATTEN
+from bertkit.config import flag_group
+from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES
 from bertkit.outputs import FILE, TEXT
-from bertkit.predict.files import predict_file, predict_texts
-from bertkit.predict.load import load_predictor
-from bertkit.predict.pretrained import load_pretrained
-from bertkit.training.journal import Console
+from bertkit.text.lines import TextCounts, describe_skipped
 
 STANDARD_INPUT = "/dev/stdin"
 """What the command line makes of the argument -."""
@@ -47,7 +49,7 @@ def predict_command(
     precision: Precision = "auto",
     null_threshold: NullThreshold = None,
     device: Device = "auto",
-    columns: Annotated[ColumnFlags, FLATTEN] = NO_COLUMNS,
+    columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
 ) -> None:
     """Predict with a fine-tuned model for a text, or for every input of a file.
 
@@ -71,6 +73,9 @@ def predict_command(
         The file for the predictions, by its ending JSON lines, CSV, TSV or Parquet, with all
         columns of the input; it is created once all are made. By default they are printed.
     """
+    from bertkit.predict.files import predict_file, predict_texts
+    from bertkit.predict.load import load_predictor
+
     if not inputs:
         raise BertkitError("there is nothing to predict; give a file, a text, or - for the input")
     is_file = [names_file(given) for given in inputs]
@@ -122,6 +127,8 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: Device = 
     top
         The number of predictions per mask.
     """
+    from bertkit.predict.pretrained import load_pretrained
+
     guesses = load_pretrained(model, device=device).fill_mask(text, top)
     for number, candidates in enumerate(guesses, start=1):
         table = Table("token", "probability", title=f"mask {number}")
@@ -144,8 +151,93 @@ def next_sentence_command(
     following
         The text that may or may not follow it.
     """
+    from bertkit.predict.pretrained import load_pretrained
+
     probability = load_pretrained(model, device=device).next_sentence(text, following)
     rich.console.Console().print(f"follows with probability {probability:.4f}")
+
+
+def embed_command(
+    model: Path,
+    file: Annotated[str, TEXT],
+    *,
+    out: Annotated[Path, VectorFile],
+    format: VectorFormat = "auto",  # noqa: A002
+    column: Column = "text",
+    pooling: Pooling = "auto",
+    normalize: bool | None = None,
+    cut: bool = False,
+    precision: Precision = "auto",
+    device: Device = "auto",
+) -> None:
+    """Write one vector for every text of a file, in order.
+
+    In plain text every line is a text; CSV, TSV, JSON lines, Parquet and hf:NAME have a column of
+    texts. Long texts are read through windows. The file may be larger than memory.
+
+    Parameters
+    ----------
+    model
+        A model directory, also of sentence-transformers, or a run directory.
+    file
+        The texts.
+    out
+        The file to write.
+    normalize
+        Divide vectors by their norm; by default as the model's directory specifies, else yes.
+    cut
+        Drop the text beyond the model's length, as sentence-transformers does.
+    """
+    bertkit.embed_file(
+        model,
+        file,
+        out,
+        format=format,
+        column=column,
+        pooling=pooling,
+        normalize=normalize,
+        cut=cut,
+        precision=precision,
+        device=device,
+    )
+
+
+def similar_command(
+    model: Path,
+    file: Annotated[str, TEXT],
+    text: str,
+    *,
+    top: int = 5,
+    column: Column = "text",
+    pooling: Pooling = "auto",
+    precision: Precision = "auto",
+    device: Device = "auto",
+) -> None:
+    """Find the texts of a file that are most similar to a text, by the cosine of their vectors.
+
+    Parameters
+    ----------
+    model
+        A model directory, also of sentence-transformers, or a run directory.
+    file
+        The texts; see bertkit predict embed.
+    text
+        The text to look for.
+    top
+        The number of texts to show.
+    """
+    from bertkit.predict.embeddings import load_embedder, nearest_texts
+    from bertkit.predict.text_vectors import read_lines
+
+    embedder = load_embedder(model, device=device, precision=precision, pooling=pooling)
+    counts = TextCounts()
+    table = Table("number", "cosine", "text")
+    lines = read_lines(file, column, counts)
+    for cosine, number, found in nearest_texts(embedder, text, lines, top):
+        table.add_row(f"{number + 1:,}", f"{cosine:.4f}", escape(found.strip()))
+    rich.console.Console().print(table)
+    for line in describe_skipped(counts.skipped, counts.examples):
+        rich.console.Console(stderr=True).print(line)
 
 
 predict_application = App(name="predict", default_command=predict_command)

@@ -3,50 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.learn import learn_tokenizer
-from bertkit.cli.prepare import make_store
-from bertkit.config import FLATTEN, as_json, claim_settings
-from bertkit.corpus.build import PrepareOptions, check_inputs
+from bertkit.config import FLATTEN
+from bertkit.console import Console
+from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.files import exclusive_lock
-from bertkit.outputs import FOLDER, NAMED, OWN, TEXT
+from bertkit.outputs import FOLDER, NAMED, OWN
 from bertkit.processes import is_alone, rank
 from bertkit.report.pretraining import write_report
-from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import JOURNAL, Console, read_journal
+from bertkit.training.journal import JOURNAL, read_journal
 from bertkit.training.recipe import PretrainRecipe
 
 RECIPE_DEFAULTS = PretrainRecipe()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """The options of a run that starts from text instead of a store."""
-
-    text: Annotated[tuple[str, ...], TEXT] = ()
-    """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
-    tokenizer: Path | None = None
-    """An existing tokenizer for --text; without it, a vocabulary is learned."""
-    vocabulary_size: int = 30522
-    """Size of the vocabulary that is learned from --text."""
-    cased: bool = False
-    """Whether the learned vocabulary keeps upper case and accents."""
-    language: str = "en"
-    """Language of --text, for the sentence splitter."""
-    format: str = "auto"
-    """Format of --text; auto detects it from file names and first lines."""
-    column: str = "text"
-    """Column of --text that holds the text, in formats that have columns."""
-    processes: int = 0
-    """Worker processes for preparing --text; 0 uses one for each core."""
-
-
-NO_TEXT = TextOptions()
 
 
 def pretrain_command(
@@ -137,7 +108,7 @@ def pretrain_command(
             settings,
             open_stores(store, smoothing, weights, cache, cache_gigabytes)
             if store
-            else locked_store_from_text(corpus, out, console),
+            else store_from_text(corpus, out, console=console),
             out,
             recipe_name=Path(recipe).stem,
             init_from=init_from,
@@ -177,55 +148,3 @@ def open_stores(
     from bertkit.pretraining_data.mixture import mix_stores
 
     return mix_stores(stores, smoothing=smoothing, weights=weights)
-
-
-def locked_store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenStore:
-    """Run `store_from_text` while the run directory is locked against other processes."""
-    with exclusive_lock(out):
-        return store_from_text(corpus, out, console)
-
-
-def store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenStore:
-    """Learn a vocabulary and prepare a store inside the run directory, unless already done.
-
-    Raises:
-        BertkitError: the directory was started with other text or flags, or they are invalid.
-    """
-    if corpus.processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {corpus.processes}")
-    if corpus.tokenizer is not None and (corpus.vocabulary_size, corpus.cased) != (
-        NO_TEXT.vocabulary_size,
-        NO_TEXT.cased,
-    ):
-        raise BertkitError(
-            "--vocabulary-size and --cased are for a vocabulary that is learned; remove them, "
-            "or remove --tokenizer"
-        )
-    options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
-    if not (out / "store" / "manifest.json").is_file():
-        check_inputs(corpus.text, out / "store", options)  # before these flags are written down
-    flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
-    if not any((out / name).exists() for name in ("tokenizer", "store")):
-        (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
-    claim_settings(out / "corpus.json", flags, "a corpus")
-    if corpus.tokenizer is not None:
-        tokenizer = Tokenizer.load(corpus.tokenizer)
-    elif (out / "tokenizer" / "tokenizer_config.json").is_file():
-        tokenizer = Tokenizer.load(out / "tokenizer")
-    else:
-        tokenizer = learn_tokenizer(
-            corpus.text,
-            corpus.vocabulary_size,
-            console,
-            cased=corpus.cased,
-            format=corpus.format,
-            column=corpus.column,
-        )
-        tokenizer.save(out / "tokenizer")
-    if (out / "store" / "manifest.json").is_file():
-        store = TokenStore(out / "store")
-        store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
-        return store
-    return make_store(
-        list(corpus.text), tokenizer, out / "store", options, corpus.processes, console
-    )

@@ -12,10 +12,9 @@ from typing import Annotated
 from bertkit.cli.options import Device, Precision
 from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError
-from bertkit.serve.limits import Limits
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits
 
 TOKEN_VARIABLE = "BERTKIT_TOKEN"  # noqa: S105 - a variable's name
-LIMITS = Limits()
 
 
 def serve_command(
@@ -27,7 +26,7 @@ def serve_command(
     token_file: Path | None = None,
     allowed_hosts: tuple[str, ...] = (),
     log_requests: bool = True,
-    limits: Annotated[Limits, FLATTEN] = LIMITS,
+    limits: Annotated[Limits, FLATTEN] = DEFAULT_LIMITS,
 ) -> int:
     """Serve models over HTTP, with routes for every head and for embeddings.
 

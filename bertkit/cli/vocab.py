@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,30 +12,16 @@ from cyclopts import App
 from rich.markup import escape
 from rich.table import Table
 
-from bertkit.checkpoints.extend import (
-    POSITIONS,
-    STARTS,
-    Extension,
-    check_choice,
-    check_out,
-    extend_model,
-    extend_vocabulary,
-)
-from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.cli.learn import LEARN_DEFAULTS, LearnOptions, count_sources, documents
+import bertkit
+from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.outputs import FILE, REPLACED, TEXT
 from bertkit.text.documents import TextCounts
-from bertkit.text.lines import describe_skipped, plain_lines
-from bertkit.text.sources import find_sources
-from bertkit.tokenizer.train import choose_domain_words, measure_vocabulary
+from bertkit.text.lines import describe_skipped
+from bertkit.tokenizer.learn import documents
+from bertkit.tokenizer.train import measure_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import Console
-
-SHOWN_WORDS = 12
-MIN_OCCURRENCES = 2
-"""The minimum number of occurrences of a word that is chosen from text."""
 
 
 def extend_command(
@@ -78,77 +63,17 @@ def extend_command(
     column
         Column of --text that holds the text, in formats that have columns.
     """
-    if (words is None) == (not text) or (count is None) == bool(text):
-        raise BertkitError("say what to add: either --words FILE or --text PATHS with --count")
-    check_choice("--place", place, POSITIONS)
-    check_choice("--init", init, STARTS)
-    if count is not None and count < 1:
-        raise BertkitError(f"--count must be at least 1, got {count}")
-    counts = TextCounts()
-    start = read_pretrained(model)
-    check_out(start.path, out)  # before hours of counting
-    with Console() as console:
-        if words is not None:
-            wanted = list(listed_words(words, counts))
-        else:
-            assert count is not None
-            cased = not start.tokenizer.lowercase
-            options = replace(
-                LEARN_DEFAULTS, cased=cased, processes=processes, format=format, column=column
-            )
-            wanted = words_from_text(text, count, start.tokenizer, options, console)
-        extension = extend_vocabulary(start.tokenizer, wanted, counts, place=place)
-        extend_model(start, extension, out, place=place, init=init)
-        for line in describe_skipped(counts.skipped, counts.examples):
-            console.say(line)
-        console.say(describe_words(extension, out))
-
-
-def listed_words(file: str, counts: TextCounts) -> Iterator[tuple[str, str]]:
-    """Yield the words of a file, each with its location ("file:line")."""
-    source, *more = find_sources([file], format="text")
-    if more:
-        raise BertkitError(f"--words {file} names {1 + len(more)} files; choose one")
-    lines = list(plain_lines(source, counts))
-    if lines and not lines[-1][1]:
-        lines.pop()  # the empty text after the last newline
-    for number, line in lines:
-        yield line.strip(), f"{source.path}:{number}"
-
-
-def words_from_text(
-    paths: tuple[str, ...],
-    number: int,
-    tokenizer: Tokenizer,
-    options: LearnOptions,
-    console: Console,
-) -> list[tuple[str, str]]:
-    """Return the words of a text that the vocabulary splits, most saved tokens first."""
-    skipped = TextCounts().skipped
-    counts, _ = count_sources(paths, console, options, skipped, tokenizer.strip_accents)
-    for line in describe_skipped(skipped, {}):
-        console.say(line)
-    frequent = {word: times for word, times in counts.items() if times >= MIN_OCCURRENCES}
-    chosen = choose_domain_words(tokenizer, frequent, number)
-    encoded = zip(counts.items(), tokenizer.encode_batch(list(counts)), strict=True)
-    lengths = [(times, len(ids), ids == [tokenizer.unk_id]) for (_, times), ids in encoded]
-    pieces = sum(times * length for times, length, _ in lengths)
-    unknown = sum(times for times, _, lost in lengths if lost)
-    console.say(
-        f"{counts.total():,} words in {pieces:,} tokens, {unknown:,} words [UNK] (not chosen); "
-        f"{len(chosen):,} words with at least {MIN_OCCURRENCES} occurrences would save "
-        f"{sum(saved for _, saved in chosen):,} tokens"
+    bertkit.extend_vocabulary(
+        *(model, out),
+        words=words,
+        text=text,
+        count=count,
+        place=place,
+        init=init,
+        processes=processes,
+        format=format,
+        column=column,
     )
-    if len(chosen) < number:
-        console.say(f"the text has only {len(chosen):,} of the {number:,} requested words")
-    return [(word, "--text") for word, _ in chosen]
-
-
-def describe_words(extension: Extension, out: Path) -> str:
-    """Describe the number of added words, and the first of them."""
-    words = extension.words
-    shown = ", ".join(words[:SHOWN_WORDS]) + (", ..." if len(words) > SHOWN_WORDS else "")
-    return f"{out}: {extension.tokenizer.size:,} tokens, {len(words):,} of them new: {shown}"
 
 
 def measure_command(

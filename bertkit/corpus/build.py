@@ -9,11 +9,14 @@ folder, makes the parts and writes the manifest with the functions that are used
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from os import cpu_count
 from pathlib import Path
 from typing import Any
 
+from bertkit.console import Console
 from bertkit.corpus.blocks import BlockPool
 from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
 from bertkit.corpus.store import ShardInfo, TokenStore
@@ -21,6 +24,7 @@ from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.text.documents import TextCounts
+from bertkit.text.lines import describe_skipped
 from bertkit.text.sentences import check_language
 from bertkit.text.sources import Source, check_outside, find_sources, is_remote
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -54,54 +58,69 @@ def prepare(
     options: PrepareOptions | None = None,
     *,
     processes: int = 1,
-    progress: Callable[[TextCounts], None] = lambda counts: None,
+    console: Console | None = None,
 ) -> TokenStore:
-    """Make a token store, or finish one that was interrupted.
+    """Make a token store, or finish one that was interrupted; show progress and what was skipped.
 
     Args:
         paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
         tokenizer: the tokenizer that converts text to ids; a copy is saved in the store.
         folder: the store's folder; an interrupted run resumes after its last complete shard.
         options: the settings of the store; see `PrepareOptions`.
-        processes: the number of worker processes; the result is the same for any number.
-        progress: called with the running counts after each block.
+        processes: the number of worker processes, 0 for one per core; the result is the same for
+            any number.
+        console: the console for progress; None for a new one.
 
     Raises:
         BertkitError: there is no text, the language is unknown, there are fewer than two training
             documents, the store has other settings, or the disk is full.
     """
     options = options or PrepareOptions()
-    if processes < 1:
-        raise BertkitError(f"processes must be at least 1, got {processes}")
+    if processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
     sources = check_inputs(paths, folder, options)
     check_folder(folder)
-    with exclusive_lock(folder):
+    with exclusive_lock(folder), nullcontext(console) if console else Console() as shown:
         claim_store_folder(folder, tokenizer, options, sources, alone=True)
         (folder / "manifest.json").unlink(missing_ok=True)
         tokenizer.save(folder / "tokenizer")
-        done = TextCounts()
+        shown.start(None, title="preparing", unit="documents")
+        results = prepare_parts(sources, tokenizer, folder, options, processes, shown)
+        store = finish_store(folder, tokenizer, options, sources, results)
+        shown.close()
+        for line in describe_store(store):
+            shown.say(line)
+    return store
 
-        def show(counts: TextCounts) -> None:
-            running = TextCounts()
-            running += done
-            running += counts
-            progress(running)
 
-        results = []
-        with BlockPool(tokenizer, folder, processes, options.language, options.held_out) as pool:
-            for part in plan_parts(sources, options.shard_bytes):
-                results.append(
-                    prepare_part(
-                        part,
-                        folder,
-                        pool,
-                        column=options.column,
-                        shard_bytes=options.shard_bytes,
-                        progress=show,
-                    )
-                )
-                done += results[-1].text
-        return finish_store(folder, tokenizer, options, sources, results)
+def prepare_parts(
+    sources: Sequence[Source],
+    tokenizer: Tokenizer,
+    folder: Path,
+    options: PrepareOptions,
+    processes: int,
+    console: Console,
+) -> list[PartResult]:
+    """Make all parts of a store on this machine."""
+    done = TextCounts()
+
+    def show(counts: TextCounts) -> None:
+        documents, size = done.documents + counts.documents, done.bytes + counts.bytes
+        console.update({"done": documents, "bytes": size})
+
+    results = []
+    workers = processes or cpu_count() or 1
+    with BlockPool(tokenizer, folder, workers, options.language, options.held_out) as pool:
+        for part in plan_parts(sources, options.shard_bytes):
+            made = prepare_part(
+                *(part, folder, pool),
+                column=options.column,
+                shard_bytes=options.shard_bytes,
+                progress=show,
+            )
+            results.append(made)
+            done += made.text
+    return results
 
 
 def check_inputs(paths: Sequence[str], folder: Path, options: PrepareOptions) -> list[Source]:
@@ -198,3 +217,17 @@ def modification_time(source: Source) -> int | None:
     """Return when a local source was last changed, in nanoseconds: an edited file is a new text."""
     path = Path(source.path)
     return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def describe_store(store: TokenStore) -> list[str]:
+    """Return lines that say what a store holds and what was skipped."""
+    held_out = TokenStore(store.folder, "held_out")
+    unknown = store.unigrams[store.tokenizer.unk_id] / max(1, store.tokens)
+    lines = [
+        f"{store.folder}: {store.documents:,} documents, {store.sentences:,} sentences, "
+        f"{store.tokens:,} tokens for training; {held_out.documents:,} documents, "
+        f"{held_out.tokens:,} tokens held out; [UNK] is {unknown:.3%} of tokens"
+    ]
+    text = store.manifest["text"]
+    skipped = {**text["skipped"], **store.manifest["tokenization"]}
+    return [*lines, *describe_skipped(skipped, text.get("examples", {}))]

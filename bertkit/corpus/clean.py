@@ -12,17 +12,20 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple
 
+from bertkit.console import Console
 from bertkit.corpus.minhash import UNSPACED_SCRIPTS, WORD, KeySet, band_keys, exact_key
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
 from bertkit.processes import Workers
 from bertkit.text.documents import TextCounts, read_documents
-from bertkit.text.lines import cut_blocks
+from bertkit.text.lines import cut_blocks, describe_skipped
 from bertkit.text.sources import Source, find_sources
 
 JUDGE_CHARACTERS = 250_000
@@ -171,8 +174,8 @@ class DocumentReader:
 
 def check_clean_options(options: CleanOptions, processes: int) -> None:
     """Refuse impossible options and options that would have no effect."""
-    if processes < 1:
-        raise BertkitError(f"processes must be at least 1, got {processes}")
+    if processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
     for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):
         if not options.quality and getattr(options, name) != getattr(CleanOptions(), name):
             raise BertkitError(f"{name} has no effect without --quality; give both or neither")
@@ -197,17 +200,18 @@ def clean(
     options: CleanOptions | None = None,
     *,
     processes: int = 1,
-    progress: Callable[[TextCounts], None] = lambda counts: None,
+    console: Console | None = None,
 ) -> Cleaned:
-    """Write the documents that are kept, in their order.
+    """Write the documents that are kept, in their order; show progress and what was dropped.
 
     Args:
         paths: files, folders, globs, URLs or `hf:` data sets; see `find_sources`.
         out: a file of JSON lines, or a folder for several; see `open_writer`. It appears only when
             it is complete.
         options: the cleaning settings; see `CleanOptions`.
-        processes: the number of worker processes; the result is the same for any number.
-        progress: called with the running counts after each block.
+        processes: the number of worker processes, 0 for one per core; the result is the same for
+            any number.
+        console: the console for progress; None for a new one.
 
     Raises:
         BertkitError: there is nothing to read, an option is impossible, no document is kept, or the
@@ -215,30 +219,45 @@ def clean(
     """
     options = options or CleanOptions()
     check_clean_options(options, processes)
-    reader = DocumentReader(find_sources(paths, format=options.format), options.column)
+    with nullcontext(console) if console else Console() as shown:
+        shown.start(None, title="cleaning", unit="documents")
+        reader = DocumentReader(find_sources(paths, format=options.format), options.column)
+        with open_writer(out) as write:
+            cleaned = clean_documents(reader, write, options, processes or cpu_count() or 1, shown)
+        shown.close()
+        for line in describe_clean(cleaned, out):
+            shown.say(line)
+    return cleaned
+
+
+def clean_documents(
+    reader: DocumentReader,
+    write: Callable[[str], int],
+    options: CleanOptions,
+    processes: int,
+    console: Console,
+) -> Cleaned:
+    """Write the documents of a reader that are kept; see `clean`."""
     kept = TextCounts()
     keys, bands = KeySet(), KeySet()
     index = 0
-    with open_writer(out) as write:
-        blocks = cut_blocks(iter(reader), JUDGE_CHARACTERS)
-        for documents, verdicts in judge_blocks(blocks, options, processes):
-            for document, verdict in zip(documents, verdicts, strict=True):
-                reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
-                if reason:
-                    start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())[
-                        :EXAMPLE_CHARACTERS
-                    ]
-                    kept.note(reason, f"{reader.place(index)}: {json.dumps(start)}")
-                else:
-                    kept.documents += 1
-                    kept.bytes += write(document)
-                index += 1
-            progress(reader.counts)
-        if not kept.documents:
-            raise BertkitError(
-                f"none of {reader.counts.documents:,} documents is left "
-                f"({', '.join(sorted(kept.skipped)) or 'there was none'}); relax the options"
-            )
+    blocks = cut_blocks(iter(reader), JUDGE_CHARACTERS)
+    for documents, verdicts in judge_blocks(blocks, options, processes):
+        for document, verdict in zip(documents, verdicts, strict=True):
+            reason = verdict.reason or is_duplicate(verdict, options, keys, bands)
+            if reason:
+                start = " ".join(document[: 4 * EXAMPLE_CHARACTERS].split())[:EXAMPLE_CHARACTERS]
+                kept.note(reason, f"{reader.place(index)}: {json.dumps(start)}")
+            else:
+                kept.documents += 1
+                kept.bytes += write(document)
+            index += 1
+        console.update({"done": reader.counts.documents, "bytes": reader.counts.bytes})
+    if not kept.documents:
+        raise BertkitError(
+            f"none of {reader.counts.documents:,} documents is left "
+            f"({', '.join(sorted(kept.skipped)) or 'there was none'}); relax the options"
+        )
     return Cleaned(reader.counts, kept, keys.bytes + bands.bytes)
 
 
@@ -252,3 +271,18 @@ def is_duplicate(verdict: Verdict, options: CleanOptions, keys: KeySet, bands: K
         keys.add([verdict.key])
     bands.add(verdict.bands)
     return ""
+
+
+def describe_clean(cleaned: Cleaned, out: Path) -> list[str]:
+    """Return lines that say what was kept, dropped and skipped."""
+    read, kept = cleaned.read, cleaned.kept
+    dropped = [
+        line.replace("counted", "dropped", 1)
+        for line in describe_skipped(kept.skipped, kept.examples)
+    ]
+    return [
+        f"{out}: {kept.documents:,} of {read.documents:,} documents kept, "
+        f"{kept.bytes / max(1, read.bytes):.1%} of the text",
+        *dropped,
+        *describe_skipped(read.skipped, read.examples),
+    ]

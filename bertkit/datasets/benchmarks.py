@@ -49,6 +49,9 @@ class DataFiles:
             object.__setattr__(self, name, source)
 
 
+FILES = DataFiles()
+
+
 class Benchmark(NamedTuple):
     """The task type, files and reader of an official set that has one file for each split."""
 

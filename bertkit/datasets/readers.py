@@ -22,7 +22,7 @@ from bertkit.datasets.tabular import (
     valid_text,
     value_name,
 )
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, MissingColumnError
 from bertkit.text.lines import TextCounts
 
 RowReader = Callable[[Fields, str], Example | None]
@@ -116,8 +116,20 @@ class Columns(ABC):
         """
         reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
         if not self._has_rows(path):
-            return self.read_own_format(reading)
-        return self._read_rows(reading._replace(counts=TextCounts()), counts, rows)
+            yield from self.read_own_format(reading)
+            return
+        try:
+            yield from self._read_rows(reading._replace(counts=TextCounts()), counts, rows)
+        except MissingColumnError as error:
+            raise MissingColumnError(f"{error}{self._hint(error.column)}", error.column) from None
+
+    def _hint(self, column: str) -> str:
+        """Return which option names a column, as the end of an error message."""
+        for option in (*self.input_options, self.target_option, "id"):
+            value = getattr(self, option)
+            if column == value or (isinstance(value, tuple) and column in value):
+                return f" (--{option.replace('_', '-')} names the column)"
+        return ""
 
     def _has_rows(self, path: str | Path | Records) -> bool:
         return isinstance(path, Records) or self.in_rows(path)

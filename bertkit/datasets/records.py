@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, MissingColumnError
 from bertkit.text.lines import TextCounts
 
 
@@ -52,10 +52,11 @@ class Records:
                 yield number, place, fields
         if self.rows and lacking:
             known = ", ".join(map(str, self.rows[0])) if isinstance(self.rows[0], Mapping) else ""
-            raise BertkitError(
-                f"{self.name} has no column '{sorted(lacking)[0]}' (columns: {known}); name the "
-                "columns, as in columns=TextColumns(text=...)",
-                code="column",
+            column = sorted(lacking)[0]
+            raise MissingColumnError(
+                f"{self.name} has no column '{column}' (columns: {known}); name the columns, as in "
+                "columns=TextColumns(text=...)",
+                column,
             )
 
     @staticmethod

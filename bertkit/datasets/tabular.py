@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bertkit.datasets.records import Records
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, MissingColumnError, nearest
 from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary
@@ -151,8 +151,8 @@ def require_columns(path: str, columns: Iterable[str], names: Iterable[str]) -> 
         if column not in known:
             hint = nearest(column, known)
             hint = hint if "did you mean" in hint else "; name one of these"
-            raise BertkitError(
-                f"{path} has no column '{column}' (columns: {', '.join(known)}){hint}"
+            raise MissingColumnError(
+                f"{path} has no column '{column}' (columns: {', '.join(known)}){hint}", column
             )
         if known.count(column) > 1:
             raise BertkitError(f"{path} has two columns '{column}'; rename one of them")

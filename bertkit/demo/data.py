@@ -21,6 +21,7 @@ import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
+from bertkit.console import Console
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning.run import train_task
@@ -30,7 +31,6 @@ from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.journal import Console
 
 DOCUMENTED_LIBRARIES = ("numpy", "torch", "matplotlib", "rich", "fsspec")
 LARGEST_SOURCE = 400_000

@@ -12,6 +12,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.config import read_recipe
+from bertkit.console import Console
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.demo.data import LabelledTask, gather_corpus, labelled_task, tune_and_test
@@ -22,7 +23,7 @@ from bertkit.report.pretraining import write_report
 from bertkit.tokenizer.train import learn_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
-from bertkit.training.journal import Console, read_journal
+from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bertkit.console import Console
 from bertkit.corpus.minhash import hash_parameters, hash_segments
 from bertkit.corpus.store import ShardArrays, TokenStore
 from bertkit.errors import BertkitError
-from bertkit.training.journal import Console
 
 CHUNK_TOKENS = 1 << 20
 """The number of tokens that are hashed at a time."""

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.doctor.copies import LONG_SENTENCE, SHARD_BITS, SHORT_SENTENCE, Scan, Tally, scan
 from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings, percent
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.journal import Console
 
 CheckResult = TypeVar("CheckResult")
 

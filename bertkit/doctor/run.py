@@ -1,4 +1,4 @@
-"""Checks of a pre-training run, which may be finished, running, killed or damaged.
+"""`diagnose`, and the checks of a pre-training run, finished, running, killed or damaged.
 
 `learning.py` checks what a run learns and `rates.py` its learning rate; this module checks its
 state, its files and its corpus.
@@ -6,8 +6,12 @@ state, its files and its corpus.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
+from bertkit.console import Console
+from bertkit.doctor.corpus import check_store, is_store
 from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings
 from bertkit.doctor.learning import (
     check_next_sentence,
@@ -16,10 +20,65 @@ from bertkit.doctor.learning import (
     check_replaced,
 )
 from bertkit.doctor.rates import check_rates, lower_rate_advice
-from bertkit.doctor.records import RECIPE, RunRecords, finite_number, record_step
+from bertkit.doctor.records import RECIPE, RunRecords, finite_number, is_run, is_tuning, record_step
 from bertkit.errors import BertkitError
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import JOURNAL
+
+
+def diagnose(
+    path: Path | str, *, console: Console | None = None
+) -> list[tuple[str, list[Finding]]]:
+    """Find what is wrong with a pre-training run or a token store.
+
+    Args:
+        path: the folder of a run, finished or not, or of a token store.
+        console: the console for progress; None for a new one.
+
+    Returns:
+        (title, findings) of a store, or of a run followed by those of its stores. Stores of the run
+        that cannot be found are left out. Each `Finding` has a `severity` ("ok", "notice" or
+        "problem"), its numbers, and advice.
+
+    Raises:
+        BertkitError: the folder is neither, or its records cannot be read.
+    """
+    with nullcontext(console) if console else Console() as shown:
+        return _diagnose(Path(path), shown)
+
+
+def _diagnose(path: Path, console: Console) -> list[tuple[str, list[Finding]]]:
+    if is_store(path):
+        return [(f"token store {path}", check_store(path, console))]
+    if not is_run(path):
+        raise BertkitError(
+            f"{path} {describe_subject(path)}; name a pre-training run or a token store"
+        )
+    run = RunRecords(path)
+    folders = dict.fromkeys(store.folder for store in run.stores)
+    about = [(folder, check_store(folder, console, run.pair)) for folder in folders]
+    in_stores = [finding for _, findings in about for finding in findings]
+    parts = [(f"run {path}", check_run(run, in_stores))]
+    return [*parts, *((f"its token store {folder}", findings) for folder, findings in about)]
+
+
+def describe_subject(path: Path) -> str:
+    """Return a phrase that says what a path is, if it is neither a run nor a store."""
+    if not path.exists():
+        return "does not exist"
+    if path.is_file():
+        return "is a file, not the folder of a run or store"
+    if is_tuning(path):
+        return "is one run of a fine-tuning (see `bertkit report`)"
+    kinds = {
+        "finetune.json": "is a fine-tuning (see `bertkit report`)",
+        "model.safetensors": "is a model directory",
+        "vocab.txt": "is a tokenizer",
+    }
+    for name, kind in kinds.items():
+        if (path / name).is_file():
+            return kind
+    return "holds neither journal.jsonl and recipe.json nor manifest.json"
 
 
 def check_run(run: RunRecords, store_findings: list[Finding]) -> list[Finding]:

@@ -8,15 +8,21 @@ directories for a library that is not installed. `export.json` records who ran t
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import bertkit
+from bertkit.console import Console
+from bertkit.datasets.benchmarks import OFFICIAL
+from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError, nearest
 from bertkit.export.directories import config_without_weights, write_google, write_hugging_face
 from bertkit.export.onnx import (
@@ -28,7 +34,7 @@ from bertkit.export.onnx import (
     write_program,
 )
 from bertkit.export.padded import PADDED_INPUTS
-from bertkit.export.source import ExportSource
+from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import (
     Arrays,
     Opened,
@@ -37,12 +43,21 @@ from bertkit.export.verify import (
     run_exported,
     run_packed,
     task_outputs,
+    text_sequences,
 )
 from bertkit.files import new_folder, sha256_file, write_json
+from bertkit.predict.evaluate import scored_inputs
+from bertkit.predict.files import Given, model_inputs
+from bertkit.predict.text_vectors import read_lines
+from bertkit.tasks.data import check_labelled
+from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import ItemPart, check_segments
+from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 MANIFEST = "export.json"
+MAX_VERIFIED = 200
+"""The most inputs of a file on which outputs are compared."""
 WRITERS: dict[str, Callable[[ExportSource, Path], Opened]] = {
     "onnx": write_onnx,
     "onnx-int8": write_onnx_int8,
@@ -94,7 +109,126 @@ class Check:
 CHECK = Check()
 
 
-def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
+def export_model(
+    model: Path | str,
+    out: Path | str,
+    to: str = "onnx",
+    *,
+    head: str = "auto",
+    pooling: str = "auto",
+    normalize: bool | None = None,
+    inputs: str = "",
+    dev: str = "",
+    columns: Given | None = None,
+    max_error: float | None = None,
+    bound: float = 1.0,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Write a model for another library, after comparing its outputs with bertkit's.
+
+    Args:
+        model: a model directory, a run, a Google checkpoint or a model of the hub.
+        out: the folder to write; an earlier export there is replaced.
+        to: "onnx", "onnx-int8", "huggingface", "tensorflow" or "torch-export".
+        head: "auto" for the model's own head, "encoder" or "embedding".
+        pooling: the pooling of embeddings; see `bertkit.load_embedder`.
+        normalize: whether embeddings are divided by their length; None for the model's setting.
+        inputs: a file whose first inputs the outputs are compared on; "" for built-in sentences.
+        dev: a labelled file, or the folder of the model's official data set, on which the change of
+            the metric is measured; "" to skip this.
+        columns: the column options of these files, by name; the others are those that the model was
+            fine-tuned with.
+        max_error: the largest allowed difference of an output; None for `MAX_ERROR`, or no bound
+            for onnx-int8.
+        bound: the largest allowed drop of the main metric, in percentage points.
+        console: the console for messages; None for a new one.
+
+    Returns:
+        The manifest, as written to export.json.
+
+    Raises:
+        BertkitError: see `write_export`; or a file is missing, is damaged or lacks a column.
+    """
+    for flag, number in (("--bound", bound), ("--max-error", max_error)):
+        if number is not None and not math.isfinite(number):
+            raise BertkitError(f"{flag} must be a finite number, not {number}", code="number")
+    source = read_export_source(Path(model), head=head, pooling=pooling, normalize=normalize)
+    counts, given = TextCounts(), columns or {}
+    check = Check(max_error=max_error, bound=bound)
+    with nullcontext(console) if console else Console() as shown:
+        if inputs:
+            parts = verification_inputs(source, inputs, given, counts)
+            check = replace(check, parts=parts, examples=inputs)
+        if dev:
+            check = replace(check, labelled=labelled_inputs(source, dev, given, counts), dev=dev)
+        for line in describe_skipped(counts.skipped, counts.examples):
+            shown.say(line)
+        manifest = write_export(source, to, Path(out), check)
+        for line in describe_export(Path(out), manifest):
+            shown.say(line)
+    return manifest
+
+
+def verification_inputs(
+    source: ExportSource, file: str, given: Given, counts: TextCounts
+) -> list[Any]:
+    """Return the sequences of the first `MAX_VERIFIED` inputs of a file."""
+    if source.task is None:
+        known = source.details.get("columns")
+        remembered = known.get("text") if isinstance(known, dict) else None
+        text = given.get("text") or remembered or TextColumns.text
+        return text_sequences(source, islice(read_lines(file, text, counts), MAX_VERIFIED))
+    spec = SPECS[source.task.task_type]
+    _, inputs = model_inputs(spec, source.details, file, given, counts)
+    items = source.task.items(list(islice(inputs, MAX_VERIFIED)), source.tokenizer)
+    check_segments(items, source.config)
+    return [part for item in items.items for part in item.parts]
+
+
+def labelled_inputs(
+    source: ExportSource, file: str, given: Given, counts: TextCounts
+) -> Sequence[Any]:
+    """Return the labelled inputs of a file, or of the dev split in the folder of the model's set.
+
+    Raises:
+        BertkitError: the model has no task, or the file is missing, is damaged or lacks a column.
+    """
+    if source.task is None:
+        raise BertkitError(f"a model with the head '{source.head}' has no metric; remove --dev")
+    folder = str(source.details.get("data")) in OFFICIAL and Path(file).is_dir()
+    _, inputs = scored_inputs(
+        *(source.task, source.details, None if folder else file, "", file if folder else None),
+        *("dev", given, counts),
+    )
+    check_labelled("dev", inputs)
+    return inputs
+
+
+def describe_export(out: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Summarize a manifest in a few lines."""
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    lines = [f"{out}: {manifest['format']}, head {manifest['head']}, {size / 1e6:,.1f} MB"]
+    if note := manifest.get("note"):
+        lines.append(f"note: {note}")
+    check = manifest["check"]
+    told = f"{check['sequences']:,} sequences ({check['examples']}), run by {check['by']}"
+    for name, one in check["outputs"].items():
+        lines.append(
+            f"{name}: differs by at most {one['max_error']:.1g}, for values up to "
+            f"{one['largest']:.2g}, on {told}"
+        )
+    if metric := manifest.get("metric"):
+        name = metric["name"]
+        lines.append(
+            f"{name} on {metric['dev']}: {100 * metric['bertkit'][name]:.2f} → "
+            f"{100 * metric['exported'][name]:.2f}"
+        )
+    elif manifest["format"] == "onnx-int8":
+        lines.append("the effect of 8 bits on the metric is unknown; give a labelled file by --dev")
+    return lines
+
+
+def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK) -> dict[str, Any]:
     """Write a model in another format, with a manifest; after any error, nothing is written.
 
     Args:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from bertkit.console import Console
 from bertkit.errors import BertkitError, nearest
 from bertkit.finetuning.grid import shown_scores
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.data import TaskData
 from bertkit.tasks.task import Items, Task, run_model
-from bertkit.training.journal import Console
 
 Scores = dict[str, dict[str, float]]
 """Split -> metric -> value."""

@@ -14,15 +14,14 @@ from typing import Any
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import known_elsewhere
 from bertkit.config import SIGNS, as_json, claim_settings
-from bertkit.datasets.benchmarks import OFFICIAL, DataFiles
+from bertkit.console import Console
+from bertkit.datasets.benchmarks import FILES, OFFICIAL, DataFiles
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
 from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
 from bertkit.finetuning.grid import (
-    USUAL,
-    FinetuneSettings,
     RunResult,
     all_results,
     best_run,
@@ -34,9 +33,10 @@ from bertkit.finetuning.grid import (
     shown_scores,
 )
 from bertkit.finetuning.heads import build_with, reordered_labels, same_task, save_tuned
-from bertkit.finetuning.run import train_task
-from bertkit.finetuning.settings import RunSettings, class_weights
+from bertkit.finetuning.run import class_weights, train_task
+from bertkit.finetuning.settings import SETTINGS, USUAL, FinetuneSettings, RunSettings
 from bertkit.model.task_heads import TaskModel
+from bertkit.processes import busy_note
 from bertkit.tasks.data import (
     TaskData,
     check_labelled,
@@ -55,10 +55,8 @@ from bertkit.training.device import (
     keep_environment,
     slow_precision,
 )
-from bertkit.training.journal import JOURNAL, Console, Journal, OnRecord, RunLog
+from bertkit.training.journal import JOURNAL, Journal, OnRecord, RunLog
 from bertkit.training.trackers import check_trackers
-
-FILES, SETTINGS = DataFiles(), FinetuneSettings()
 
 
 def finetune(
@@ -239,8 +237,9 @@ class FinetuningRun:
             self.console.say(
                 "there is no dropout, as in the checkpoint; BERT has 0.1 (--dropout 0.1)"
             )
-        if slow := slow_precision(self.precision, self.device):
-            self.console.say(slow)
+        slow = slow_precision(self.precision, self.device)
+        for line in (*([slow] if slow else []), *busy_note()):
+            self.console.say(line)
 
     def run(self) -> RunResult:
         """Train all missing runs, then write the model and results of the best one.

@@ -10,100 +10,19 @@ the same folder adds only the new runs, and the best is the best of all.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from bertkit.config import FLATTEN
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
-from bertkit.finetuning.heads import HeadSettings
-from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.finetuning.settings import RunSettings
 from bertkit.training.checkpoint import digest
 
 SHOWN_SCORES = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A grid of settings, of which every combination is trained with every seed."""
-
-    batch_size: tuple[int, ...] = (32,)
-    """Inputs per update; the paper tries 16 and 32."""
-    learning_rate: tuple[float, ...] = (5e-5,)
-    """The peak learning rate; the paper tries 5e-5, 3e-5 and 2e-5, small models need 1e-4 to
-    3e-4."""
-    epochs: tuple[int, ...] = (3,)
-    """Passes over the training data; the paper tries 2, 3 and 4."""
-    seeds: int = 1
-    """The number of runs of each setting, with seeds 1, 2, ..."""
-
-    def __post_init__(self) -> None:
-        """Check every value.
-
-        Raises:
-            BertkitError: a value is not valid; the message names the field.
-        """
-        for name in ("batch_size", "learning_rate", "epochs"):
-            values = getattr(self, name)
-            if not isinstance(values, Sequence):
-                raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
-            if not values or not all(0 < value < math.inf for value in values):
-                raise BertkitError(f"{name} must be a finite number above 0, got {values}")
-        if self.seeds < 1:
-            raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
-        names = [run.name for run in self.runs()]
-        if len(set(names)) < len(names):
-            raise BertkitError("two runs of the grid are the same; give each value once")
-
-    def runs(self) -> list[RunSettings]:
-        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on."""
-        settings = itertools.product(
-            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
-        )
-        return [
-            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
-            for seed, batch, rate, epochs in settings
-        ]
-
-
-ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinetuneSettings:
-    """The runs to train and their settings."""
-
-    grid: Annotated[Grid, FLATTEN] = ONE_RUN
-    """The grid of runs; a single run by default."""
-    training: Annotated[TrainingSettings, FLATTEN] = USUAL
-    """The settings that all runs share."""
-    head: Annotated[HeadSettings, FLATTEN] = OWN_HEAD
-    """The head on the encoder."""
-    metric: str = ""
-    """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
-    task's first."""
-    keep: int = 1
-    """The number of best runs that keep their model in `runs/NAME/model`, for ensembles."""
-    device: str = "auto"
-    """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
-    track: tuple[str, ...] = ("tensorboard",)
-    """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
-    mlflow."""
-
-    def __post_init__(self) -> None:
-        """Check the number of models.
-
-        Raises:
-            BertkitError: no model would be kept.
-        """
-        if self.keep < 1:
-            raise BertkitError(f"--keep must be at least 1, got {self.keep}")
 
 
 @dataclass(frozen=True)

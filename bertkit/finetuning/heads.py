@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, nearest
+from bertkit.finetuning.settings import HeadSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import (
     HEADS,
@@ -23,34 +23,12 @@ from bertkit.model.features import (
     save_with_head,
 )
 from bertkit.model.task_heads import TaskModel, add_bilstm
-from bertkit.outputs import OWN
 from bertkit.tasks.data import TaskData
 from bertkit.tasks.saved import task_details
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadSettings:
-    """The options of the head on the encoder, by default the task's linear layer."""
-
-    frozen: bool = False
-    """Freeze the encoder and train only the head (paper section 5.3)."""
-    layers: str = "last"
-    """The frozen layers that the head reads; `bertkit features --help` lists the choices."""
-    beside: Annotated[str, OWN] = ""
-    """A second frozen model, whose hidden states are appended: a left-to-right model with a
-    right-to-left one makes an ELMo (paper section 5.1)."""
-    new_head: bool = False
-    """Initialise the head randomly even if the model has one for the same task and labels."""
-    head: str = "linear"
-    """linear, or bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a
-    fine-tuned one (section 5.1)."""
-    units: int = 0
-    """The units of the BiLSTM in each direction; 0 for the paper's 768 on a frozen encoder, and
-    otherwise for the encoder's width."""
 
 
 def previous_tuning(start: PretrainedWeights) -> Mapping[str, Any]:

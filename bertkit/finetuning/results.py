@@ -13,7 +13,8 @@ from typing import Any
 
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, read_object
-from bertkit.finetuning.grid import Grid, RunResult, best_run, grid_summary
+from bertkit.finetuning.grid import RunResult, best_run, grid_summary
+from bertkit.finetuning.settings import Grid
 from bertkit.training.journal import JOURNAL, read_journal
 
 ResultRow = dict[str, Any]

@@ -23,15 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.errors import DivergedError
-from bertkit.finetuning.settings import RunSettings, TrainingSettings, class_weights
+from bertkit.console import Console
+from bertkit.errors import BertkitError, DivergedError, nearest
+from bertkit.finetuning.settings import BALANCED, ClassWeights, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.task_heads import TaskModel
 from bertkit.pretraining_data.rng import FINE_TUNING, keyed_rng
 from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.distributed import ALONE
-from bertkit.training.journal import Console, RunLog
+from bertkit.training.journal import RunLog
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, MetricWindow, StepRecord, train_steps
@@ -334,3 +335,29 @@ def follow_updates(
                 log.write(saved)
         window.restart()
     return step
+
+
+def class_weights(task: Task, items: Items, given: ClassWeights) -> Tensor | None:
+    """Return the weights of a task's classes in the loss, (classes,), or None without weights.
+
+    Args:
+        task: the task.
+        items: the labelled training items.
+        given: `TrainingSettings.class_weights`.
+
+    Raises:
+        BertkitError: the task has no classes, or no such one.
+    """
+    if not given:
+        return None
+    balanced = task.balanced_weights(items)
+    if tuple(given) == (BALANCED,):
+        return torch.from_numpy(balanced).float()
+    weights = dict.fromkeys(task.labels, 1.0)
+    for label, _, weight in (str(one).rpartition("=") for one in given):
+        if label not in weights:
+            raise BertkitError(
+                f"class_weights names '{label}'{nearest(label, weights)}", code="class-weights"
+            )
+        weights[label] = float(weight)
+    return torch.tensor(list(weights.values()))

@@ -1,16 +1,16 @@
-"""The settings of fine-tuning runs: those that differ within a grid, and those that are shared."""
+"""The settings of fine-tuning: those that differ within a grid, and those that all runs share."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-import torch
-from torch import Tensor
-
-from bertkit.errors import BertkitError, nearest
-from bertkit.tasks.task import Items, Task
+from bertkit.config import flag_group
+from bertkit.errors import BertkitError
+from bertkit.outputs import OWN
 
 BALANCED = "balanced"
 ClassWeights = tuple[str, ...] | str | Mapping[str, float]
@@ -105,27 +105,102 @@ def weight_settings(given: ClassWeights) -> tuple[str, ...]:
     return tuple(given)
 
 
-def class_weights(task: Task, items: Items, given: ClassWeights) -> Tensor | None:
-    """Return the weights of a task's classes in the loss, (classes,), or None without weights.
+@dataclass(frozen=True, kw_only=True)
+class HeadSettings:
+    """The options of the head on the encoder, by default the task's linear layer."""
 
-    Args:
-        task: the task.
-        items: the labelled training items.
-        given: `TrainingSettings.class_weights`.
+    frozen: bool = False
+    """Freeze the encoder and train only the head (paper section 5.3)."""
+    layers: str = "last"
+    """The frozen layers that the head reads; `bertkit features --help` lists the choices."""
+    beside: Annotated[str, OWN] = ""
+    """A second frozen model, whose hidden states are appended: a left-to-right model with a
+    right-to-left one makes an ELMo (paper section 5.1)."""
+    new_head: bool = False
+    """Initialise the head randomly even if the model has one for the same task and labels."""
+    head: str = "linear"
+    """linear, or bilstm: two BiLSTM layers, on a frozen encoder (paper section 5.3) or on a
+    fine-tuned one (section 5.1)."""
+    units: int = 0
+    """The units of the BiLSTM in each direction; 0 for the paper's 768 on a frozen encoder, and
+    otherwise for the encoder's width."""
 
-    Raises:
-        BertkitError: the task has no classes, or no such one.
-    """
-    if not given:
-        return None
-    balanced = task.balanced_weights(items)
-    if tuple(given) == (BALANCED,):
-        return torch.from_numpy(balanced).float()
-    weights = dict.fromkeys(task.labels, 1.0)
-    for label, _, weight in (str(one).rpartition("=") for one in given):
-        if label not in weights:
-            raise BertkitError(
-                f"class_weights names '{label}'{nearest(label, weights)}", code="class-weights"
-            )
-        weights[label] = float(weight)
-    return torch.tensor(list(weights.values()))
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A grid of settings, of which every combination is trained with every seed."""
+
+    batch_size: tuple[int, ...] = (32,)
+    """Inputs per update; the paper tries 16 and 32."""
+    learning_rate: tuple[float, ...] = (5e-5,)
+    """The peak learning rate; the paper tries 5e-5, 3e-5 and 2e-5, small models need 1e-4 to
+    3e-4."""
+    epochs: tuple[int, ...] = (3,)
+    """Passes over the training data; the paper tries 2, 3 and 4."""
+    seeds: int = 1
+    """The number of runs of each setting, with seeds 1, 2, ..."""
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            BertkitError: a value is not valid; the message names the field.
+        """
+        for name in ("batch_size", "learning_rate", "epochs"):
+            values = getattr(self, name)
+            if not isinstance(values, Sequence):
+                raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
+            if not values or not all(0 < value < math.inf for value in values):
+                raise BertkitError(f"{name} must be a finite number above 0, got {values}")
+        if self.seeds < 1:
+            raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
+        names = [run.name for run in self.runs()]
+        if len(set(names)) < len(names):
+            raise BertkitError("two runs of the grid are the same; give each value once")
+
+    def runs(self) -> list[RunSettings]:
+        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on."""
+        settings = itertools.product(
+            range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
+        )
+        return [
+            RunSettings(seed=seed, batch_size=batch, learning_rate=rate, epochs=epochs)
+            for seed, batch, rate, epochs in settings
+        ]
+
+
+ONE_RUN, USUAL, OWN_HEAD = Grid(), TrainingSettings(), HeadSettings()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneSettings:
+    """The runs to train and their settings."""
+
+    grid: Annotated[Grid, flag_group("Grid of runs")] = ONE_RUN
+    """The grid of runs; a single run by default."""
+    training: Annotated[TrainingSettings, flag_group("Training")] = USUAL
+    """The settings that all runs share."""
+    head: Annotated[HeadSettings, flag_group("Head on the encoder")] = OWN_HEAD
+    """The head on the encoder."""
+    metric: str = ""
+    """The dev score by which runs are compared and stopped early, such as macro_f1; by default the
+    task's first."""
+    keep: int = 1
+    """The number of best runs that keep their model in `runs/NAME/model`, for ensembles."""
+    device: str = "auto"
+    """auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that receive the records of every run: tensorboard (if it is installed), wandb,
+    mlflow."""
+
+    def __post_init__(self) -> None:
+        """Check the number of models.
+
+        Raises:
+            BertkitError: no model would be kept.
+        """
+        if self.keep < 1:
+            raise BertkitError(f"--keep must be at least 1, got {self.keep}")
+
+
+SETTINGS = FinetuneSettings()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.pretrained import resolve_model
+from bertkit.console import Console
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
@@ -28,7 +29,6 @@ from bertkit.tasks.spec import SPECS, spec_for
 from bertkit.tasks.task import Items, PredictedSplit, Task
 from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.training.device import environment
-from bertkit.training.journal import Console
 
 IMPOSSIBLE = "fine-tune it on such questions; if transformers did so, give --null-threshold 0"
 
@@ -131,7 +131,10 @@ def evaluate(
         models = [model] if isinstance(model, str | Path) else list(model)
         models = [resolve_model(Path(one)) for one in models]
         predictor = load_predictor(models, precision=precision, **settings)
-        name, inputs = scored_inputs(predictor, file, task, data, split, columns or {}, counts)
+        name, inputs = scored_inputs(
+            *(predictor.task, predictor.loaded[0].details, file, task, data, split),
+            *(columns or {}, counts),
+        )
         labelled = any(is_labelled([given]) for given in inputs)
         if not labelled and not unlabelled_ok:
             raise BertkitError(f"{split} has no labels to score by; give --out for the predictions")
@@ -159,7 +162,8 @@ def evaluate(
 
 
 def scored_inputs(
-    predictor: TaskPredictor,
+    model: Task,
+    details: Mapping[str, Any],
     file: Any,
     task: str,
     data: Path | str | None,
@@ -169,11 +173,21 @@ def scored_inputs(
 ) -> tuple[str, Sequence[Any]]:
     """Return the name of a data set and the inputs of the split; see `evaluate`.
 
+    Args:
+        model: the task that the model was fine-tuned on.
+        details: the content of the model's `bertkit.json`.
+        file: the data, or None for the split in the folder `data`.
+        task: the name of the data set whose rules apply, or "".
+        data: the folder of an official data set, or None.
+        split: the name of the split.
+        given: the column options of the user's data.
+        counts: collects what is skipped.
+
     Raises:
         BertkitError: no data was given, the name of the set is unknown, or the set is for another
             task type than the model.
     """
-    own, details = predictor.task.task_type, predictor.loaded[0].details
+    own = model.task_type
     if file is None and data is None:
         raise BertkitError("there is nothing to score; give a file, or --data FOLDER of a data set")
     named = {} if file is None else {split if split in ("train", "test") else "dev": file}
@@ -198,7 +212,7 @@ def scored_inputs(
         )
     check_sources(name, files, given)
     inputs = read_split(name, split, files, None if name in OFFICIAL else columns, counts)
-    note_unique([(split, inputs)], predictor.task, counts)
+    note_unique([(split, inputs)], model, counts)
     return name, inputs
 
 

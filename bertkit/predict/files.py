@@ -15,6 +15,7 @@ from operator import length_hint
 from pathlib import Path
 from typing import Any
 
+from bertkit.console import Console
 from bertkit.datasets.benchmarks import glue_columns
 from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns, from_home
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
@@ -34,7 +35,6 @@ from bertkit.tasks.token_classification import are_all_unique
 from bertkit.text.documents import optional_library
 from bertkit.text.lines import TextCounts, describe_skipped, plain_lines
 from bertkit.text.sources import DECOMPRESSORS, extension, find_sources, source_format
-from bertkit.training.journal import Console
 
 Given = Mapping[str, Any]
 """The column options that a caller gave; the others are those saved with the model."""

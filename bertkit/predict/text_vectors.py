@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
+from bertkit.console import Console
 from bertkit.datasets.tabular import read_rows, require_all
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
@@ -21,7 +22,6 @@ from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped, plain_lines
 from bertkit.text.sources import find_sources
 from bertkit.training.device import choose_device, choose_precision
-from bertkit.training.journal import Console
 
 ADVICE = "correct it, so that the vectors stay those of the rows"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bertkit.config import read_recipe
-from bertkit.finetuning.heads import HeadSettings
+from bertkit.finetuning.settings import HeadSettings
 from bertkit.reproduce.paper import PaperTable, Scale, paper_tables
 from bertkit.training.recipe import PretrainRecipe
 

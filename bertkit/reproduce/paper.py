@@ -11,11 +11,12 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from bertkit.config import read_recipe
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError, nearest
+from bertkit.outputs import DATA, TEXT
 from bertkit.training.recipe import PretrainRecipe
 
 
@@ -226,3 +227,18 @@ def build_scale(name: str, values: dict[str, Any]) -> Scale:
     if not all(type(step) is int and 0 < step <= total for step in scale.steps):
         raise ValueError(f"steps must be numbers of updates up to the recipe's {total:,}")
     return scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The inputs of a reproduction."""
+
+    text: Annotated[tuple[str, ...], TEXT] = ()
+    """Text to pre-train on: files, folders, globs."""
+    data: Annotated[Path | None, DATA] = None
+    """A folder with the labelled data: glue, squad, swag, conll2003."""
+    model: Path | None = None
+    """A model to fine-tune instead of the scale's BERT, which is then not pre-trained."""
+
+
+NO_SOURCES = Sources()

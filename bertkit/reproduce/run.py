@@ -14,38 +14,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.config import as_json, claim_settings, read_recipe
+from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError, DivergedError, HeldError
 from bertkit.files import exclusive_lock, read_json, write_json
 from bertkit.finetuning.finetune import finetune
-from bertkit.finetuning.grid import FinetuneSettings, Grid, RunResult, read_results
-from bertkit.outputs import DATA, TEXT
+from bertkit.finetuning.grid import RunResult, read_results
+from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.reproduce.data import absent_files, load_task
 from bertkit.reproduce.experiments import BASE, PERPLEXITY, SNAPSHOTS, Experiment, TaskRun
-from bertkit.reproduce.paper import Scale, build_scale, read_scale
+from bertkit.reproduce.paper import Scale, Sources, build_scale, read_scale
 from bertkit.tasks.data import TaskData
-from bertkit.training.journal import Console, read_journal
+from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
 POLL_SECONDS = 5.0
 """The number of seconds between two checks of the steps that other processes hold."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """The inputs of a reproduction."""
-
-    text: Annotated[tuple[str, ...], TEXT] = ()
-    """Text to pre-train on: files, folders, globs."""
-    data: Annotated[Path | None, DATA] = None
-    """A folder with the labelled data: glue, squad, swag, conll2003."""
-    model: Path | None = None
-    """A model to fine-tune instead of the scale's BERT, which is then not pre-trained."""
 
 
 class Reproduction:

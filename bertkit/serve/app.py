@@ -17,8 +17,10 @@ from starlette.routing import Route
 
 import bertkit
 from bertkit.serve import routes
-from bertkit.serve.limits import RefusedError
+from bertkit.serve.limits import DEFAULT_LIMITS, Limits, RefusedError
+from bertkit.serve.metrics import Metrics
 from bertkit.serve.middleware import RequestMiddleware, json_response
+from bertkit.serve.models import load_models
 from bertkit.serve.service import Service, shorten_client_text
 
 WEB = Path(__file__).parent / "web"
@@ -29,6 +31,35 @@ ABOUT = """BERT-style models over HTTP. Texts may have any length: long texts ar
 
 Every error response has the form `{"error": {"message": ..., "type": ..., "param": ...}}`.
 """
+
+
+def serving_app(
+    *models: str,
+    precision: str = "auto",
+    device: str = "auto",
+    token: str = "",
+    hosts: Collection[str] = (),
+    limits: Limits = DEFAULT_LIMITS,
+) -> FastAPI:
+    """Return an ASGI application that serves models, for another server or a larger application.
+
+    `bertkit serve` runs the same application with connection limits, timeouts and a log of its own,
+    which another server has to provide.
+
+    Args:
+        models: the models' folders or names on the hub, each as MODEL or NAME=MODEL.
+        precision: "fp32", "bf16", "int8" or "auto".
+        device: "auto", "cpu", "cuda", ...
+        token: the token that requests to /v1/ and /metrics must carry; "" if no token is required.
+        hosts: the host names that are accepted in addition to IP addresses; empty for any name.
+        limits: the limits on requests and queues.
+
+    Raises:
+        BertkitError: a model cannot be loaded, or two have the same name.
+    """
+    metrics = Metrics()
+    served = load_models(list(models), limits, metrics, precision=precision, device=device)
+    return make_app(Service(served, limits, metrics), token=token, hosts=hosts)
 
 
 def make_app(

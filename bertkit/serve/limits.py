@@ -95,6 +95,9 @@ class Limits:
             raise answer_too_large(self.max_answer)
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class RefusedError(Exception):
     """The reason why a request is refused, as an HTTP error.
 

@@ -1,4 +1,4 @@
-"""The log of a run (`journal.jsonl`, trackers) and its live progress on the console.
+"""The log of a run: `journal.jsonl` and trackers.
 
 A journal is a text file with one JSON object per line. Each has a `kind`: "start", "step",
 "evaluation", "checkpoint", "note" or "end". It is standard JSON: NaN and infinity are written as
@@ -7,26 +7,18 @@ null.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from time import time
+from typing import Any, Self
 
+from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, not_through_links, write_text
-from bertkit.processes import rank
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 JOURNAL = "journal.jsonl"
 
@@ -167,183 +159,6 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         elif record is not None and number < len(lines):
             raise BertkitError(f"{path} line {number} is not a JSON object; remove that line")
     return records
-
-
-SHOWN = {
-    "step": {
-        "loss": "loss {:.3f}",
-        "mlm_loss": "MLM {:.3f}",
-        "mlm_accuracy": "accuracy {:.1%}",
-        "lm_loss": "LM {:.3f}",
-        "lm_accuracy": "accuracy {:.1%}",
-        "rtd_accuracy": "replaced-token accuracy {:.1%}",
-        "nsp_accuracy": "NSP {:.1%}",
-        "sop_accuracy": "SOP {:.1%}",
-        "learning_rate": "rate {:.1e}",
-        "tokens_per_second": "{:,.0f} tokens/s",
-        "mfu": "MFU {:.0%}",
-    },
-    "evaluation": {
-        "mlm_loss": "MLM loss {:.3f}",
-        "mlm_perplexity": "perplexity {:,.1f}",
-        "mlm_accuracy": "accuracy {:.1%}",
-        "lm_loss": "LM loss {:.3f}",
-        "lm_perplexity": "perplexity {:,.1f}",
-        "lm_accuracy": "accuracy {:.1%}",
-        "rtd_loss": "replaced-token loss {:.3f}",
-        "rtd_accuracy": "replaced-token accuracy {:.1%}",
-        "nsp_loss": "NSP loss {:.3f}",
-        "nsp_accuracy": "NSP accuracy {:.1%}",
-        "sop_loss": "SOP loss {:.3f}",
-        "sop_accuracy": "SOP accuracy {:.1%}",
-    },
-}
-"""The fields of a record that the console shows, in order, each with its format."""
-
-RATE_SECONDS = 60.0
-"""The number of seconds over which the rate and the remaining time are measured."""
-
-
-class Console:
-    """Live progress: a bar on a terminal, otherwise a plain line at intervals.
-
-        with Console() as console:
-            console.start(total=1000)
-            console.update({"kind": "step", "step": 1, "mlm_loss": 9.8})
-            console.say("saved")
-
-    Training passes journal records; other work passes records such as {"done": 120, "bytes": 3456},
-    with the amount done and any other counts to show. Printed text appears above the bar.
-
-    Args:
-        interval: the number of seconds between two plain lines.
-        stream: the stream to write to; the default is standard error, because results go to
-            standard output. By default only rank 0 of torchrun's processes shows anything.
-    """
-
-    def __init__(self, *, interval: float = 10.0, stream: TextIO | None = None) -> None:
-        self.interval = interval
-        self.stream = stream or (io.StringIO() if rank() else sys.stderr)
-        self.bar: Progress | None = None
-        self.total: int | None = None
-        self.title = self.unit = ""
-        self.seen: deque[tuple[float, int]] = deque()
-        self.printed = -math.inf
-        self.pending = ""
-
-    def start(
-        self, total: int | None, done: int = 0, *, title: str = "", unit: str = "steps"
-    ) -> None:
-        """Start to show a task, and close the previous one.
-
-        Args:
-            total: the total number of units, or None if it is not known.
-            done: the number of units done before now, as in a resumed run.
-            title: one or two words to show before the bar or on each line.
-            unit: the name of the units, in the plural.
-        """
-        self.close()
-        self.total, self.unit, self.title = total, unit, title
-        self.seen = deque([(monotonic(), done)])
-        self.printed = -math.inf
-        if self.stream.isatty() and os.environ.get("TERM") != "dumb":
-            self.bar = progress_bar(self.stream)
-            self.bar.add_task(title, total=total, completed=done, text=self._counted())
-            self.bar.start()
-
-    def update(self, record: dict[str, Any]) -> None:
-        """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
-        if record.get("kind") == "evaluation":
-            self.say(f"step {record['step']:,}, held out: {', '.join(shown_record(record))}")
-            return
-        if not self.seen:
-            self.start(None)
-        now = monotonic()
-        self.seen.append((now, record.get("step", record.get("done", self.seen[-1][1]))))
-        while len(self.seen) > 2 and self.seen[1][0] < now - RATE_SECONDS:
-            self.seen.popleft()
-        text = ", ".join([self._counted(), *shown_record(record)])
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
-            return
-        self.pending = f"{self.title}: {text}" if self.title else text
-        if now - self.printed >= self.interval:
-            self._print_pending(now)
-
-    def say(self, message: str) -> None:
-        """Print a line, above the bar if there is one."""
-        if self.bar is not None:
-            self.bar.console.print(message, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(message, file=self.stream, flush=True)
-
-    def close(self) -> None:
-        """Remove the bar, or print the last state; calling this again does nothing."""
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-        if self.pending:
-            self._print_pending(monotonic())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _print_pending(self, now: float) -> None:
-        self.say(self.pending)
-        self.pending = ""
-        self.printed = now
-
-    def _counted(self) -> str:
-        """Describe the progress, as in `500 of 1,000 steps (50%), 12.5 steps/s, 0:00:40 left`."""
-        (began, first), (now, done) = self.seen[0], self.seen[-1]
-        parts = [f"{done:,} {self.unit}"]
-        if self.total is not None:
-            parts = [f"{done:,} of {self.total:,} {self.unit} ({done / max(1, self.total):.0%})"]
-        if done > first and now > began:
-            rate = (done - first) / (now - began)
-            parts.append(f"{rate:,.1f} {self.unit}/s" if rate > 1 else f"{1 / rate:,.1f} s each")
-            if self.total is not None:
-                left = timedelta(seconds=round(max(0, self.total - done) / rate))
-                parts.append(f"{left} left")
-        return ", ".join(parts)
-
-
-def progress_bar(stream: TextIO) -> Progress:
-    """Build a rich progress display: a title, a bar, and a text truncated to the line."""
-    import rich.console
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn(
-            "{task.fields[text]}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
-        console=rich.console.Console(file=stream, force_terminal=True),
-        expand=True,
-        refresh_per_second=4,
-    )
-
-
-def shown_record(record: dict[str, Any]) -> list[str]:
-    """Format the fields of a record that the console shows."""
-    formats = SHOWN.get(record.get("kind", ""))
-    if formats is None:
-        return [count_text(n, v) for n, v in record.items() if n not in {"kind", "step", "done"}]
-    return [text.format(record[n]) for n, text in formats.items() if record.get(n) is not None]
-
-
-def count_text(name: str, value: Any) -> str:
-    """Format a count with its unit, such as `1,234 documents` or `56.7 MB`."""
-    if name == "bytes":
-        return f"{value / 1e6:,.1f} MB"
-    return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,12 @@ from torch import Tensor
 
 from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.config import as_json, read_recipe
+from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, read_json
 from bertkit.pretraining_data.sampler import START
+from bertkit.processes import busy_note
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
@@ -46,7 +48,7 @@ from bertkit.training.distributed import (
     local_device,
     mark_of_first,
 )
-from bertkit.training.journal import Console, Journal, OnRecord, RunLog
+from bertkit.training.journal import Journal, OnRecord, RunLog
 from bertkit.training.optimizer import trainable_parameters
 from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
 from bertkit.training.state import (
@@ -330,7 +332,7 @@ def announce(
         "parameters": sum(weights.numel() for _, weights in trainable_parameters(state.model)),
     }
     log.write(start)
-    for line in opening_lines(start, run.recipe, run.store):
+    for line in (*opening_lines(start, run.recipe, run.store), *busy_note()):
         run.console.say(line)
     if changes:
         log.note(state.step, f"resumed with changes: {'; '.join(changes)}")

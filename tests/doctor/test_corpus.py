@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.console import Console
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.minhash import hash_parameters, mix_bits
 from bertkit.corpus.store import ShardArrays, TokenStore
@@ -30,7 +31,6 @@ from bertkit.doctor.findings import (
 )
 from bertkit.tokenizer.train import learn_vocabulary
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.journal import Console
 from tests.conftest import WORDS, make_document
 
 SILENT = io.StringIO()

@@ -17,19 +17,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.cli.doctor import diagnose, doctor_command
+from bertkit.cli.doctor import doctor_command
 from bertkit.config import as_json
+from bertkit.console import Console
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.doctor.findings import RUN_LIMITS, STORE_LIMITS, THRESHOLDS, Finding
 from bertkit.doctor.learning import copying_loss
 from bertkit.doctor.records import RunRecords
-from bertkit.doctor.run import check_run
+from bertkit.doctor.run import check_run, diagnose
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.pretraining_data.mixture import MixedStore, mix_stores
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.journal import Console, json_line
+from bertkit.training.journal import json_line
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 from tests.conftest import WORDS
@@ -620,13 +621,13 @@ def test_the_stores_of_a_mixture_are_opened(tmp_path: Path, store: TokenStore) -
     opened = RunRecords(run).store
     assert isinstance(opened, MixedStore)
     assert opened.shares == pytest.approx([0.75, 0.25])
-    titles = [title for title, _ in diagnose(run, Console(stream=io.StringIO()))]
+    titles = [title for title, _ in diagnose(run, console=Console(stream=io.StringIO()))]
     assert titles == [f"run {run}", f"its token store {one}", f"its token store {two}"]
     shutil.rmtree(two)
     found = findings(run)
     assert found["corpus"].severity == "notice"
     assert "of the mixture of 2 stores, 1 can be found" in found["corpus"].meaning
-    titles = [title for title, _ in diagnose(run, Console(stream=io.StringIO()))]
+    titles = [title for title, _ in diagnose(run, console=Console(stream=io.StringIO()))]
     assert titles == [f"run {run}", f"its token store {one}"]
 
 
@@ -663,7 +664,7 @@ def test_exit_status_and_output(
     assert re.fullmatch(r"1 problem, 1 notice, \d+ ok", lines[-1])
     assert doctor_command(write(tmp_path / "run", journal())) == 0
     assert doctor_command(store.folder) == 0, "too little text is worth notices"
-    ((title, _),) = diagnose(store.folder, Console(stream=io.StringIO()))
+    ((title, _),) = diagnose(store.folder, console=Console(stream=io.StringIO()))
     assert title == f"token store {store.folder}"
 
 

@@ -19,7 +19,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.export import export as export_module
 from bertkit.export.directories import read_back
-from bertkit.export.export import Check, compare_outputs, export_model
+from bertkit.export.export import Check, compare_outputs, write_export
 from bertkit.export.padded import OUTPUTS
 from bertkit.export.source import ExportSource, read_export_source
 from bertkit.export.verify import Opened, built_in, padded_arrays, run_exported, run_packed
@@ -106,10 +106,10 @@ def test_directories_of_every_head_or_a_refusal(
     source, out = read_export_source(models / name), tmp_path / "out"
     if name in refused[to]:
         with pytest.raises(BertkitError, match=r"--to onnx|--head encoder"):
-            export_model(source, to, out)
+            write_export(source, to, out)
         assert list(tmp_path.iterdir()) == []
         return
-    manifest = export_model(source, to, out)
+    manifest = write_export(source, to, out)
     assert json.loads((out / "export.json").read_text()) == manifest
     by = manifest["check"]["by"]
     assert by == {"tensorflow": "bertkit", "huggingface": "transformers"}[to]
@@ -141,7 +141,7 @@ def test_without_their_library_bertkit_reads_directories_back(
         source = replace(source, pooling=replace(source.pooling, prompt="A ", lowercase=True))
     if source.task is not None:
         labelled = [TextExample(str(i), "river stone", None, "dry", "f:1") for i in range(3)]
-    manifest = export_model(source, "huggingface", tmp_path / "out", Check(labelled=labelled))
+    manifest = write_export(source, "huggingface", tmp_path / "out", Check(labelled=labelled))
     assert manifest["check"]["by"] == "bertkit"
     assert max(one["max_error"] for one in manifest["check"]["outputs"].values()) < 1e-5
     assert "transformers" not in manifest["versions"]
@@ -149,7 +149,7 @@ def test_without_their_library_bertkit_reads_directories_back(
     said = ("mean", True, "A ", True) if name == "embedding" else (None,) * 4
     assert tuple(map(manifest.get, ("pooling", "normalize", "prompt", "lowercase"))) == said
     with pytest.raises(BertkitError, match="the bound is -1"):
-        export_model(source, "huggingface", tmp_path / "out", Check(max_error=-1))
+        write_export(source, "huggingface", tmp_path / "out", Check(max_error=-1))
 
 
 def test_a_tuned_google_checkpoint_has_the_names_of_its_scripts(
@@ -157,7 +157,7 @@ def test_a_tuned_google_checkpoint_has_the_names_of_its_scripts(
 ) -> None:
     for name, variable in (("classify", "output_weights"), ("answer", "cls/squad/output_weights")):
         source = read_export_source(models / name)
-        export_model(source, "tensorflow", tmp_path / name)
+        write_export(source, "tensorflow", tmp_path / name)
         found = read_checkpoint(tmp_path / name / "bert_model.ckpt")
         head = source.model.classifier if name == "classify" else source.model.qa_outputs
         np.testing.assert_array_equal(found[variable], head.weight.detach())
@@ -179,7 +179,7 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
     for name, pooling in (("encoder", "cls"), ("encoder", "mean"), ("left_to_right", "cls")):
         source = read_export_source(models / name, head="embedding", pooling=pooling)
         out = tmp_path / f"{name}-{pooling}"
-        manifest = export_model(source, "huggingface", out)
+        manifest = write_export(source, "huggingface", out)
         assert manifest["check"]["by"] == "sentence-transformers"
         assert {"sentence-transformers", "transformers"} <= {*manifest["versions"]}
         theirs = library.SentenceTransformer(str(out), device="cpu").encode(texts)
@@ -193,17 +193,17 @@ def test_sentence_transformers_loads_an_embedding_model(models: Path, tmp_path: 
             np.testing.assert_allclose(own.encode(texts, windows=False), theirs, atol=1e-5)
     source = read_export_source(models / "encoder", head="embedding", pooling="pooler")
     with pytest.raises(BertkitError, match="sentence-transformers has no pooling 'pooler'"):
-        export_model(source, "huggingface", tmp_path / "out")
+        write_export(source, "huggingface", tmp_path / "out")
 
 
 def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> None:
     bilstm, plain = read_export_source(models / "bilstm"), read_export_source(models / "encoder")
     with pytest.raises(BertkitError, match="a BiLSTM or a second encoder has no padded form"):
-        export_model(bilstm, "onnx", tmp_path / "out")
+        write_export(bilstm, "onnx", tmp_path / "out")
     with pytest.raises(BertkitError, match=r"no other library has a head .* a BiLSTM"):
-        export_model(bilstm, "huggingface", tmp_path / "out")
+        write_export(bilstm, "huggingface", tmp_path / "out")
     with pytest.raises(BertkitError, match="unknown format 'onx'; did you mean 'onnx'"):
-        export_model(plain, "onx", tmp_path / "out")
+        write_export(plain, "onx", tmp_path / "out")
     with pytest.raises(BertkitError, match="no head is called 'encode'; did you mean 'encoder'"):
         read_export_source(models / "encoder", head="encode")
     with pytest.raises(BertkitError, match="--pooling and --normalize require --head embedding"):
@@ -213,7 +213,7 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(BertkitError, match="mine exists and is not an export"):
-        export_model(plain, "tensorflow", tmp_path / "mine")
+        write_export(plain, "tensorflow", tmp_path / "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     with pytest.raises(BertkitError, match="does not end in a name"):
         temporary_name(Path())
@@ -221,10 +221,10 @@ def test_what_cannot_be_exported_is_refused(models: Path, tmp_path: Path) -> Non
 
 def test_an_export_does_not_replace_what_it_is_made_of(models: Path, tmp_path: Path) -> None:
     out = tmp_path / "hf"
-    export_model(read_export_source(models / "encoder"), "huggingface", out)
+    write_export(read_export_source(models / "encoder"), "huggingface", out)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(BertkitError, match="hf contains the model to export"):
-        export_model(read_export_source(out), "tensorflow", out)
+        write_export(read_export_source(out), "tensorflow", out)
     (out / "dev.csv").write_text("text\nriver\n")
     words = ["--to", "tensorflow", "--out", str(out), "--inputs", str(out / "dev.csv")]
     with pytest.raises(SystemExit) as ended:
@@ -240,7 +240,7 @@ def test_a_pooler_that_nothing_trained_is_not_exported(
     """A model of masked words alone has none; one drawn at random would pass for a real one."""
     for number in range(2):
         source = read_export_source(models / "left_to_right", head=head)
-        export_model(source, "huggingface", tmp_path / str(number))
+        write_export(source, "huggingface", tmp_path / str(number))
     first, second = (load_file(tmp_path / str(n) / "model.safetensors") for n in range(2))
     assert not any("pooler" in name for name in first)
     assert first.keys() == second.keys()
@@ -249,12 +249,12 @@ def test_a_pooler_that_nothing_trained_is_not_exported(
 
 def test_rules_that_vocab_txt_cannot_say_are_noted(models: Path, tmp_path: Path) -> None:
     source = read_export_source(models / "encoder")
-    plain = export_model(source, "tensorflow", tmp_path / "plain")
+    plain = write_export(source, "tensorflow", tmp_path / "plain")
     assert plain["do_lower_case"] is True
     assert "vocab.txt does not say" not in plain["note"]
     pieces = source.tokenizer.vocabulary
     accents = Tokenizer.from_vocabulary(pieces, lowercase=True, strip_accents=False)
-    found = export_model(replace(source, tokenizer=accents), "tensorflow", tmp_path / "accents")
+    found = write_export(replace(source, tokenizer=accents), "tensorflow", tmp_path / "accents")
     assert "vocab.txt does not say how text is normalised" in found["note"]
 
 
@@ -281,14 +281,14 @@ def test_results_beyond_the_bounds_are_refused_and_not_written(
     source = read_export_source(models / "classify")
     monkeypatch.setitem(export_module.WRITERS, "onnx", spoiled(source, 1e-3))
     with pytest.raises(BertkitError, match=r"logits differs .* the bound is 0\.0001; choose"):
-        export_model(source, "onnx", tmp_path / "out")
+        write_export(source, "onnx", tmp_path / "out")
     words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
     classify = load(models / "classify", device="cpu", precision="fp32")
     labelled = [TextExample(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
     monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, 5.0))
     check = Check(labelled=labelled, dev="dev.csv")
     with pytest.raises(BertkitError, match=r"lowers accuracy on dev\.csv from 100\.00 to .* 1\.00"):
-        export_model(source, "onnx-int8", tmp_path / "out", check)
+        write_export(source, "onnx-int8", tmp_path / "out", check)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -299,12 +299,12 @@ def test_numbers_that_are_none_are_refused_in_every_format(
     for amount in (np.nan, np.inf):
         monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(source, amount))
         with pytest.raises(BertkitError, match="exported logits has NaN or infinity; choose"):
-            export_model(source, "onnx-int8", tmp_path / "out")
+            write_export(source, "onnx-int8", tmp_path / "out")
     broken = read_export_source(models / "classify")
     monkeypatch.setitem(export_module.WRITERS, "onnx-int8", spoiled(broken, 0.0))
     torch.nn.init.constant_(broken.model.classifier.bias, torch.nan)
     with pytest.raises(BertkitError, match="the model's own logits has NaN or infinity"):
-        export_model(broken, "onnx-int8", tmp_path / "out")
+        write_export(broken, "onnx-int8", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -316,7 +316,7 @@ def test_files_without_inputs_are_refused(models: Path, tmp_path: Path) -> None:
         export_command(models / "encoder", to="tensorflow", out=out, inputs=file)
     source = read_export_source(models / "classify")
     with pytest.raises(BertkitError, match=r"dev\.csv has no labelled inputs"):
-        export_model(source, "tensorflow", out, Check(labelled=[], dev="dev.csv"))
+        write_export(source, "tensorflow", out, Check(labelled=[], dev="dev.csv"))
     assert not out.exists()
 
 

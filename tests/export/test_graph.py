@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bertkit.datasets.examples import TextExample
-from bertkit.export.export import Check, export_model
+from bertkit.export.export import Check, write_export
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
 from bertkit.export.source import read_export_source
 from bertkit.predict.load import load
@@ -24,7 +24,7 @@ HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "en
 @pytest.mark.parametrize("name", HEADS)
 def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_path: Path) -> None:
     source = read_export_source(models / name)
-    manifest = export_model(source, "onnx", tmp_path / "out")
+    manifest = write_export(source, "onnx", tmp_path / "out")
     worst = max(one["max_error"] for one in manifest["check"]["outputs"].values())
     assert worst < 1e-5
     assert tuple(manifest["inputs"]) == PADDED_INPUTS
@@ -53,7 +53,7 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
     classify = load(models / "classify", device="cpu", precision="fp32")
     labelled = [TextExample(str(i), w, None, classify(w).label, "f:1") for i, w in enumerate(words)]
     check = Check(labelled=labelled, dev="dev.csv", bound=50)
-    manifest = export_model(source, "onnx-int8", tmp_path / "out", check)
+    manifest = write_export(source, "onnx-int8", tmp_path / "out", check)
     output = manifest["check"]["outputs"]["logits"]
     # without VNNI its 8-bit products saturate, which these large random weights reach
     most = 0.2 if torch.cpu.get_capabilities().get("avx512_vnni") else 0.4
@@ -73,7 +73,7 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_program_of_torch_is_plain_numbers(models: Path, tmp_path: Path) -> None:
     source = read_export_source(models / "tag")
-    manifest = export_model(source, "torch-export", tmp_path / "out")
+    manifest = write_export(source, "torch-export", tmp_path / "out")
     assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
     assert manifest["outputs"] == ["logits"]
     with zipfile.ZipFile(tmp_path / "out" / "model.pt2") as file:

@@ -11,9 +11,9 @@ import torch
 from bertkit.checkpoints.extend import (
     Extension,
     cut_into_tokens,
-    extend_model,
     extend_tensors,
-    extend_vocabulary,
+    extend_tokenizer,
+    write_extended,
 )
 from bertkit.checkpoints.huggingface import load_encoder, load_model, load_pretraining_model
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
@@ -73,10 +73,10 @@ def extend(
     start: PretrainedWeights, out: Path, *words: str, place: str = "append", init: str = "mean"
 ) -> PretrainedWeights:
     counts = TextCounts()
-    extension = extend_vocabulary(
+    extension = extend_tokenizer(
         start.tokenizer, [(word, "list") for word in words], counts, place=place
     )
-    extend_model(start, extension, out, place=place, init=init)
+    write_extended(start, extension, out, place=place, init=init)
     return read_pretrained(out)
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_added_is_counted(small: Tokenizer) -> None:
         "##s",
         "##中",
     ]
-    found = extend_vocabulary(small, [(w, f"f:{n}") for n, w in enumerate(words, 1)], counts)
+    found = extend_tokenizer(small, [(w, f"f:{n}") for n, w in enumerate(words, 1)], counts)
     assert found.words == ["lines"]
     assert counts.skipped == {
         "word that is one token already, or listed twice": 3,
@@ -220,7 +220,7 @@ def test_words_that_the_models_own_rules_change_are_counted() -> None:
     tokenizer = Tokenizer.from_vocabulary(PIECES, lowercase=True, compat="hf")
     counts = TextCounts()
     words = [("enz\ue000yme", "f:1"), ("lines", "f:2"), ("##zymes", "f:3")]
-    found = extend_vocabulary(tokenizer, words, counts)
+    found = extend_tokenizer(tokenizer, words, counts)
     assert found.words == ["lines", "##zymes"]
     assert counts.skipped == {"word that the model's own tokenizer reads differently": 1}
     assert found.tokenizer.encode("lines").ids == [len(PIECES)]
@@ -245,7 +245,7 @@ def test_accents_are_counted_as_the_model_reads_them(
 
 def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
     def vocabulary(*words: str, place: str = "append") -> Extension:
-        return extend_vocabulary(small, [(w, "x") for w in words], TextCounts(), place=place)
+        return extend_tokenizer(small, [(w, "x") for w in words], TextCounts(), place=place)
 
     with pytest.raises(BertkitError, match=r"no word is new .*is one token already.*: 1\)"):
         vocabulary("the")
@@ -259,15 +259,15 @@ def test_refusals(tmp_path: Path, small: Tokenizer) -> None:
     with pytest.raises(BertkitError, match="unknown --init 'men'"):
         extend_tensors(start.tensors, vocabulary("aa"), start.config, init="men")
     with pytest.raises(BertkitError, match="is the model itself"):
-        extend_model(start, vocabulary("aa"), tmp_path / "old")
+        write_extended(start, vocabulary("aa"), tmp_path / "old")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("keep")
     with pytest.raises(BertkitError, match="is not a model directory"):
-        extend_model(start, vocabulary("aa"), tmp_path / "notes")
+        write_extended(start, vocabulary("aa"), tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
     (tmp_path / "notes" / "config.json").write_text("{}")  # other things have one, too
     with pytest.raises(BertkitError, match="is not a model directory"):
-        extend_model(start, vocabulary("aa"), tmp_path / "notes")
+        write_extended(start, vocabulary("aa"), tmp_path / "notes")
     assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
 
 

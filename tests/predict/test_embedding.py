@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.checkpoints.save import save_model
-from bertkit.cli.features import embed_command, similar_command
+from bertkit.cli.predict import embed_command, similar_command
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.pooling import TextPooling, read_pooling, write_pooling

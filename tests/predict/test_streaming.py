@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bertkit.cli.options import NO_COLUMNS, ColumnFlags
 from bertkit.cli.options import given as named
 from bertkit.cli.predict import predict_command
+from bertkit.console import Console
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import ChoiceExample, TextExample, WordsExample
 from bertkit.errors import BertkitError
@@ -30,7 +31,6 @@ from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, stretches
 from bertkit.tasks.classification import LabelPrediction
 from bertkit.tasks.spec import SPECS
 from bertkit.text.lines import TextCounts
-from bertkit.training.journal import Console
 from tests.conftest import WORDS
 from tests.predict.conftest import TASKS
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.cli.app import application
-from bertkit.cli.learn import LearnOptions, learn_with
 from bertkit.config import parse
+from bertkit.console import Console
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -36,10 +36,11 @@ from bertkit.pretraining_data.mixture import (
 )
 from bertkit.pretraining_data.pairs import PairOptions
 from bertkit.pretraining_data.sampler import START, ExampleSampler
+from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.data import HeldOut, training_examples
-from bertkit.training.journal import Console, read_journal
+from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
 from tests.pretraining_data.test_stream import contents
@@ -74,7 +75,7 @@ def languages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TokenStore]
         paths[-1].write_text("\n\n".join(documents), encoding="utf-8")
     wanted = LearnOptions(smoothing=0.7, max_alphabet=1500, processes=1)
     with Console() as console:
-        tokenizer, _ = learn_with([str(path) for path in paths], 3500, console, wanted)
+        tokenizer, _ = learn_from_files([str(path) for path in paths], 3500, wanted, console)
     options = PrepareOptions(language="lines", held_out=0.1)
     return {
         path.stem: prepare([str(path)], tokenizer, folder / path.stem, options) for path in paths

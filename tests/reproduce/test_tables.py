@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from bertkit.config import read_recipe
+from bertkit.console import Console
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.errors import BertkitError
 from bertkit.reproduce.experiments import EXPERIMENTS, PERPLEXITY, column_task
-from bertkit.reproduce.paper import Scale, read_scale, shipped_scales
-from bertkit.reproduce.run import Reproduction, Sources
-from bertkit.training.journal import Console
+from bertkit.reproduce.paper import Scale, Sources, read_scale, shipped_scales
+from bertkit.reproduce.run import Reproduction
 from bertkit.training.recipe import PretrainRecipe
 
 SCALES = [read_scale(name) for name in shipped_scales()]

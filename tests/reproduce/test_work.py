@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from bertkit.cli.reproduce import reproduce_command
+from bertkit.console import Console
 from bertkit.datasets.examples import GoldAnswer, QuestionExample, WordsExample
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock
 from bertkit.reproduce.data import absent_files, sentence_pairs, some_documents
 from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
-from bertkit.reproduce.paper import Scale, TaskScale, read_scale
-from bertkit.reproduce.run import Reproduction, Sources, run_experiments
+from bertkit.reproduce.paper import Scale, Sources, TaskScale, read_scale
+from bertkit.reproduce.run import Reproduction, run_experiments
 from bertkit.text.lines import TextCounts
-from bertkit.training.journal import Console
 
 TINY = read_scale("tiny")
 TOY = replace(

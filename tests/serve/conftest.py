@@ -13,11 +13,8 @@ from starlette.testclient import TestClient
 from bertkit.checkpoints.save import save_model
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
-from bertkit.serve.app import make_app
+from bertkit.serve.app import serving_app
 from bertkit.serve.limits import Limits
-from bertkit.serve.metrics import Metrics
-from bertkit.serve.models import load_models
-from bertkit.serve.service import Service
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.predict.conftest import TASKS
 
@@ -56,10 +53,8 @@ def serve(models: Path) -> Iterator[Callable[..., TestClient]]:
     clients = []
 
     def make(*names: str, limits: Limits = LIMITS, token: str = "") -> TestClient:
-        metrics = Metrics()
         folders = [str(models / name) for name in names]
-        served = load_models(folders, limits, metrics, precision="fp32", device="cpu")
-        app = make_app(Service(served, limits, metrics), token=token)
+        app = serving_app(*folders, precision="fp32", device="cpu", token=token, limits=limits)
         client = TestClient(app, raise_server_exceptions=False)
         client.__enter__()
         clients.append(client)

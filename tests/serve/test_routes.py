@@ -25,13 +25,10 @@ from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.predict.pretrained import load_pretrained
 from bertkit.pretraining_data.batch import pack
-from bertkit.serve.app import make_app
+from bertkit.serve.app import make_app, serving_app
 from bertkit.serve.limits import TYPES, Limits
-from bertkit.serve.metrics import Metrics
-from bertkit.serve.models import load_models
 from bertkit.serve.operations import EmbeddingOperation
 from bertkit.serve.schemas import Predictions
-from bertkit.serve.service import Service
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.markdown import ROOT
 from tests.serve.conftest import NAMES
@@ -215,12 +212,11 @@ def test_attention_is_that_of_the_model_that_was_loaded(
     """Whatever has become of its folder since."""
     folder = tmp_path / "model"
     shutil.copytree(models / "encoder", folder)
-    limits, metrics = Limits(), Metrics()
-    served = load_models([str(folder)], limits, metrics, precision="fp32", device="cpu")
+    app = serving_app(str(folder), precision="fp32", device="cpu")
     start = read_pretrained(models / "tag")
     save_model(folder, start.build(Encoder, keep_head=False).model, start.tokenizer, {})
     shutil.rmtree(folder)
-    with TestClient(make_app(Service(served, limits, metrics))) as own:
+    with TestClient(app) as own:
         found = post(own, "attention-maps", text="river kettle")["weights"]
     wanted = attention_of(models / "encoder", tokenizer, "river kettle")
     coded = np.frombuffer(base64.b64decode(found), np.uint8).reshape(wanted.shape)

@@ -17,7 +17,8 @@ from bertkit.cli.app import main
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
 from bertkit.finetuning import finetune as finetuning
-from bertkit.finetuning.grid import Grid, best_run, read_results
+from bertkit.finetuning.grid import best_run, read_results
+from bertkit.finetuning.settings import Grid
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tokenizer.wordpiece import Tokenizer
 

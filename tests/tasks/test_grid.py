@@ -14,7 +14,8 @@ from bertkit.cli.app import main
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning import finetune as finetuning
-from bertkit.finetuning.grid import Grid, RunResult, model_digest, model_problem, read_results
+from bertkit.finetuning.grid import RunResult, model_digest, model_problem, read_results
+from bertkit.finetuning.settings import Grid
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-3,), epochs=(1,), seeds=2)
 

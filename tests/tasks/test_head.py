@@ -26,8 +26,8 @@ from bertkit.checkpoints.save import save_model
 from bertkit.datasets.examples import QuestionExample
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, write_json
-from bertkit.finetuning.grid import Grid
-from bertkit.finetuning.heads import HeadSettings, same_task
+from bertkit.finetuning.heads import same_task
+from bertkit.finetuning.settings import Grid, HeadSettings
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.features import FeatureModel

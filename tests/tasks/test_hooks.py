@@ -20,8 +20,8 @@ from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.cli.app import main
 from bertkit.datasets.examples import TextExample, WordsExample
 from bertkit.errors import BertkitError
-from bertkit.finetuning.run import train_task
-from bertkit.finetuning.settings import RunSettings, class_weights
+from bertkit.finetuning.run import class_weights, train_task
+from bertkit.finetuning.settings import RunSettings
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification

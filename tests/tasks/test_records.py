@@ -20,7 +20,7 @@ from bertkit.datasets.columns import (
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.records import Records, as_source
 from bertkit.errors import BertkitError
-from bertkit.finetuning.grid import FinetuneSettings, Grid
+from bertkit.finetuning.settings import FinetuneSettings, Grid
 from bertkit.text.lines import TextCounts
 
 ROWS: dict[str, tuple[Columns, list[dict[str, Any]]]] = {

@@ -18,10 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.cli.learn import LearnOptions, learn_command, learn_with
+from bertkit.cli.learn import learn_command
+from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.tokenizer import count as counting
 from bertkit.tokenizer.count import smoothing_weights, weigh_counts
+from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.normalize import is_cjk
 from bertkit.tokenizer.train import (
     CRITERIA,
@@ -31,7 +33,6 @@ from bertkit.tokenizer.train import (
     measure_vocabulary,
 )
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
-from bertkit.training.journal import Console
 from tests.tokenizer.test_tokenizer import wikipedia
 
 TEXTS = ["low lower lowest", "newer new lower low", "wide wider widest", "low, new, wide!"] * 5
@@ -208,7 +209,7 @@ def test_nothing_is_written_before_the_work_is_done(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bertkit.cli.learn.measure_vocabulary", fail)
+    monkeypatch.setattr("bertkit.tokenizer.learn.measure_vocabulary", fail)
     with pytest.raises(KeyboardInterrupt):
         learn_command(str(tmp_path / "text.txt"), out=tmp_path / "out", size=40)
     assert not (tmp_path / "out").exists()
@@ -326,9 +327,8 @@ def test_smoothing_helps_the_small_language(sources: dict[str, Path], criterion:
             criterion=criterion, smoothing=smoothing, max_alphabet=1200, processes=1
         )
         with Console() as console:
-            tokenizer, made = learn_with(
-                [str(path) for path in sources.values()], 3600, console, options
-            )
+            paths = [str(path) for path in sources.values()]
+            tokenizer, made = learn_from_files(paths, 3600, options, console)
         fits[smoothing] = {
             language: measure_vocabulary(tokenizer, messages(language)[::5])
             for language in LANGUAGES

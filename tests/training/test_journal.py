@@ -19,9 +19,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.training import journal
-from bertkit.training.journal import Console, Journal, read_journal
+from bertkit.training.journal import Journal, read_journal
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertkit.cli.plan import CorpusSize, amount, duration, measure_corpus, plan_command
+from bertkit.cli.plan import amount, duration, plan_command
 from bertkit.config import read_recipe
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -48,6 +48,7 @@ from bertkit.planning.machine import (
     fit_memory,
     memory_needed,
 )
+from bertkit.planning.plan import CorpusSize, measure_corpus
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.pretraining_data.pairs import PairOptions, measure_pairs, plan_block
 from bertkit.tokenizer.wordpiece import Tokenizer

@@ -1,0 +1,100 @@
+"""From text to a token store in one step: learn a vocabulary, unless one is given, and prepare."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from bertkit.config import as_json, claim_settings
+from bertkit.console import Console
+from bertkit.corpus.build import PrepareOptions, check_inputs, prepare
+from bertkit.corpus.store import TokenStore
+from bertkit.errors import BertkitError
+from bertkit.files import exclusive_lock
+from bertkit.outputs import TEXT
+from bertkit.tokenizer.learn import LearnOptions, learn_from_files
+from bertkit.tokenizer.wordpiece import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """The options of a run that starts from text instead of a store."""
+
+    text: Annotated[tuple[str, ...], TEXT] = ()
+    """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
+    tokenizer: Path | None = None
+    """An existing tokenizer for --text; without it, a vocabulary is learned."""
+    vocabulary_size: int = 30522
+    """Size of the vocabulary that is learned from --text."""
+    cased: bool = False
+    """Whether the learned vocabulary keeps upper case and accents."""
+    language: str = "en"
+    """Language of --text, for the sentence splitter."""
+    format: str = "auto"
+    """Format of --text; auto detects it from file names and first lines."""
+    column: str = "text"
+    """Column of --text that holds the text, in formats that have columns."""
+    processes: int = 0
+    """Worker processes for preparing --text; 0 uses one for each core."""
+
+
+NO_TEXT = TextOptions()
+
+
+def store_from_text(
+    corpus: TextOptions, out: Path | str, *, console: Console | None = None
+) -> TokenStore:
+    """Learn a vocabulary and prepare a store inside a run directory, unless already done.
+
+    Args:
+        corpus: the text, and how it is read and tokenized.
+        out: the run directory, as for `bertkit.pretrain`. It gets the folders `tokenizer` and
+            `store`, and is locked meanwhile.
+        console: the console for progress; None for a new one.
+
+    Raises:
+        BertkitError: the directory was started with other text or options, they are invalid, or
+            another process is using it.
+    """
+    out = Path(out)
+    with exclusive_lock(out), nullcontext(console) if console else Console() as shown:
+        return _store_from_text(corpus, out, shown)
+
+
+def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenStore:
+    if corpus.processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {corpus.processes}")
+    if corpus.tokenizer is not None and (corpus.vocabulary_size, corpus.cased) != (
+        NO_TEXT.vocabulary_size,
+        NO_TEXT.cased,
+    ):
+        raise BertkitError(
+            "--vocabulary-size and --cased are for a vocabulary that is learned; remove them, "
+            "or remove --tokenizer"
+        )
+    options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
+    if not (out / "store" / "manifest.json").is_file():
+        check_inputs(corpus.text, out / "store", options)  # before these flags are written down
+    flags = {k: v for k, v in as_json(corpus).items() if k != "processes"}
+    if not any((out / name).exists() for name in ("tokenizer", "store")):
+        (out / "corpus.json").unlink(missing_ok=True)  # left by flags that failed
+    claim_settings(out / "corpus.json", flags, "a corpus")
+    if corpus.tokenizer is not None:
+        tokenizer = Tokenizer.load(corpus.tokenizer)
+    elif (out / "tokenizer" / "tokenizer_config.json").is_file():
+        tokenizer = Tokenizer.load(out / "tokenizer")
+    else:
+        learning = LearnOptions(cased=corpus.cased, format=corpus.format, column=corpus.column)
+        tokenizer, _ = learn_from_files(corpus.text, corpus.vocabulary_size, learning, console)
+        tokenizer.save(out / "tokenizer")
+    if (out / "store" / "manifest.json").is_file():
+        store = TokenStore(out / "store")
+        store.check_tokenizer(tokenizer, str(corpus.tokenizer or out / "tokenizer"))
+        return store
+    return prepare(
+        *(list(corpus.text), tokenizer, out / "store", options),
+        processes=corpus.processes,
+        console=console,
+    )

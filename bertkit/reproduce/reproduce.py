@@ -1,0 +1,145 @@
+"""Reproduce the paper's tables: run what is missing, and write them next to the paper's numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from bertkit.console import Console
+from bertkit.corpus.from_text import TextOptions, store_from_text
+from bertkit.errors import BertkitError, HeldError
+from bertkit.files import read_json, write_json, write_text
+from bertkit.reproduce.experiments import EXPERIMENTS, Experiment
+from bertkit.reproduce.outcome import gather_results, has_results
+from bertkit.reproduce.paper import NO_SOURCES, Sources, find_table, read_scale
+from bertkit.reproduce.report import as_markdown, as_page
+from bertkit.reproduce.run import (
+    POLL_SECONDS,
+    Reproduction,
+    ReproductionStep,
+    recorded_scale,
+    run_experiments,
+)
+
+
+def reproduce_tables(
+    tables: Sequence[str],
+    out: Path | str,
+    *,
+    scale: str | None = None,
+    sources: Sources = NO_SOURCES,
+    device: str = "auto",
+    plan: bool = False,
+    render: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Run tables 1 to 8 and figure 5 of the paper at some scale, and write them.
+
+    Args:
+        tables: "table-1" to "table-8", "figure-5", or "all".
+        out: the folder for networks, fine-tuning results, reproduction.json, .md and .html.
+        scale: "tiny", "small", "base", "large" or a .toml file; None for the scale recorded in the
+            folder, else "small".
+        sources: the text, the labelled data, and the model to use instead of a pre-trained one.
+        device: "auto", "cpu", "cuda", ...
+        plan: whether only to say what would be run.
+        render: whether only to write the tables from the results that exist.
+        console: the console for progress; None for a new one.
+
+    Returns:
+        0 if everything was run, else the number of the signal that stopped it.
+
+    Raises:
+        BertkitError: a table or scale is unknown, data or text is missing, or the folder holds a
+            reproduction with other settings.
+    """
+    out = Path(out)
+    if not tables:
+        raise BertkitError(f"no table is given; choose {', '.join(EXPERIMENTS)} or all")
+    chosen = list(EXPERIMENTS) if "all" in tables else [find_table(name).key for name in tables]
+    found = read_scale(scale) if scale else recorded_scale(out)
+    experiments = [EXPERIMENTS[key](found) for key in chosen]
+    if render:
+        sources = recorded_sources(out)
+    elif sources.data is None:
+        raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
+    elif not sources.data.is_dir():
+        raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
+    with nullcontext(console) if console else Console() as shown:
+        work = Reproduction(out, found, sources, device, shown)
+        stopped_by = 0
+        if render:
+            work.begin()  # refuses another scale than the folder's
+        else:
+            steps = work.steps(experiments)
+            for line in (describe_work(work, steps), *missing(work, experiments)):
+                shown.say(line)
+            if plan:
+                return 0
+            work.begin()
+            make_text(work, steps, shown)
+            stopped_by = run_experiments(work, steps)
+        every = [build(found) for build in EXPERIMENTS.values()]
+        outcome = gather_results(
+            work, [e for e in every if e.paper.key in chosen or has_results(work, e)]
+        )
+        write_tables(outcome, out)
+        shown.say(f"tables: {out / 'reproduction.html'}")
+    return stopped_by
+
+
+def write_tables(outcome: dict[str, Any], out: Path) -> None:
+    """Write the results as JSON, Markdown and a page."""
+    write_json(out / "reproduction.json", outcome)
+    write_text(out / "reproduction.md", as_markdown(outcome))
+    write_text(out / "reproduction.html", as_page(outcome))
+
+
+def recorded_sources(out: Path) -> Sources:
+    """Return the sources that are recorded in the folder of a reproduction."""
+    path = out / "reproduce.json"
+    if not path.is_file():
+        raise BertkitError(f"{out} holds no reproduction to render; leave out --render")
+    values = read_json(path)["sources"]
+    paths = {name: values[name] and Path(values[name]) for name in ("data", "model")}
+    return Sources(text=tuple(values["text"]), **paths)
+
+
+def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
+    """Return a sentence that says how many steps there are, and how many are left to do."""
+    networks = [work.is_done(step) for step in steps if step.job is None]
+    tunings = [work.is_done(step) for step in steps if step.job is not None]
+    return (
+        f"{work.scale.title}: {len(networks)} networks to pre-train "
+        f"({networks.count(False)} left), {len(tunings)} fine-tuning jobs with "
+        f"{work.scale.seeds} seeds each ({tunings.count(False)} left)"
+    )
+
+
+def missing(work: Reproduction, experiments: list[Experiment]) -> list[str]:
+    """Return a sentence for each reason why something cannot be run."""
+    reasons = {work.absence(job): None for experiment in experiments for job in experiment.jobs}
+    return [f"left out: {reason}" for reason in reasons if reason]
+
+
+def make_text(work: Reproduction, steps: list[ReproductionStep], console: Console) -> None:
+    """Make the vocabulary and the token store if any step pre-trains a network."""
+    folder, scale = work.out / "text", work.scale
+    if all(step.job is not None for step in steps):
+        return
+    if not work.sources.text:
+        raise BertkitError("there is no text to pre-train on; give --text PATHS")
+    corpus = TextOptions(
+        text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
+    )
+    while True:
+        try:
+            store_from_text(corpus, folder, console=console)
+        except HeldError:
+            console.say("another process is preparing the text; waiting for it")
+            time.sleep(POLL_SECONDS)
+        else:
+            return

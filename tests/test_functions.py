@@ -1,0 +1,92 @@
+"""The functions behind the commands, called from Python one after the other, as a user would."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+import bertkit
+from bertkit.config import read_recipe
+
+SMALL = [
+    *("--model.hidden-size", "16", "--model.num-hidden-layers", "1"),
+    *("--model.num-attention-heads", "2", "--model.max-position-embeddings", "32"),
+    *("--phases.lengths", "32", "--phases.steps", "3", "--phases.batch-sizes", "4"),
+    *("--phases.max-predictions", "4", "--training.warmup-steps", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, corpus_text: str) -> Path:
+    """A run directory: a vocabulary, a store and a pre-trained model, made by functions."""
+    folder = tmp_path_factory.mktemp("functions")
+    text = folder / "corpus.txt"
+    text.write_text(corpus_text)
+    corpus = bertkit.TextOptions(text=(str(text),), vocabulary_size=150)
+    store = bertkit.store_from_text(corpus, folder / "run")
+    recipe = read_recipe(bertkit.PretrainRecipe, "two-cores", SMALL)
+    assert bertkit.pretrain(recipe, store, folder / "run") is None
+    return folder / "run"
+
+
+def test_a_store_from_text_is_made_once(run: Path) -> None:
+    corpus = bertkit.TextOptions(text=(str(run.parent / "corpus.txt"),), vocabulary_size=150)
+    before = (run / "store" / "manifest.json").stat().st_mtime_ns
+    store = bertkit.store_from_text(corpus, run)
+    assert store.tokenizer.size == 150
+    assert (run / "store" / "manifest.json").stat().st_mtime_ns == before
+    with pytest.raises(bertkit.BertkitError, match="vocabulary_size"):
+        bertkit.store_from_text(replace(corpus, vocabulary_size=160), run)
+
+
+def test_what_is_in_a_run(run: Path) -> None:
+    (title, findings), (about, _) = bertkit.diagnose(run)
+    assert title == f"run {run}"
+    assert str(run / "store") in about
+    assert {finding.severity for finding in findings} <= {"ok", "notice", "problem"}
+    assert bertkit.model_info(run)["network"]["layers"] == 1
+
+
+def test_a_tokenizer_is_learned_and_measured(run: Path, tmp_path: Path) -> None:
+    text = run.parent / "corpus.txt"
+    learned = bertkit.learn_tokenizer([str(text)], tmp_path / "t", 150)
+    assert learned.vocabulary == bertkit.Tokenizer.load(run / "tokenizer").vocabulary
+    assert bertkit.measure_vocabulary(learned, [text.read_text()]).words > 1000
+
+
+def test_words_are_added(run: Path, tmp_path: Path) -> None:
+    made = bertkit.extend_vocabulary(run, tmp_path / "more", words=["gearbox", "##ubricant"])
+    assert made.words == ["gearbox", "##ubricant"]
+    loaded = bertkit.load(tmp_path / "more")
+    assert loaded.tokenizer.encode("gearbox").tokens == ["gearbox"]
+    with pytest.raises(bertkit.BertkitError, match="nothing to add"):
+        bertkit.extend_vocabulary(run, tmp_path / "none", words=["two words"])
+
+
+def test_a_plan_without_measuring() -> None:
+    corpus = bertkit.CorpusSize(tokens=1_000_000)
+    made = bertkit.plan("base", corpus, machine="h100", hours=2)
+    assert made.machine.device == "cuda"
+    assert [estimate.title for estimate in made.answers][-1] == "2 hours"
+
+
+def test_a_model_is_exported_and_served(run: Path, tmp_path: Path) -> None:
+    manifest = bertkit.export_model(run, tmp_path / "out", "huggingface")
+    assert manifest["check"]["outputs"]
+    app = bertkit.serving_app(f"exported={tmp_path / 'out'}", token="secret")
+    with TestClient(app) as client:
+        assert client.get("/v1/models").status_code == 401
+        client.headers["authorization"] = "Bearer secret"
+        assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["exported"]
+        found = client.post("/v1/fill-mask", json={"inputs": [{"text": "the [MASK]"}]})
+        assert found.status_code == 200
+
+
+def test_a_reproduction_needs_tables_and_data(tmp_path: Path) -> None:
+    with pytest.raises(bertkit.BertkitError, match="no table is given"):
+        bertkit.reproduce_tables([], tmp_path)
+    with pytest.raises(bertkit.BertkitError, match="--data"):
+        bertkit.reproduce_tables(["table-1"], tmp_path, scale="tiny")
