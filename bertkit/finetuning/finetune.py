@@ -155,6 +155,10 @@ class FinetuningRun:
         if settings.training.dropout is not None:
             start = start.with_dropout(settings.training.dropout)
         self.data, self.start, self.out, self.console = data, start, out, console
+        for line in settings.grid.reasons(start.config.hidden_size, len(data.train)):
+            console.say(line)
+        grid = settings.grid.chosen(start.config.hidden_size, len(data.train))
+        settings = dataclasses.replace(settings, grid=grid)
         self.settings, self.metrics, self.on_record = settings, metrics, on_record
         self.task: Task = reordered_labels(start, data)
         self.device = choose_device(settings.device)
@@ -271,6 +275,12 @@ class FinetuningRun:
                 )
             else:
                 write_best(self.out, self.scorer, self.train, results, self.latest)
+        if best.degenerate:
+            rate = best.settings["learning_rate"]
+            self.console.say(
+                f"even the best run learned nothing: it {best.degenerate}. Try a learning rate of "
+                f"{3 * rate:g} or {rate / 3:g}, more epochs, or more seeds"
+            )
         return best
 
     def make_missing(self, runs: Sequence[RunSettings]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from bertkit.config import flag_group
@@ -126,17 +126,29 @@ class HeadSettings:
     otherwise for the encoder's width."""
 
 
+RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 2e-4), (0, 5e-4))
+"""(width, learning rate): the default rate for models of at least this width."""
+SMALL_DATA = 5000
+"""With fewer training inputs, the default batch has 16 of them instead of 32."""
+USUAL_EPOCHS, MOST_EPOCHS = 3, 20
+FEWEST_UPDATES = 200
+"""The default number of epochs grows from `USUAL_EPOCHS` to `MOST_EPOCHS` to make as many updates:
+few inputs need more epochs (Mosbach et al. 2021, section 6)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Grid:
     """A grid of settings, of which every combination is trained with every seed."""
 
-    batch_size: tuple[int, ...] = (32,)
-    """Inputs per update; the paper tries 16 and 32."""
-    learning_rate: tuple[float, ...] = (5e-5,)
-    """The peak learning rate; the paper tries 5e-5, 3e-5 and 2e-5, small models need 1e-4 to
-    3e-4."""
-    epochs: tuple[int, ...] = (3,)
-    """Passes over the training data; the paper tries 2, 3 and 4."""
+    batch_size: tuple[int, ...] = ()
+    """Inputs per update; by default 32, or 16 if there are fewer than 5,000 inputs. The paper tries
+    16 and 32."""
+    learning_rate: tuple[float, ...] = ()
+    """The peak learning rate; by default it is chosen by the model's width, from 2e-5 for 1024 and
+    5e-5 for 768 to 5e-4 below 256. The paper tries 5e-5, 3e-5 and 2e-5."""
+    epochs: tuple[int, ...] = ()
+    """Passes over the training data; by default 3, or more (up to 20) until there are 200 updates.
+    The paper tries 2, 3 and 4."""
     seeds: int = 1
     """The number of runs of each setting, with seeds 1, 2, ..."""
 
@@ -150,13 +162,36 @@ class Grid:
             values = getattr(self, name)
             if not isinstance(values, Sequence):
                 raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
-            if not values or not all(0 < value < math.inf for value in values):
+            if not all(0 < value < math.inf for value in values):
                 raise BertkitError(f"{name} must be a finite number above 0, got {values}")
+            if len({f"{value:g}" for value in values}) < len(values):
+                raise BertkitError(f"{name} has a value twice; give each value once")
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
-        names = [run.name for run in self.runs()]
-        if len(set(names)) < len(names):
-            raise BertkitError("two runs of the grid are the same; give each value once")
+
+    def chosen(self, width: int, inputs: int) -> Grid:
+        """Return the grid with values for the fields that were not given.
+
+        Args:
+            width: the hidden size of the model.
+            inputs: the number of training inputs.
+        """
+        batch = self.batch_size or (16 if inputs < SMALL_DATA else 32,)
+        rate = self.learning_rate or (next(rate for least, rate in RATES if width >= least),)
+        needed = math.ceil(FEWEST_UPDATES / math.ceil(inputs / max(batch)))
+        epochs = self.epochs or (min(MOST_EPOCHS, max(USUAL_EPOCHS, needed)),)
+        return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)
+
+    def reasons(self, width: int, inputs: int) -> list[str]:
+        """Return a line that says what `chosen` fills in and why, or [] if it fills in nothing."""
+        chosen, said = self.chosen(width, inputs), []
+        if not self.learning_rate:
+            said.append(f"learning rate {chosen.learning_rate[0]:g} for a model of width {width}")
+        if not self.batch_size:
+            said.append(f"batch size {chosen.batch_size[0]} for {inputs:,} inputs")
+        if not self.epochs:
+            said.append(f"{chosen.epochs[0]} epochs")
+        return [f"chosen: {', '.join(said)}"] if said else []
 
     def runs(self) -> list[RunSettings]:
         """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on."""

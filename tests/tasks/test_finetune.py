@@ -350,7 +350,7 @@ def test_what_the_review_found(
     assert "choose classification" in fails(
         capsys, "finetune", "sst-2", *common, "--data", tmp_path, "--out", tmp_path / "x"
     )
-    assert "are the same" in fails(
+    assert "has a value twice" in fails(
         *(capsys, "finetune", "classification", *common[:-6], "--out", tmp_path / "x"),
         *("--learning-rate", "5e-5", "0.00005"),
     )

@@ -144,7 +144,7 @@ def test_the_record_of_the_machine_stays_that_of_the_runs(
     said = capfd.readouterr().err
     assert "different from when this folder was created: cpu 'another machine' ->" in said
     tune_on(pretrained, colours, out, "--seeds", "2")
-    for name in ("b8-lr5e-05-e1-s1", "b8-lr5e-05-e1-s2"):
+    for name in ("b8-lr0.0005-e1-s1", "b8-lr0.0005-e1-s2"):
         assert read_json(out / "runs" / name / "environment.json")["cpu"] != "another machine"
 
 

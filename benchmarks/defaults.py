@@ -1,0 +1,108 @@
+"""Whether the settings that `finetune` chooses are near the best of a grid.
+
+    python -m benchmarks.defaults --data FOLDER [--model NAME=FOLDER ...] [--tasks ...]
+
+Every task is trained with the chosen settings and with a grid of learning rates and batch sizes
+around them, for the same number of epochs and one seed each. Finished runs in the work folder are
+not repeated, and the results file keeps the rows of other models and tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_data import dataset
+from benchmarks.record import ROOT, data_folder, write_result
+from benchmarks.settings import start_model
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.files import read_json
+from bertkit.finetuning.finetune import finetune
+from bertkit.finetuning.grid import all_results, best_run
+from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
+from bertkit.tasks.data import TaskData
+
+ROWS = {
+    "sst-2, 100 rows": 100,
+    "sst-2, 400 rows": 400,
+    "sst-2, 2,000 rows": 2000,
+    "mrpc": None,
+    "cola": None,
+    "mnli-10k": None,
+    "conll-2003, 2,000 sentences": 2000,
+}
+"""Task -> the number of training inputs, drawn at random; None for all."""
+MOST_DEV = 1000
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""The learning rates of the grid, as multiples of the chosen one."""
+BATCHES = (16, 32)
+
+
+def sample(data: TaskData, rows: int | None) -> TaskData:
+    """A data set with fewer rows, always the same ones."""
+
+    def some(inputs: Any, number: int | None) -> Any:
+        if number is None or len(inputs) <= number:
+            return inputs
+        return [inputs[i] for i in sorted(random.Random(0).sample(range(len(inputs)), number))]
+
+    dev = tuple((name, some(inputs, MOST_DEV)) for name, inputs in data.dev[:1])
+    return replace(data, train=some(data.train, rows), dev=dev, test=())
+
+
+def measure(name: str, model: Path, task: str, data: Path, work: Path) -> dict[str, Any]:
+    """The row of one model and task."""
+    start = read_pretrained(model)
+    whole = dataset(
+        task.partition(",")[0], data, data / "glue", start.config.max_position_embeddings
+    )
+    used = sample(whole, ROWS[task])
+    out = work / f"{name}-{task.replace(',', '').replace(' ', '-')}"
+    training = TrainingSettings(precision="fp32")
+    settings = FinetuneSettings(grid=Grid(), training=training, track=())
+    finetune(used, start, out, settings=settings)
+    [chosen] = Grid().chosen(start.config.hidden_size, len(used.train)).runs()
+    rates = tuple(factor * chosen.learning_rate for factor in FACTORS)
+    grid = Grid(batch_size=BATCHES, learning_rate=rates, epochs=(chosen.epochs,))
+    finetune(used, start, out, settings=replace(settings, grid=grid))
+    results = all_results(out)
+    [own] = [result for result in results if result.name == chosen.name]
+    best = best_run(results)
+    return {
+        "metric": used.task.metric,
+        "inputs": len(used.train),
+        "epochs": chosen.epochs,
+        "batch": chosen.batch_size,
+        "learning_rate": chosen.learning_rate,
+        "score": round(100 * own.metric, 2),
+        "best": round(100 * best.metric, 2),
+        "best_batch": best.settings["batch_size"],
+        "best_learning_rate": best.settings["learning_rate"],
+        "below_best": round(100 * (best.metric - own.metric), 2),
+        "runs": len(results),
+    }
+
+
+def main() -> None:
+    """Measure, and write results/defaults.json after every row."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/defaults"))
+    parser.add_argument("--model", nargs="*", default=[], help="NAME=FOLDER; MiniLM by default")
+    parser.add_argument("--tasks", nargs="*", choices=ROWS, default=list(ROWS))
+    options = parser.parse_args()
+    models = dict(one.split("=", 1) for one in options.model) or {"MiniLM": str(start_model())}
+    path = ROOT / "results" / "defaults.json"
+    rows = read_json(path)["rows"] if path.is_file() else {}
+    for name, folder in models.items():
+        for task in options.tasks:
+            data = data_folder(options.data)
+            rows[f"{name}, {task}"] = measure(name, Path(folder), task, data, options.work)
+            write_result("defaults", rows)
+
+
+if __name__ == "__main__":
+    main()
