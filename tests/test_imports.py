@@ -30,6 +30,7 @@ STORY = [
     ("tasks",),
     ("finetuning",),
     ("predict",),
+    ("sklearn",),
     ("export",),
     ("report",),
     ("doctor", "explain", "reproduce"),
