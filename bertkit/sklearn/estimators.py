@@ -114,9 +114,7 @@ class TunedEstimator(BaseEstimator):
         start = read_pretrained(Path(self.model))
         windows = spec.make_windows({"max_length": int(self.max_length or 0)})
         length = windows.length(start.config.max_position_embeddings)
-        task = spec.task.from_data(
-            TaskInputs(examples, spec.columns(), windows, length, TextCounts())
-        )
+        inputs = TaskInputs(examples, spec.columns(), windows, length, TextCounts())
         train, apart = self._sides(spec, examples) if self.early_stopping else (examples, ())
         dev = [("dev", apart)] if apart else []
         data = TaskData(task_type, spec.task.from_data(inputs), train, dev)

@@ -54,13 +54,18 @@ def read_texts(
             f"X has {table.shape[1]} columns; {name} takes one column of texts{pairs}"
         )
     for (row, _), value in np.ndenumerate(table):
-        if value is None or str(value) in {"nan", "<NA>", "NaT"}:
+        if is_missing(value):
             raise InputValueError(
                 f"Input X contains NaN: row {row} is {value!r}; leave the row out, or fill in ''"
             )
         if not isinstance(value, str):
             raise InputTypeError(f"X[{row}] is {value!r:.40}, which is not a text")
     return table
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value stands for a missing one: None, NaN, or those of pandas."""
+    return value is None or (not isinstance(value, str) and str(value) in {"nan", "<NA>", "NaT"})
 
 
 def text_examples(table: np.ndarray, labels: Sequence[Any] | None = None) -> list[TextExample]:
@@ -140,19 +145,21 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
     Raises:
         ValueError: the labels are of another kind, missing, or all the same.
     """
+    rows = given.toarray() if issparse(given) else np.asarray(given, dtype=object)
+    if missing := [place for place, value in np.ndenumerate(rows) if is_missing(value)]:
+        raise InputValueError(f"Input y contains NaN: row {missing[0][0]} has no label")
     if type_of_target(given, input_name="y") == "multilabel-indicator":
-        matrix = given.toarray() if issparse(given) else np.asarray(given)
-        names = [str(one) for one in getattr(given, "columns", range(matrix.shape[1]))]
-        if not matrix.any():
+        names = [str(one) for one in getattr(given, "columns", range(rows.shape[1]))]
+        if not rows.any():
             raise InputValueError(f"{name} needs at least one label in y, and all of y is 0")
-        rows = [tuple(names[i] for i in np.flatnonzero(row)) for row in matrix]
-        return [np.array([0, 1]) for _ in names], names, rows
+        sets = [tuple(names[i] for i in np.flatnonzero(row)) for row in rows]
+        return [np.array([0, 1]) for _ in names], names, sets
     check_classification_targets(given)
     labels = column_or_1d(given, warn=True)
     classes = np.unique(labels)
     if len(classes) < 2:
         raise InputValueError(
             f"{name} needs samples of at least 2 classes in y, but y contains only one class: "
-            f"{classes[0]!r}"
+            f"{classes.tolist()[0]!r}"
         )
     return classes, [str(one) for one in classes], [str(one) for one in labels]
