@@ -43,12 +43,6 @@ class InputTypeError(BertkitError, TypeError):
     code = "type"
 
 
-class InputValueError(BertkitError, ValueError):
-    """A Python argument has a value that cannot be used, such as labels of a single class."""
-
-    code = "value"
-
-
 class HeldError(BertkitError):
     """Another process is working in the same folder."""
 

@@ -19,17 +19,18 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.datasets.examples import Example
-from bertkit.errors import BertkitError, InputValueError
+from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import BALANCED, ClassWeights, RunSettings, TrainingSettings
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
 from bertkit.sklearn.fitted import FittedModel, tuned_model
 from bertkit.sklearn.inputs import (
     UNLABELLED,
+    InputValueError,
+    examples_of_texts,
     read_labels,
     read_texts,
     tagged_examples,
-    text_examples,
 )
 from bertkit.tasks.data import TaskData, set_apart
 from bertkit.tasks.spec import SPECS, TaskSpec
@@ -148,7 +149,7 @@ class TunedEstimator(BaseEstimator):
 
     def _predictions(self, given: Any) -> list[Any]:
         check_is_fitted(self, "model_")
-        return self._predictor().many(text_examples(self._texts(given, reset=False)))
+        return self._predictor().many(examples_of_texts(self._texts(given, reset=False)))
 
 
 class WeightedEstimator(TunedEstimator):
@@ -261,7 +262,7 @@ class BertClassifier(ClassifierMixin, WeightedEstimator):
         keys = self._names if many else self.classes_.tolist()
         weights = self._weights(self.class_weight, dict(zip(keys, self._names, strict=True)))
         task_type = "multi-label-classification" if many else "classification"
-        return self._tune(task_type, text_examples(table, labels), weights)
+        return self._tune(task_type, examples_of_texts(table, labels), weights)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probability of every class or label, (rows, classes)."""
@@ -326,7 +327,7 @@ class BertRegressor(RegressorMixin, TunedEstimator):
                 f"{type(self).__name__} needs at least two different numbers in y; it has "
                 f"n_samples={len(numbers)}, all {numbers[0]:g}"
             )
-        return self._tune("regression", text_examples(table, numbers.tolist()))
+        return self._tune("regression", examples_of_texts(table, numbers.tolist()))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return (rows,) the predicted numbers."""

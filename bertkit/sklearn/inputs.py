@@ -12,7 +12,14 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from bertkit.datasets.examples import TextExample, WordsExample
-from bertkit.errors import InputTypeError, InputValueError
+from bertkit.errors import BertkitError, InputTypeError
+
+
+class InputValueError(BertkitError, ValueError):
+    """A Python argument has a value that cannot be used, such as labels of a single class."""
+
+    code = "value"
+
 
 UNLABELLED = "no_validation"
 """The y of rows without labels, as scikit-learn's `validate_data` has it."""
@@ -68,7 +75,7 @@ def is_missing(value: object) -> bool:
     return value is None or (not isinstance(value, str) and str(value) in {"nan", "<NA>", "NaT"})
 
 
-def text_examples(table: np.ndarray, labels: Sequence[Any] | None = None) -> list[TextExample]:
+def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) -> list[TextExample]:
     """Return the examples of texts (rows, 1) or (rows, 2), and their labels if there are any."""
     return [
         TextExample(
