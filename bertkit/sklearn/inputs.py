@@ -102,21 +102,23 @@ def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise InputTypeError(f"{name} must be a list of lists of words, not {given!r:.40}")
-    rows = list(given)
+    rows = []
+    for number, row in enumerate(given):
+        if isinstance(row, str | Mapping) or not isinstance(row, Iterable):
+            raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
+        words = tuple(row)
+        for word in words:
+            if not isinstance(word, str):
+                raise InputTypeError(f"{name}[{number}] has {word!r:.40}, which is not a word")
+        rows.append(tuple(map(str, words)))
     if not rows:
         raise InputValueError(
             f"Found array with 0 sample(s) in {name} while a minimum of 1 is required."
         )
-    for number, row in enumerate(rows):
-        if isinstance(row, str | Mapping) or not isinstance(row, Iterable):
-            raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
-        for word in row:
-            if not isinstance(word, str):
-                raise InputTypeError(f"{name}[{number}] has {word!r:.40}, which is not a word")
-    return [tuple(map(str, row)) for row in rows]
+    return rows
 
 
-def tagged_examples(words: Any, tags: Any = None) -> list[WordsExample]:
+def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
     """Return the examples of rows of words, and their tags if there are any.
 
     Raises:
@@ -124,7 +126,7 @@ def tagged_examples(words: Any, tags: Any = None) -> list[WordsExample]:
         TypeError: an argument is not a list of lists of strings.
     """
     rows = read_rows_of_words(words, "X")
-    if tags is None:
+    if isinstance(tags, str) and tags == UNLABELLED:
         return [WordsExample("", row, None, i, f"X[{i}]") for i, row in enumerate(rows)]
     golds = read_rows_of_words(tags, "y")
     check_consistent_length(rows, golds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -215,7 +216,7 @@ def test_several_labels_by_name(pretrained: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"wet": [1, 0] * 12, "cold": [1, 1, 0] * 8})
     model = BertClassifier(pretrained, **QUICK, class_weight={"cold": 2.0}).fit(TEXTS, frame)
-    assert sorted(model._predictor().task.labels) == ["cold", "wet"]
+    assert json.loads(model.model_.files["bertkit.json"])["labels"] == ["cold", "wet"]
     assert cross_val_score(model, TEXTS, frame, cv=2, scoring="roc_auc").shape == (2,)
 
 
@@ -422,6 +423,7 @@ def test_too_few_rows_to_validate_on(pretrained: Path) -> None:
     [
         ("a b", TAGS, TypeError, "list of lists of words"),
         ([], [], ValueError, "0 sample"),
+        (SENTENCES, None, TypeError, "y must be a list of lists"),
         (["a b", "c d"], [["O", "X"]] * 2, TypeError, r"X\[0\] is 'a b', not a list"),
         ([["a", 3]], [["O", "X"]], TypeError, r"X\[0\] has 3, which is not a word"),
         ([["a", "b"]], [["O", None]], TypeError, r"y\[0\] has None"),
