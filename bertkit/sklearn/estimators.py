@@ -28,6 +28,7 @@ from bertkit.sklearn.inputs import (
     UNLABELLED,
     InputValueError,
     examples_of_texts,
+    names_of_classes,
     read_labels,
     read_texts,
     tagged_examples,
@@ -368,6 +369,7 @@ class BertTagger(WeightedEstimator):
                 f"{type(self).__name__} needs at least 2 different tags in y, but y contains only "
                 f"{', '.join(tags) or 'rows without a word'}"
             )
+        names_of_classes(sorted(tags))  # names that the model can hold
         weights = self._weights(self.class_weight, {})
         self._tune("token-classification", examples, weights)
         self.classes_ = np.array(sorted(self._predictor().task.labels))

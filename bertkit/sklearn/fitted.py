@@ -17,7 +17,7 @@ from bertkit.finetuning.heads import reordered_labels, same_task, save_tuned, tu
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.tasks.data import TaskData, describe_cut, describe_items, encode
-from bertkit.tasks.task import NOTHING_READ, check_segments
+from bertkit.tasks.task import NOTHING_READ, Items, Task, check_segments
 from bertkit.training.device import choose_device, choose_precision
 from bertkit.training.journal import Console, RunLog
 
@@ -104,16 +104,8 @@ def tuned_model(
     """
     where, task = choose_device(device), reordered_labels(start, data)
     precision = choose_precision(training.precision, where)
-    splits = {"train": data.train, **dict(data.dev)}
-    items = {name: encode(task, own, start.tokenizer, name) for name, own in splits.items()}
-    for name, own in items.items():
-        check_segments(own, start.config)
-        console.say(describe_items(name, own))
-        lost = {what: count for what, count in own.cut.items() if what != NOTHING_READ}
-        if any(lost.values()):
-            warnings.warn(f"{name}: {describe_cut(lost)}", stacklevel=4)
-    train = items.pop("train")
-    kept: list[FittedModel] = []
+    items = encode_splits(start, task, data, console)
+    train, kept = items.pop("train"), list[FittedModel]()
 
     def keep(model: Any, task: Any, scores: Any) -> None:
         details = tuned_details(data, task, run, training, precision, scores)
@@ -142,3 +134,22 @@ def tuned_model(
     if evaluation is None:
         keep(model, task, {})
     return kept[0]
+
+
+def encode_splits(
+    start: PretrainedWeights, task: Task, data: TaskData, console: Console
+) -> dict[str, Items]:
+    """Return split -> its encoded examples; warn if a part of one is not read.
+
+    Raises:
+        BertkitError: an example does not fit the model.
+    """
+    found = {}
+    for name, examples in (("train", data.train), *data.dev):
+        items = found[name] = encode(task, examples, start.tokenizer, name)
+        check_segments(items, start.config)
+        console.say(describe_items(name, items))
+        lost = {what: count for what, count in items.cut.items() if what != NOTHING_READ}
+        if any(lost.values()):
+            warnings.warn(f"{name}: {describe_cut(lost)}", stacklevel=5)
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from bertkit.datasets.examples import TextExample, WordsExample
+from bertkit.datasets.tabular import label_name
 from bertkit.errors import BertkitError, InputTypeError
 
 
@@ -158,7 +160,9 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
     if missing := [place for place, value in np.ndenumerate(rows) if is_missing(value)]:
         raise InputValueError(f"Input y contains NaN: row {missing[0][0]} has no label")
     if type_of_target(given, input_name="y") == "multilabel-indicator":
-        names = [str(one) for one in getattr(given, "columns", range(rows.shape[1]))]
+        names = names_of_classes(
+            [str(one) for one in getattr(given, "columns", range(rows.shape[1]))]
+        )
         if not rows.any():
             raise InputValueError(f"{name} needs at least one label in y, and all of y is 0")
         sets = [tuple(names[i] for i in np.flatnonzero(row)) for row in rows]
@@ -171,4 +175,20 @@ def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
             f"{name} needs samples of at least 2 classes in y, but y contains only one class: "
             f"{classes.tolist()[0]!r}"
         )
-    return classes, [str(one) for one in classes], [str(one) for one in labels]
+    names = names_of_classes(classes.tolist())
+    named = dict(zip(classes.tolist(), names, strict=True))
+    return classes, names, [named[one] for one in labels.tolist()]
+
+
+def names_of_classes(classes: Sequence[Any]) -> list[str]:
+    """Return the names of classes in the model, which are those of `bertkit.finetune`.
+
+    Raises:
+        ValueError: two classes have the same name.
+        BertkitError: a class holds half of a surrogate pair.
+    """
+    names = [label_name(one, "y") for one in classes]
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        raise InputValueError(f"several labels of y have the name {twice!r}; make them one")
+    return names

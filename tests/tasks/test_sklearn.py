@@ -155,6 +155,8 @@ def test_labels_keep_their_type(labels: list[Any], classes: list[Any], pretraine
     assert found.dtype == wanted.dtype
     assert (found == model.classes_[model.predict_proba(TEXTS).argmax(axis=1)]).all()
     assert model.score(TEXTS, wanted) > 0.9
+    names = json.loads(model.model_.files["bertkit.json"])["labels"]
+    assert names == sorted({json.dumps(label).strip('"').removesuffix(".0") for label in labels})
     decision = model.decision_function(TEXTS)
     if len(classes) == 2:
         assert ((decision > 0) == found).all()
@@ -371,6 +373,8 @@ def test_progress(pretrained: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (TEXTS, None, ValueError, "requires y to be passed, but the target y is None"),
         (TEXTS, ["wet"] * 24, ValueError, "y contains only one class: 'wet'"),
         (TEXTS, [*LABELS[:-1], None], ValueError, "Input y contains NaN: row 23"),
+        (TEXTS, [*LABELS[:-1], "wet "], ValueError, "several labels of y have the name 'wet'"),
+        (TEXTS, [*LABELS[:-1], "\ud800"], BertkitError, "half of a surrogate pair"),
         (TEXTS, [0.5, 1, np.nan] * 8, ValueError, "Input y contains NaN: row 2"),
         (TEXTS, np.arange(24) / 7, ValueError, "Unknown label type: continuous"),
         (TEXTS, [["wet"], ["dry", "damp"]] * 12, ValueError, "MultiLabelBinarizer"),
@@ -424,6 +428,7 @@ def test_too_few_rows_to_validate_on(pretrained: Path) -> None:
         ("a b", TAGS, TypeError, "list of lists of words"),
         ([], [], ValueError, "0 sample"),
         (SENTENCES, None, TypeError, "y must be a list of lists"),
+        ([["a", "b"]], [["O", "\ud800"]], BertkitError, "half of a surrogate pair"),
         (["a b", "c d"], [["O", "X"]] * 2, TypeError, r"X\[0\] is 'a b', not a list"),
         ([["a", 3]], [["O", "X"]], TypeError, r"X\[0\] has 3, which is not a word"),
         ([["a", "b"]], [["O", None]], TypeError, r"y\[0\] has None"),
