@@ -105,7 +105,8 @@ def tuned_model(
     where, task = choose_device(device), reordered_labels(start, data)
     precision = choose_precision(training.precision, where)
     items = encode_splits(start, task, data, console)
-    train, kept = items.pop("train"), list[FittedModel]()
+    train = items.pop("train")
+    kept: list[FittedModel] = []
 
     def keep(model: Any, task: Any, scores: Any) -> None:
         details = tuned_details(data, task, run, training, precision, scores)

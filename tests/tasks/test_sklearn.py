@@ -245,6 +245,14 @@ def test_tags(pretrained: Path) -> None:
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
+def test_what_is_not_read_is_said(pretrained: Path) -> None:
+    model = BertTagger(pretrained, **QUICK, max_length=20)
+    with pytest.warns(UserWarning, match="train: inputs with words cut at 18 pieces: 1"):
+        model.fit([["ab" * 30, "river"], *SENTENCES], [["O", "O"], *TAGS])
+    with pytest.warns(UserWarning, match="words cut at 18 pieces: 1"):
+        model.predict([["ab" * 30]])
+
+
 def test_vectors_are_those_of_the_embedder(pretrained: Path) -> None:
     pandas = pytest.importorskip("pandas")
     embedder = BertEmbedder(pretrained, precision="fp32")
