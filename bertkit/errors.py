@@ -43,21 +43,6 @@ class InputTypeError(BertkitError, TypeError):
     code = "type"
 
 
-class MissingColumnError(BertkitError):
-    """No row of a file or of data in memory has a column that is needed.
-
-    Args:
-        message: the error message, one line.
-        column: the name of the column.
-    """
-
-    code = "column"
-
-    def __init__(self, message: str, column: str) -> None:
-        super().__init__(message)
-        self.column = column
-
-
 class HeldError(BertkitError):
     """Another process is working in the same folder."""
 

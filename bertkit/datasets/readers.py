@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from bertkit.datasets.examples import Example
-from bertkit.datasets.records import Records
+from bertkit.datasets.records import MissingColumnError, Records
 from bertkit.datasets.tabular import (
     Fields,
     first_left_out,
@@ -22,7 +22,7 @@ from bertkit.datasets.tabular import (
     valid_text,
     value_name,
 )
-from bertkit.errors import BertkitError, MissingColumnError
+from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
 
 RowReader = Callable[[Fields, str], Example | None]

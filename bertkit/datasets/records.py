@@ -6,8 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import BertkitError, MissingColumnError
+from bertkit.errors import BertkitError
 from bertkit.text.lines import TextCounts
+
+
+class MissingColumnError(BertkitError):
+    """No row of a file or of data in memory has a column that is needed.
+
+    Args:
+        message: the error message, one line.
+        column: the name of the column.
+    """
+
+    code = "column"
+
+    def __init__(self, message: str, column: str) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 class Records:

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from bertkit.datasets.records import Records
-from bertkit.errors import BertkitError, MissingColumnError, nearest
+from bertkit.datasets.records import MissingColumnError, Records
+from bertkit.errors import BertkitError, nearest
 from bertkit.text.documents import LONE_SURROGATE, PARQUET_ROWS, optional_library
 from bertkit.text.lines import TextCounts, split_rows, text_lines
 from bertkit.text.sources import DAMAGE, Source, find_sources, one_line, open_binary

@@ -32,7 +32,13 @@ from bertkit.finetuning.grid import (
     scores_text,
     shown_scores,
 )
-from bertkit.finetuning.heads import build_with, reordered_labels, same_task, save_tuned
+from bertkit.finetuning.heads import (
+    build_with,
+    reordered_labels,
+    same_task,
+    save_tuned,
+    tuned_details,
+)
 from bertkit.finetuning.run import class_weights, train_task
 from bertkit.finetuning.settings import SETTINGS, USUAL, FinetuneSettings, RunSettings
 from bertkit.model.task_heads import TaskModel
@@ -385,17 +391,7 @@ class FinetuningRun:
         scores: Scores,
     ) -> None:
         """Save the model of a run with everything needed to use it."""
-        details = {
-            "task": task.task_type,
-            "labels": list(task.labels),
-            "settings": task.settings(),
-            "data": self.data.name,
-            "columns": dict(self.data.columns),
-            "pairs": any(getattr(given, "pair", None) is not None for given in self.data.train),
-            "made_by": "bertkit finetune",
-            "run": dataclasses.asdict(run),
-            "tuning": as_json(self.settings.training),
-            "precision": self.precision,
-            "scores": scores,
-        }
+        details = tuned_details(
+            self.data, task, run, self.settings.training, self.precision, scores
+        )
         save_tuned(folder, model, self.start.tokenizer, details)

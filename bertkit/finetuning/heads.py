@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.config import as_json
 from bertkit.errors import BertkitError, nearest
-from bertkit.finetuning.settings import HeadSettings
+from bertkit.finetuning.settings import HeadSettings, RunSettings, TrainingSettings
 from bertkit.model.encoder import Encoder
 from bertkit.model.features import (
     HEADS,
@@ -121,3 +123,27 @@ def save_tuned(
         save_with_head(folder, model, tokenizer, details)
     else:
         save_model(folder, model, tokenizer, details)
+
+
+def tuned_details(
+    data: TaskData,
+    task: Task,
+    run: RunSettings,
+    training: TrainingSettings,
+    precision: str,
+    scores: Mapping[str, Mapping[str, float]],
+) -> dict[str, Any]:
+    """Return the content of `bertkit.json` for a model that was fine-tuned on `data`."""
+    return {
+        "task": task.task_type,
+        "labels": list(task.labels),
+        "settings": task.settings(),
+        "data": data.name,
+        "columns": dict(data.columns),
+        "pairs": any(getattr(given, "pair", None) is not None for given in data.train),
+        "made_by": "bertkit finetune",
+        "run": asdict(run),
+        "tuning": as_json(training),
+        "precision": precision,
+        "scores": dict(scores),
+    }

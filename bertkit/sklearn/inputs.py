@@ -1,0 +1,194 @@
+"""What an estimator is given: texts, pairs of texts, words, and their labels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse import issparse
+from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from bertkit.datasets.examples import TextExample, WordsExample
+from bertkit.datasets.tabular import label_name
+from bertkit.errors import BertkitError, InputTypeError
+
+
+class InputValueError(BertkitError, ValueError):
+    """A Python argument has a value that cannot be used, such as labels of a single class."""
+
+    code = "value"
+
+
+UNLABELLED = "no_validation"
+"""The y of rows without labels, as scikit-learn's `validate_data` has it."""
+
+
+def read_texts(
+    estimator: Any, given: Any, y: Any = UNLABELLED, *, reset: bool, most: int
+) -> np.ndarray:
+    """Return the texts of an X, an object array (rows, 1) or (rows, 2).
+
+    Args:
+        estimator: the estimator, which keeps or checks the number and the names of the columns.
+        given: a one-dimensional array of texts, or a two-dimensional array or DataFrame.
+        y: the labels, which are only counted.
+        reset: whether to keep the columns, in a fit, rather than to check them.
+        most: the maximum number of columns.
+
+    Raises:
+        ValueError: a text or y is missing, the shape is wrong, or the lengths differ.
+        TypeError: a value is not a text, or the data is sparse.
+    """
+    name = type(estimator).__name__
+    if isinstance(given, str):
+        raise InputValueError(
+            f"Iterable over raw text documents expected, string object received. {name} takes a "
+            "list of texts: put one text in brackets"
+        )
+    array = check_array(
+        given, dtype=object, ensure_2d=False, ensure_all_finite=False, estimator=name
+    )
+    table = array[:, None] if array.ndim == 1 else array
+    named = hasattr(given, "columns") and array.ndim == 2
+    validate_data(estimator, given if named else table, y, reset=reset, skip_check_array=True)
+    if not isinstance(y, str):
+        check_consistent_length(table, y)
+    if table.shape[1] > most:
+        pairs = ", or pairs of texts as two columns" if most == 2 else ""
+        raise InputValueError(
+            f"X has {table.shape[1]} columns; {name} takes one column of texts{pairs}"
+        )
+    for (row, _), value in np.ndenumerate(table):
+        if is_missing(value):
+            raise InputValueError(
+                f"Input X contains NaN: row {row} is {value!r}; leave the row out, or fill in ''"
+            )
+        if not isinstance(value, str):
+            raise InputTypeError(f"X[{row}] is {value!r:.40}, which is not a text")
+    return table
+
+
+def is_missing(value: object) -> bool:
+    """Return whether a value stands for a missing one: None, NaN, or those of pandas."""
+    return value is None or (not isinstance(value, str) and str(value) in {"nan", "<NA>", "NaT"})
+
+
+def examples_of_texts(table: np.ndarray, labels: Sequence[Any] | None = None) -> list[TextExample]:
+    """Return the examples of texts (rows, 1) or (rows, 2), and their labels if there are any."""
+    return [
+        TextExample(
+            "",
+            str(row[0]),
+            str(row[1]) if len(row) == 2 else None,
+            None if labels is None else labels[number],
+            f"X[{number}]",
+        )
+        for number, row in enumerate(table)
+    ]
+
+
+def read_rows_of_words(given: Any, name: str) -> list[tuple[str, ...]]:
+    """Return rows of words, or of tags.
+
+    Args:
+        given: a list, an array or a Series of lists of strings.
+        name: "X" or "y", for messages.
+
+    Raises:
+        ValueError: there is no row.
+        TypeError: the argument, or a row of it, is not a list of strings.
+    """
+    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise InputTypeError(f"{name} must be a list of lists of words, not {given!r:.40}")
+    rows = []
+    for number, row in enumerate(given):
+        if isinstance(row, str | Mapping) or not isinstance(row, Iterable):
+            raise InputTypeError(f"{name}[{number}] is {row!r:.40}, not a list of words")
+        words = tuple(row)
+        for word in words:
+            if not isinstance(word, str):
+                raise InputTypeError(f"{name}[{number}] has {word!r:.40}, which is not a word")
+        rows.append(tuple(map(str, words)))
+    if not rows:
+        raise InputValueError(
+            f"Found array with 0 sample(s) in {name} while a minimum of 1 is required."
+        )
+    return rows
+
+
+def tagged_examples(words: Any, tags: Any = UNLABELLED) -> list[WordsExample]:
+    """Return the examples of rows of words, and their tags if there are any.
+
+    Raises:
+        ValueError: the numbers of rows, or of a row's words and tags, differ.
+        TypeError: an argument is not a list of lists of strings.
+    """
+    rows = read_rows_of_words(words, "X")
+    if isinstance(tags, str) and tags == UNLABELLED:
+        return [WordsExample("", row, None, i, f"X[{i}]") for i, row in enumerate(rows)]
+    golds = read_rows_of_words(tags, "y")
+    check_consistent_length(rows, golds)
+    for i, (row, gold) in enumerate(zip(rows, golds, strict=True)):
+        if len(row) != len(gold):
+            raise InputValueError(
+                f"X[{i}] has {len(row)} words and y[{i}] has {len(gold)} tags; give each word a tag"
+            )
+    pairs = enumerate(zip(rows, golds, strict=True))
+    return [WordsExample("", row, gold, i, f"X[{i}]") for i, (row, gold) in pairs]
+
+
+def read_labels(given: Any, name: str) -> tuple[Any, list[str], list[Any]]:
+    """Return the classes of a y, their names, and the label of every row.
+
+    Args:
+        given: one label for each row, or a binary indicator matrix (rows, classes).
+        name: the name of the estimator, for messages.
+
+    Returns:
+        The classes as `classes_` has them, which for an indicator matrix is [0, 1] for each column;
+        the name of each class or column; and for each row its name, or the names of its columns
+        that are 1.
+
+    Raises:
+        ValueError: the labels are of another kind, missing, or all the same.
+    """
+    rows = given.toarray() if issparse(given) else np.asarray(given, dtype=object)
+    if missing := [place for place, value in np.ndenumerate(rows) if is_missing(value)]:
+        raise InputValueError(f"Input y contains NaN: row {missing[0][0]} has no label")
+    if type_of_target(given, input_name="y") == "multilabel-indicator":
+        names = names_of_classes(
+            [str(one) for one in getattr(given, "columns", range(rows.shape[1]))]
+        )
+        if not rows.any():
+            raise InputValueError(f"{name} needs at least one label in y, and all of y is 0")
+        sets = [tuple(names[i] for i in np.flatnonzero(row)) for row in rows]
+        return [np.array([0, 1]) for _ in names], names, sets
+    check_classification_targets(given)
+    labels = column_or_1d(given, warn=True)
+    classes = np.unique(labels)
+    if len(classes) < 2:
+        raise InputValueError(
+            f"{name} needs samples of at least 2 classes in y, but y contains only one class: "
+            f"{classes.tolist()[0]!r}"
+        )
+    names = names_of_classes(classes.tolist())
+    named = dict(zip(classes.tolist(), names, strict=True))
+    return classes, names, [named[one] for one in labels.tolist()]
+
+
+def names_of_classes(classes: Sequence[Any]) -> list[str]:
+    """Return the names of classes in the model, which are those of `bertkit.finetune`.
+
+    Raises:
+        ValueError: two classes have the same name.
+        BertkitError: a class holds half of a surrogate pair.
+    """
+    names = [label_name(one, "y") for one in classes]
+    if len(set(names)) < len(names):
+        [(twice, _)] = Counter(names).most_common(1)
+        raise InputValueError(f"several labels of y have the name {twice!r}; make them one")
+    return names
