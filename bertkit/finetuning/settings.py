@@ -128,8 +128,8 @@ class HeadSettings:
 
 RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 2e-4), (0, 5e-4))
 """(width, learning rate): the default rate for models of at least this width."""
-SMALL_DATA = 5000
-"""With fewer training inputs, the default batch has 16 of them instead of 32."""
+BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
+"""(training inputs, batch size): the default batch size for at least so many inputs."""
 USUAL_EPOCHS, MOST_EPOCHS = 3, 20
 FEWEST_UPDATES = 200
 """The default number of epochs grows from `USUAL_EPOCHS` to `MOST_EPOCHS` to make as many updates:
@@ -141,8 +141,8 @@ class Grid:
     """A grid of settings, of which every combination is trained with every seed."""
 
     batch_size: tuple[int, ...] = ()
-    """Inputs per update; by default 32, or 16 if there are fewer than 5,000 inputs. The paper tries
-    16 and 32."""
+    """Inputs per update; by default 32, or fewer if there are fewer than 5,000 inputs. The paper
+    tries 16 and 32."""
     learning_rate: tuple[float, ...] = ()
     """The peak learning rate; by default it is chosen by the model's width, from 2e-5 for 1024 and
     5e-5 for 768 to 5e-4 below 256. The paper tries 5e-5, 3e-5 and 2e-5."""
@@ -176,7 +176,7 @@ class Grid:
             width: the hidden size of the model.
             inputs: the number of training inputs.
         """
-        batch = self.batch_size or (16 if inputs < SMALL_DATA else 32,)
+        batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
         rate = self.learning_rate or (next(rate for least, rate in RATES if width >= least),)
         needed = math.ceil(FEWEST_UPDATES / math.ceil(inputs / max(batch)))
         epochs = self.epochs or (min(MOST_EPOCHS, max(USUAL_EPOCHS, needed)),)
