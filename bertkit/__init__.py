@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # importing typing would take longer than everything else
 if TYPE_CHECKING:
     from typing import Any
 
+    from bertkit.checkpoints.publish import push
     from bertkit.corpus.build import prepare
     from bertkit.corpus.clean import clean
     from bertkit.corpus.store import TokenStore
@@ -82,6 +83,7 @@ _HOMES = {
     "predict_file": "bertkit.predict.files",
     "prepare": "bertkit.corpus.build",
     "pretrain": "bertkit.training.pretrain",
+    "push": "bertkit.checkpoints.publish",
     "to_frame": "bertkit.tasks.predictions",
     "trace_example": "bertkit.explain.trace",
     "write_report": "bertkit.report.pretraining",
@@ -121,6 +123,7 @@ __all__ = [
     "predict_file",
     "prepare",
     "pretrain",
+    "push",
     "to_frame",
     "trace_example",
     "write_report",

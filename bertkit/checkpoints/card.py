@@ -121,19 +121,21 @@ def is_edited(path: Path) -> bool:
     return not seal or hashlib.sha256(content[: seal.start()]).hexdigest().encode() != seal[1]
 
 
-def write_card(folder: Path, card: Card, *, replaced: Path) -> None:
+def write_card(folder: Path, card: Card, *, replaced: Path, form: SavedForm | None = None) -> None:
     """Write the card of a model whose other files are complete, or keep the one of its user.
 
     Args:
         folder: the folder with the model's files, possibly a temporary one.
         card: the card; tags and the section about the model's use are added.
         replaced: the folder that will be replaced; an edited card in it is kept.
+        form: how the model is used; None to read it from a model directory.
     """
     if is_edited(replaced / CARD):
         if folder != replaced:
             shutil.copyfile(replaced / CARD, folder / CARD)
         return
-    (folder / CARD).write_text(completed(card, saved_form(folder)).text(), encoding="utf-8")
+    whole = completed(card, form or saved_form(folder))
+    (folder / CARD).write_text(whole.text(), encoding="utf-8")
 
 
 def completed(card: Card, form: SavedForm) -> Card:
@@ -221,6 +223,14 @@ def is_text(value: Any) -> bool:
     return bool(value) and all(isinstance(one, str) for one in several)
 
 
+def origin_text(path: Path) -> str:
+    """Return Markdown that names a model: on the hub with its commit, else its folder."""
+    if found := hub_commit(path):
+        name, _, commit = found.partition("@")
+        return f"[{name}](https://huggingface.co/{name}) at commit `{commit}`"
+    return f"the local model `{path.parent.name if path.name == 'model' else path.name}`"
+
+
 def start_text(path: Path, digest: str) -> str:
     """Return Markdown about the model from which the weights were initialised.
 
@@ -228,17 +238,26 @@ def start_text(path: Path, digest: str) -> str:
         path: its folder; in the hub's cache the name and the commit are known.
         digest: the SHA-256 of its weights and vocabulary.
     """
-    if found := hub_commit(path):
-        name, _, commit = found.partition("@")
-        return (
-            f"The weights were initialised from [{name}](https://huggingface.co/{name}) at commit "
-            f"`{commit}`."
-        )
-    name = path.parent.name if path.name == "model" else path.name
-    return (
-        f"The weights were initialised from the local model `{name}`; the SHA-256 of its weights "
-        f"and vocabulary is `{digest}`."
-    )
+    said = f"The weights were initialised from {origin_text(path)}"
+    return f"{said}. The SHA-256 of its weights and vocabulary is `{digest}`."
+
+
+def derived_card(path: Path, folder: Path, config: ModelConfig, tokenizer: Any) -> Card:
+    """Return the card to begin with for a model that is another one in another form.
+
+    Args:
+        path: the other model, as its user named it.
+        folder: its model directory, whose card, if bertkit wrote it, is taken over.
+        config: its config.
+        tokenizer: its tokenizer.
+    """
+    card = read_card(folder)
+    metadata = {**(card.metadata if card else {}), **inherited_metadata(folder)}
+    if card is not None and card.title:
+        return replace(card, metadata=metadata)
+    plain = {name: metadata[name] for name in INHERITED if name in metadata}
+    about = f"This is {origin_text(path)} in another form. {network_text(config, tokenizer)}"
+    return Card(title="BERT", summary=about, metadata=plain)
 
 
 def network_text(config: ModelConfig, tokenizer: Any) -> str:

@@ -144,7 +144,8 @@ def bertkit_code(form: SavedForm) -> str:
     call = CALLS[form.head]
     if form.pairs and form.head in TUNED_HEADS[:3]:
         call = call.replace(ONE_TEXT, TWO_TEXTS)
-    return f"from bertkit import load\n\n{HERE}\nmodel = load(model_name)\n{call}"
+    loader = "load_embedder" if form.head in ("replaced", "encoder") else "load"
+    return f"from bertkit import {loader}\n\n{HERE}\nmodel = {loader}(model_name)\n{call}"
 
 
 def their_input(form: SavedForm) -> str:
@@ -175,9 +176,10 @@ CALLS = {
     "pretraining": FILL,
     "words": FILL,
     "causal": HIDDEN,
-    "replaced": HIDDEN,
-    "encoder": HIDDEN,
-    "embedding": f"print(model.encode([{TWO_TEXTS}]).shape)  # (texts, width)",
+    **dict.fromkeys(
+        ("replaced", "encoder", "embedding"),
+        f"print(model.encode([{TWO_TEXTS}]).shape)  # (texts, width)",
+    ),
 }
 """Head -> the lines that follow `model = load(model_name)`."""
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
+from bertkit.checkpoints.card import kept_card
 from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
 from bertkit.config import FLATTEN
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, read_split
@@ -93,6 +94,8 @@ def export_command(
         manifest = export_model(source, to, out, check)
         for line in describe_export(out, manifest):
             console.say(line)
+        if kept := kept_card(out):
+            console.say(kept)
 
 
 def verification_inputs(

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 import bertkit
+from bertkit.checkpoints.card import write_card
 from bertkit.errors import BertkitError, nearest
+from bertkit.export.card import export_card, export_form
 from bertkit.export.directories import config_without_weights, write_google, write_hugging_face
 from bertkit.export.onnx import (
     ONNX_FILE,
@@ -128,6 +130,8 @@ def export_model(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         if check.labelled is not None:
             manifest["metric"] = score(source, run, check, to)
         write_json(folder / MANIFEST, manifest)
+        card = export_card(source, to, manifest)
+        write_card(folder, card, replaced=out, form=export_form(source, to, folder))
     return manifest
 
 

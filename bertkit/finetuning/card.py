@@ -11,6 +11,7 @@ from bertkit.checkpoints.card import (
     Card,
     Scored,
     inherited_metadata,
+    markdown_text,
     model_index,
     network_text,
     settings_table,
@@ -115,11 +116,9 @@ class TunedCards:
             count=len(task.labels), input="a pair of texts" if pairs else "a text"
         )
         on = f"on {data.name}" if data.name in OFFICIAL else f"for {task.task_type}"
-        labels = [f"`{label}`" for label in task.labels[:MAX_LABELS]]
-        more = (
-            f" and {len(task.labels) - MAX_LABELS:,} more" if len(task.labels) > MAX_LABELS else ""
-        )
-        named = f": {', '.join(labels)}{more}" if "{count}" in TASK_TEXTS[task.task_type] else ""
+        labels = [markdown_text(label) for label in task.labels[:MAX_LABELS]]
+        labels += [f"{len(task.labels) - MAX_LABELS:,} more"] * (len(task.labels) > MAX_LABELS)
+        named = f": {', '.join(labels)}" if "{count}" in TASK_TEXTS[task.task_type] else ""
         if task.task_type == "question-answering" and getattr(task, "null", False):
             text += ", or tells that the text has none"
         network = network_text(self.start.config, self.start.tokenizer)
