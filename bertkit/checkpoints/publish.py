@@ -35,7 +35,8 @@ PUBLISHED = (
 )
 """Patterns of the files that are uploaded; the images are those of an edited card."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
-LIBRARIES_OF_REQUESTS = {"httpx", "httpcore", "requests", "urllib3"}
+LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
+"""How the names of the libraries begin that huggingface_hub's versions send requests with."""
 
 
 class Published(NamedTuple):
@@ -212,28 +213,34 @@ def refused(name: str, error: Exception) -> BertkitError | None:
     """Explain why the hub did not take a model; None for an error of another kind."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    if isinstance(error, HFValidationError):
-        return BertkitError(f"'{name}' is not a name on the hub; give ORG/NAME", code="hub-name")
     if isinstance(error, HfHubHTTPError):
-        reason = str(error).strip().splitlines()[-1]
-        status = error.response.status_code if error.response is not None else 0
-        if status == 401:
-            return BertkitError(f"the hub does not accept your token: {LOGIN}", code="hub-login")
-        if status == 403:
-            return BertkitError(
-                f"you may not write {name} ({reason}): use a token with write access, of a member "
-                f"of {name.partition('/')[0]}",
-                code="hub-forbidden",
-            )
-        return BertkitError(f"the hub did not take {name}: {reason}", code="hub")
+        return refused_by_status(name, error)
+    text, code = "", ""
     offline = isinstance(error, OfflineModeIsEnabled | ConnectionError | TimeoutError)
-    if offline or type(error).__module__.partition(".")[0] in LIBRARIES_OF_REQUESTS:
-        return BertkitError(
+    if isinstance(error, HFValidationError):
+        text, code = f"'{name}' is not a name on the hub; give ORG/NAME", "hub-name"
+    elif offline or type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
+        text, code = (
             f"the hub cannot be reached ({type(error).__name__}); check the network, HF_ENDPOINT "
             "and HF_HUB_OFFLINE, and run the same command again",
-            code="hub-offline",
+            "hub-offline",
         )
-    if isinstance(error, ValueError):  # the metadata of an edited card
+    elif isinstance(error, ValueError):  # the metadata of an edited card
         said = " ".join(str(error).split())
-        return BertkitError(f"the hub does not accept {CARD}: {said}; edit it", code="hub-card")
-    return None
+        text, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
+    return BertkitError(text, code=code) if text else None
+
+
+def refused_by_status(name: str, error: Any) -> BertkitError:
+    """Explain an answer of the hub that is an error."""
+    reason = str(error).strip().splitlines()[-1]
+    status = error.response.status_code if error.response is not None else 0
+    if status == 401:
+        return BertkitError(f"the hub does not accept your token: {LOGIN}", code="hub-login")
+    if status == 403:
+        return BertkitError(
+            f"you may not write {name} ({reason}): use a token with write access, of a member of "
+            f"{name.partition('/')[0]}",
+            code="hub-forbidden",
+        )
+    return BertkitError(f"the hub did not take {name}: {reason}", code="hub")

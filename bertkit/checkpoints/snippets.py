@@ -14,8 +14,8 @@ from typing import Any
 from bertkit.checkpoints.families import weight_head_names
 from bertkit.files import read_object
 
-HERE = 'model_name = "."  # this folder, or the name of the model on the hub'
-FOLDER = 'folder = "."  # the folder of these files'
+HERE_LINE = 'model_name = "."  # this folder, or the name of the model on the hub'
+FOLDER_LINE = 'folder = "."  # the folder of these files'
 PIPELINES = {
     **dict.fromkeys(
         ("classification", "multi-label-classification", "regression"), "text-classification"
@@ -135,8 +135,8 @@ def fence(code: str) -> str:
 def on_hub(text: str, name: str) -> str:
     """Return a card whose snippets load the model from the hub under its name there."""
     download = f'folder = snapshot_download("{name}")'
-    text = text.replace(FOLDER, f"from huggingface_hub import snapshot_download\n\n{download}")
-    return text.replace(HERE, f'model_name = "{name}"')
+    text = text.replace(FOLDER_LINE, f"from huggingface_hub import snapshot_download\n\n{download}")
+    return text.replace(HERE_LINE, f'model_name = "{name}"')
 
 
 def bertkit_code(form: SavedForm) -> str:
@@ -145,7 +145,7 @@ def bertkit_code(form: SavedForm) -> str:
     if form.pairs and form.head in TUNED_HEADS[:3]:
         call = call.replace(ONE_TEXT, TWO_TEXTS)
     loader = "load_embedder" if form.head in ("replaced", "encoder") else "load"
-    return f"from bertkit import {loader}\n\n{HERE}\nmodel = {loader}(model_name)\n{call}"
+    return f"from bertkit import {loader}\n\n{HERE_LINE}\nmodel = {loader}(model_name)\n{call}"
 
 
 def their_input(form: SavedForm) -> str:
@@ -157,7 +157,7 @@ def their_input(form: SavedForm) -> str:
 ONE_TEXT = '"The sailor is in the garden."'
 TWO_TEXTS = '"The sailor is in the garden.", "The garden is empty."'
 CHOICES = '["The garden is empty.", "The sailor rests."]'
-QUESTION = '"Where is the sailor?", "The sailor is in the garden."'
+QUESTION_TEXTS = '"Where is the sailor?", "The sailor is in the garden."'
 HIDDEN = f"print(model.hidden([{ONE_TEXT}])[0].shape)  # (tokens, width)"
 FILL = 'for found in model.fill_mask("The [MASK] is in the garden.")[0]:\n'
 FILL += "    print(found.token, found.probability)"
@@ -171,7 +171,7 @@ CALLS = {
     "token-classification": f"found = model({ONE_TEXT})\n"
     "print([(word.word, word.tag) for word in found.words])\n"
     "print([(entity.type, entity.text) for entity in found.entities])",
-    "question-answering": f"found = model({QUESTION})\n"
+    "question-answering": f"found = model({QUESTION_TEXTS})\n"
     "print(found.answer, found.start, found.end, found.probability)",
     "pretraining": FILL,
     "words": FILL,
@@ -183,12 +183,12 @@ CALLS = {
 }
 """Head -> the lines that follow `model = load(model_name)`."""
 
-PIPELINE = f"from transformers import pipeline\n\n{HERE}\n"
+PIPELINE = f"from transformers import pipeline\n\n{HERE_LINE}\n"
 LOADED = f"""
 import torch
 from transformers import AutoTokenizer, CLASS
 
-{HERE}
+{HERE_LINE}
 tokenizer = AutoTokenizer.from_pretrained(model_name)
 model = CLASS.from_pretrained(model_name).eval()
 """
@@ -215,7 +215,7 @@ with torch.inference_mode():
 print(choices[logits.argmax()], logits.softmax(0).tolist())
 """,
     "question-answering": f"""{LOADED}
-question, context = {QUESTION}
+question, context = {QUESTION_TEXTS}
 inputs = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
 offsets, inside = inputs.pop("offset_mapping")[0], inputs["token_type_ids"][0] == 1
 with torch.inference_mode():
@@ -238,14 +238,14 @@ THEIRS["words"] = THEIRS["pretraining"]
 SENTENCE_TRANSFORMERS = f"""
 from sentence_transformers import SentenceTransformer
 
-{HERE}
+{HERE_LINE}
 model = SentenceTransformer(model_name)
 print(model.encode([{TWO_TEXTS}]).shape)  # (texts, width)
 """
 PROGRAM = f"""
 import torch
 
-{FOLDER}
+{FOLDER_LINE}
 model = torch.export.load(f"{{folder}}/model.pt2").module()
 ids = torch.tensor([[2, 4, 5, 3]])  # token ids of the original model's tokenizer
 outputs = model(ids, torch.ones_like(ids), torch.zeros_like(ids))  # ids, mask, segments
@@ -261,7 +261,7 @@ from pathlib import Path
 
 from bertkit.checkpoints.pretrained import read_pretrained
 
-{FOLDER}
+{FOLDER_LINE}
 weights = read_pretrained(Path(folder))
 print(weights.config, len(weights.tensors))
 """
@@ -271,7 +271,7 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-{FOLDER}
+{FOLDER_LINE}
 tokenizer = Tokenizer.from_file(f"{{folder}}/tokenizer.json")
 tokenizer.enable_truncation(LENGTH)
 session = onnxruntime.InferenceSession(f"{{folder}}/model.onnx")
@@ -309,7 +309,7 @@ for number, probability in enumerate(powers / powers.sum()):
 {CONFIG}for token, word, row in zip(encoded.tokens, encoded.word_ids, logits[0]):
     if word is not None and not token.startswith("##"):  # the first token of a word counts
         print(token, labels[str(row.argmax())])""",
-    "question-answering": f"""question, context = {QUESTION}
+    "question-answering": f"""question, context = {QUESTION_TEXTS}
 encoded, [starts, ends] = run(question, context)
 inside = np.array([part == 1 for part in encoded.sequence_ids])
 spans = starts[0][:, None] + ends[0][None]

@@ -52,7 +52,7 @@ TASK_TEXTS = {
     "token-classification": "It assigns one of {count} tags to every word of a text",
     "question-answering": "It finds the answer to a question in a text",
 }
-MAX_LABELS = 30
+MAX_CARD_LABELS = 30
 """The most labels that a card lists."""
 
 
@@ -116,8 +116,10 @@ class TunedCards:
             count=len(task.labels), input="a pair of texts" if pairs else "a text"
         )
         on = f"on {data.name}" if data.name in OFFICIAL else f"for {task.task_type}"
-        labels = [markdown_text(label) for label in task.labels[:MAX_LABELS]]
-        labels += [f"{len(task.labels) - MAX_LABELS:,} more"] * (len(task.labels) > MAX_LABELS)
+        labels = [markdown_text(label) for label in task.labels[:MAX_CARD_LABELS]]
+        labels += [f"{len(task.labels) - MAX_CARD_LABELS:,} more"] * (
+            len(task.labels) > MAX_CARD_LABELS
+        )
         named = f": {', '.join(labels)}" if "{count}" in TASK_TEXTS[task.task_type] else ""
         if task.task_type == "question-answering" and getattr(task, "null", False):
             text += ", or tells that the text has none"

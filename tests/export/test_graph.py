@@ -73,8 +73,9 @@ def test_eight_bits_are_measured_by_the_metric(
     assert manifest["check"]["bound"] is None
     assert manifest["metric"]["bertkit"]["accuracy"] == 1
     assert json.loads((tmp_path / "out" / "export.json").read_text()) == manifest
-    [result] = ModelCard.load(tmp_path / "out" / CARD).data.eval_results
-    assert result.metric_value == manifest["metric"]["exported"][result.metric_type]
+    first, *_ = ModelCard.load(tmp_path / "out" / CARD).data.eval_results
+    assert first.metric_type == "accuracy"
+    assert first.metric_value == manifest["metric"]["exported"]["accuracy"]
     assert run_snippets(tmp_path / "out", monkeypatch) == 1
     import onnx
 
