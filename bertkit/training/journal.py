@@ -28,6 +28,8 @@ from bertkit.processes import rank
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from bertkit.training.notebook import NotebookBar
+
 JOURNAL = "journal.jsonl"
 
 OnRecord = Callable[[dict[str, Any]], object]
@@ -205,7 +207,7 @@ RATE_SECONDS = 60.0
 
 
 class Console:
-    """Live progress: a bar on a terminal, otherwise a plain line at intervals.
+    """Live progress: a bar on a terminal or in a notebook, otherwise a plain line at intervals.
 
         with Console() as console:
             console.start(total=1000)
@@ -225,6 +227,8 @@ class Console:
         self.interval = interval
         self.stream = stream or (io.StringIO() if rank() else sys.stderr)
         self.bar: Progress | None = None
+        self.cell: NotebookBar | None = None
+        self.default = stream is None and not rank()
         self.total: int | None = None
         self.title = self.unit = ""
         self.seen: deque[tuple[float, int]] = deque()
@@ -250,6 +254,11 @@ class Console:
             self.bar = progress_bar(self.stream)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
             self.bar.start()
+        elif self.default and "IPython" in sys.modules:
+            from bertkit.training.notebook import NotebookBar, is_notebook
+
+            if is_notebook():
+                self.cell = NotebookBar(title, total, done, self._counted())
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
@@ -266,6 +275,9 @@ class Console:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
             return
+        if self.cell is not None:
+            self.cell.update(self.seen[-1][1], text)
+            return
         self.pending = f"{self.title}: {text}" if self.title else text
         if now - self.printed >= self.interval:
             self._print_pending(now)
@@ -278,10 +290,13 @@ class Console:
             print(message, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Remove the bar, or print the last state; calling this again does nothing."""
+        """Remove the bar, or show the last state; calling this again does nothing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+        if self.cell is not None:
+            self.cell.stop()
+            self.cell = None
         if self.pending:
             self._print_pending(monotonic())
 
