@@ -31,6 +31,8 @@ SEAL = re.compile(rb"\n<!-- bertkit ([0-9a-f]{64})[^\n]*-->\n\Z")
 FENCE = re.compile(r"(```|~~~)")
 INHERITED = ("language", "license", "license_name", "license_link", "base_model", "datasets")
 """The metadata that a model takes over from the card of the model that it was made from."""
+RESERVED = {"eval_results", "model_name", "ignore_metadata_errors"}
+"""Names that the hub's library uses for something else."""
 USE = "How to use it"
 METRIC_IDS = {
     "matthews": "matthews_correlation",
@@ -82,10 +84,13 @@ class Scored(NamedTuple):
 
 
 def metadata_yaml(values: Mapping[str, Any]) -> str:
-    """Return metadata as YAML, checked and formatted by the hub's own library."""
+    """Return metadata as YAML, formatted by the hub's own library.
+
+    Scores that somebody has written in another form than the hub's are left out.
+    """
     from huggingface_hub.repocard_data import ModelCardData
 
-    return ModelCardData(**values).to_yaml()
+    return ModelCardData(**values, ignore_metadata_errors=True).to_yaml()
 
 
 def model_index(name: str, pipeline: str, found: Sequence[Scored]) -> list[dict[str, Any]] | None:
@@ -99,7 +104,11 @@ def model_index(name: str, pipeline: str, found: Sequence[Scored]) -> list[dict[
     results = []
     for one in found:
         shown = {name: value for name, value in one.scores.items() if "/" not in name}
-        kinds = {"name": one.dataset, "type": one.hub_id or "private", "config": one.config}
+        kinds = {
+            "name": one.dataset or "own data",
+            "type": one.hub_id or "private",
+            "config": one.config,
+        }
         metrics = [
             {"type": METRIC_IDS.get(name, name), "value": value, "name": name.replace("_", " ")}
             for name, value in shown.items()
@@ -202,7 +211,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
         found = metadata_load(folder / CARD)
     except Exception:  # whatever another program wrote there; a card is not needed
         return {}
-    return found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    tags = found.get("tags")
+    known = {key: value for key, value in found.items() if isinstance(key, str)}
+    known["tags"] = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    return {key: value for key, value in known.items() if key not in RESERVED}
 
 
 def inherited_metadata(folder: Path) -> dict[str, Any]:

@@ -76,13 +76,14 @@ def saved_form(folder: Path) -> SavedForm:
     config = read_object(folder / "config.json")
     path = folder / "bertkit.json"
     details = read_object(path) if path.is_file() else {}
-    family, names = str(config.get("model_type", "bert")), config.get("architectures") or [""]
-    architecture = "" if family == "bertkit" else str(names[0])
+    family, names = str(config.get("model_type", "bert")), config.get("architectures")
+    named = str(names[0]) if isinstance(names, list) and names else ""
+    architecture = "" if family == "bertkit" else named
     own_head = bool(details.get("head"))
     if own_head:  # transformers loads only the encoder
         architecture = ""
     embeds = (folder / "modules.json").is_file()
-    known = {
+    known: dict[str, Any] = {
         "family": family if family != "bertkit" else "",
         "library": "transformers" if architecture else "bertkit",
         "architecture": architecture,
@@ -91,7 +92,7 @@ def saved_form(folder: Path) -> SavedForm:
     }
     if embeds:
         return SavedForm(head="embedding", **{**known, "library": "sentence-transformers"})
-    return SavedForm(head=head_of(details, str(names[0])), **known)
+    return SavedForm(head=head_of(details, named), **known)
 
 
 def head_of(details: Mapping[str, Any], architecture: str) -> str:

@@ -74,7 +74,8 @@ def export_card(source: ExportSource, to: str, manifest: Mapping[str, Any]) -> C
     title, what = FORMAT_TEXTS[to]
     summary = f"{card.summary}\n\nThis folder holds {origin_text(source.path)} as {what}."
     metadata["tags"] = [*metadata.get("tags", ()), to]
-    if metric := manifest.get("metric"):
+    metric = manifest.get("metric")
+    if metric and "model-index" not in metadata:
         found = Scored(source_name(metric["dev"]), "dev", metric["exported"])
         pipeline = PIPELINES[source.head]
         metadata["model-index"] = model_index(card.title, pipeline, [found])

@@ -101,8 +101,8 @@ def corpus_metadata(stores: Sequence[TokenStore]) -> dict[str, Any]:
         if re.fullmatch(r"[a-z]{2,3}", language) and language != DEFAULT_LANGUAGE:
             languages[language] += 1
         for source in store.manifest.get("sources") or []:
-            if found := re.match(r"hf:([\w.-]+/[\w.-]+)", str(source.get("path"))):
-                datasets[found[1]] += 1
+            if named := re.match(r"hf:([\w.-]+/[\w.-]+)", str(source.get("path"))):
+                datasets[named[1]] += 1
     found = {"language": sorted(languages), "datasets": sorted(datasets)}
     return {name: values for name, values in found.items() if values}
 

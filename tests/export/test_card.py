@@ -129,7 +129,10 @@ def test_an_edited_card_is_kept(models: Path, tmp_path: Path) -> None:
 
 
 def test_cards_of_others_are_never_a_reason_to_fail(models: Path, tmp_path: Path) -> None:
-    for number, text in enumerate(("---\na: [\n---\n", "---\nx\n---\n", "", "# Theirs", "---\n")):
+    broken = ["a: [", "x", "tags: x", "tags: [1]", "1: 2", "eval_results: x", "model_name: 1"]
+    broken += ["tags: [bertkit]\nmodel-index: [x]", "tags: [bertkit]\nmodel-index:\n- a: 1"]
+    texts = [*(f"---\n{one}\n---\n# Theirs\n" for one in broken), "", "# Theirs", "---\n"]
+    for number, text in enumerate(texts):
         folder = tmp_path / str(number)
         shutil.copytree(models / "classify", folder)
         (folder / CARD).write_text(text)
