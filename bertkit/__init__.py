@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # importing typing would take longer than everything else
 if TYPE_CHECKING:
     from typing import Any
 
+    from bertkit.checkpoints.publish import push
     from bertkit.checkpoints.vocabulary import extend_vocabulary
     from bertkit.corpus.build import PrepareOptions, prepare
     from bertkit.corpus.clean import CleanOptions, clean
@@ -103,6 +104,7 @@ _HOMES = {
     "predict_file": "bertkit.predict.files",
     "prepare": "bertkit.corpus.build",
     "pretrain": "bertkit.training.pretrain",
+    "push": "bertkit.checkpoints.publish",
     "reproduce_tables": "bertkit.reproduce.reproduce",
     "serving_app": "bertkit.serve.app",
     "store_from_text": "bertkit.corpus.from_text",
@@ -158,6 +160,7 @@ __all__ = [
     "predict_file",
     "prepare",
     "pretrain",
+    "push",
     "reproduce_tables",
     "serving_app",
     "store_from_text",

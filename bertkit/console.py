@@ -1,4 +1,4 @@
-"""Live progress on the console: a bar on a terminal, otherwise plain lines at intervals."""
+"""Live progress: a bar on a terminal or in a notebook, otherwise plain lines at intervals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections import deque
 from datetime import timedelta
+from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
@@ -47,12 +48,14 @@ SHOWN = {
 }
 """The fields of a record that the console shows, in order, each with its format."""
 
+REFRESH_SECONDS = 0.25
+"""The shortest time between two drawings of a bar in a notebook."""
 RATE_SECONDS = 60.0
 """The number of seconds over which the rate and the remaining time are measured."""
 
 
 class Console:
-    """Live progress: a bar on a terminal, otherwise a plain line at intervals.
+    """Live progress: a bar on a terminal or in a notebook, otherwise a plain line at intervals.
 
         with Console() as console:
             console.start(total=1000)
@@ -72,6 +75,8 @@ class Console:
         self.interval = interval
         self.stream = stream or (io.StringIO() if rank() else sys.stderr)
         self.bar: Progress | None = None
+        self.cell: NotebookBar | None = None
+        self.default = stream is None and not rank()
         self.total: int | None = None
         self.title = self.unit = ""
         self.seen: deque[tuple[float, int]] = deque()
@@ -97,6 +102,8 @@ class Console:
             self.bar = progress_bar(self.stream)
             self.bar.add_task(title, total=total, completed=done, text=self._counted())
             self.bar.start()
+        elif self.default and is_notebook():
+            self.cell = NotebookBar(title, total, done, self._counted())
 
     def update(self, record: dict[str, Any]) -> None:
         """Show a record: its `step` or `done` moves the bar; an evaluation is printed on a line."""
@@ -113,6 +120,9 @@ class Console:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.seen[-1][1], text=text)
             return
+        if self.cell is not None:
+            self.cell.update(self.seen[-1][1], text)
+            return
         self.pending = f"{self.title}: {text}" if self.title else text
         if now - self.printed >= self.interval:
             self._print_pending(now)
@@ -125,10 +135,13 @@ class Console:
             print(message, file=self.stream, flush=True)
 
     def close(self) -> None:
-        """Remove the bar, or print the last state; calling this again does nothing."""
+        """Remove the bar, or show the last state; calling this again does nothing."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+        if self.cell is not None:
+            self.cell.stop()
+            self.cell = None
         if self.pending:
             self._print_pending(monotonic())
 
@@ -191,3 +204,48 @@ def count_text(name: str, value: Any) -> str:
     if name == "bytes":
         return f"{value / 1e6:,.1f} MB"
     return f"{value:,} {name}" if isinstance(value, int) else f"{name} {value}"
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows HTML."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class NotebookBar:
+    """A bar that is redrawn in place and stays with its last state.
+
+    Args:
+        title: one or two words before the bar.
+        total: the number of units, or None if it is not known.
+        done: the units done before now.
+        text: the text after the bar.
+    """
+
+    def __init__(self, title: str, total: int | None, done: int, text: str) -> None:
+        from IPython.display import display
+
+        self.title, self.total, self.done, self.text = title, total, done, text
+        self.shown = monotonic()
+        self.handle: Any = display(self, display_id=True)
+
+    def _repr_html_(self) -> str:
+        """Return the bar as HTML."""
+        value = "" if self.total is None else f' value="{self.done}" max="{max(1, self.total)}"'
+        return f"<div>{escape(self.title)} <progress{value}></progress> {escape(self.text)}</div>"
+
+    def __repr__(self) -> str:
+        """Return the bar as text, for programs that show no HTML."""
+        return f"{self.title}: {self.text}" if self.title else self.text
+
+    def update(self, done: int, text: str) -> None:
+        """Move the bar, at most a few times a second."""
+        self.done, self.text = done, text
+        if monotonic() - self.shown >= REFRESH_SECONDS:
+            self.shown = monotonic()
+            self.handle.update(self)
+
+    def stop(self) -> None:
+        """Show the last state."""
+        self.handle.update(self)

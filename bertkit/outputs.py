@@ -30,6 +30,7 @@ OWN_FILES = (
     *("remote.json", "recipe.json", "journal.jsonl", "corpus.json", "environment.json"),
     *("finetune.json", "grid.json", "settings.json", "results.json", "run.json", "demo.json"),
     *("progress.json", "optimizer*.safetensors", "report.html", "reproduce.json", "export.json"),
+    "README.md",  # the model card
 )
 """Patterns for the names of the files that make up runs, models, tokenizers and stores."""
 

@@ -6,6 +6,7 @@ connections that break in the middle of a file.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -27,6 +28,12 @@ class Repository:
     revisions: dict[str, str] = field(default_factory=lambda: {"main": "a" * 40})
     gated: bool = False
     private: bool = False
+    trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Commit -> its files, where they are not `files`."""
+    messages: list[str] = field(default_factory=list)
+
+    def files_at(self, commit: str) -> dict[str, bytes]:
+        return self.trees.get(commit, self.files)
 
     def commit(self, revision: str) -> str | None:
         known = self.revisions.get(revision)
@@ -37,6 +44,10 @@ class Repository:
 class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     token: str = "hf_secret"
+    reader: str = "hf_reader"
+    """A token that may not write."""
+    objects: dict[str, bytes] = field(default_factory=dict)
+    """SHA-256 -> the content of an LFS file."""
     asked: list[str] = field(default_factory=list)
     break_after: int = 0
     """The next large file ends after so many bytes."""
@@ -68,6 +79,114 @@ def running_hub() -> Iterator[Hub]:
         def do_GET(self) -> None:
             self.answer(head=False)
 
+        def do_PUT(self) -> None:
+            content = self.body()
+            digest = hashlib.sha256(content).hexdigest()
+            hub.asked.append(f"PUT {urlsplit(self.path).path}")
+            assert self.path == f"/lfs/{digest}"
+            hub.objects[digest] = content
+            self.send(200, b"", {})
+
+        def do_POST(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            hub.asked.append(f"POST {path}")
+            given = self.headers.get("authorization")
+            body = self.body()
+            if given not in {f"Bearer {hub.token}", f"Bearer {hub.reader}"}:
+                self.refuse(401, "Unauthorized", head=False)
+            elif path == "/api/validate-yaml":
+                self.validate(json.loads(body)["content"])
+            elif given != f"Bearer {hub.token}":
+                self.refuse(403, "Forbidden", head=False)
+            elif path == "/api/repos/create":
+                self.create(json.loads(body))
+            else:
+                self.receive(path, body)
+
+        def body(self) -> bytes:
+            if self.headers.get("transfer-encoding") == "chunked":
+                parts = []
+                while size := int(self.rfile.readline(), 16):
+                    parts.append(self.rfile.read(size))
+                    self.rfile.readline()
+                self.rfile.readline()
+                return b"".join(parts)
+            return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+        def validate(self, card: str) -> None:
+            """The hub refuses, among others, licenses that it does not know."""
+            bad = "license: unheard-of" in card
+            errors = [{"message": '"license" must be one of [...]'}] if bad else []
+            self.send_json({"errors": errors, "warnings": []}, 400 if bad else 200)
+
+        def create(self, wanted: dict[str, Any]) -> None:
+            name = f"{wanted['organization']}/{wanted['name']}"
+            if name in hub.repositories:
+                self.send_json({"error": "exists", "url": f"{hub.url}/{name}"}, 409)
+                return
+            private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+            hub.repositories[name] = Repository({}, {"main": "0" * 40}, private=private)
+            self.send_json({"url": f"{hub.url}/{name}"})
+
+        def receive(self, path: str, body: bytes) -> None:
+            found = re.fullmatch(r"/(?:api/models/)?([\w.-]+/[\w.-]+?)(?:\.git)?/(.+)", path)
+            assert found, path
+            repository, what = hub.repositories[found[1]], found[2]
+            if what == "info/lfs/objects/batch":
+                objects = [self.lfs(one) for one in json.loads(body)["objects"]]
+                self.send_json({"transfer": "basic", "objects": objects})
+            elif what.startswith("preupload/"):
+                files = [
+                    {
+                        "path": one["path"],
+                        "uploadMode": "lfs" if one["size"] > LARGE else "regular",
+                        "shouldIgnore": False,
+                    }
+                    for one in json.loads(body)["files"]
+                ]
+                self.send_json({"files": files})
+            elif what.startswith("branch/"):
+                branch = what.removeprefix("branch/")
+                if branch in repository.revisions:
+                    self.send_json({"error": "exists"}, 409)
+                    return
+                repository.revisions[branch] = repository.revisions["main"]
+                self.send_json({})
+            elif what.startswith("commit/"):
+                branch = what.removeprefix("commit/")
+                commit = self.commit(repository, branch, body)
+                shown = {"commitUrl": f"{hub.url}/{found[1]}/commit/{commit}", "commitOid": commit}
+                self.send_json({**shown, "success": True, "hookOutput": ""})
+            else:
+                self.refuse(404, "NotFound", head=False)
+
+        def lfs(self, wanted: dict[str, Any]) -> dict[str, Any]:
+            known = wanted["oid"] in hub.objects
+            upload = {"upload": {"href": f"{hub.url}/lfs/{wanted['oid']}"}}
+            return {**wanted, **({} if known else {"actions": upload})}
+
+        def commit(self, repository: Repository, branch: str, body: bytes) -> str:
+            files = dict(repository.files_at(repository.revisions[branch]))
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "header":
+                    repository.messages.append(value["summary"])
+                elif line["key"] == "file":
+                    files[value["path"]] = base64.b64decode(value["content"])
+                else:
+                    assert line["key"] == "lfsFile", line["key"]
+                    files[value["path"]] = hub.objects[value["oid"]]
+            digest = hashlib.sha256(repr((branch, sorted(files.items()))).encode())
+            commit = digest.hexdigest()[:40]
+            repository.revisions[branch] = commit
+            repository.trees[commit] = files
+            if branch == "main":
+                repository.files = files
+            return commit
+
+        def send_json(self, value: Any, status: int = 200) -> None:
+            self.send(status, json.dumps(value).encode(), {"content-type": "application/json"})
+
         def answer(self, *, head: bool) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append(f"{self.command} {path}")
@@ -90,7 +209,8 @@ def running_hub() -> Iterator[Hub]:
             elif file:
                 self.send_file(repository, commit, file[3], head=head)
             elif api and api[2] == "tree":
-                rows = [hub.entry(path, content) for path, content in repository.files.items()]
+                files = repository.files_at(commit)
+                rows = [hub.entry(path, content) for path, content in files.items()]
                 self.send(200, json.dumps(rows).encode(), {"content-type": "application/json"})
             else:
                 siblings = [{"rfilename": path} for path in repository.files]
@@ -99,10 +219,10 @@ def running_hub() -> Iterator[Hub]:
                 self.send(200, json.dumps(shown).encode(), {"content-type": "application/json"})
 
         def send_file(self, repository: Repository, commit: str, path: str, *, head: bool) -> None:
-            if path not in repository.files:
+            if path not in repository.files_at(commit):
                 self.refuse(404, "EntryNotFound", head=head)
                 return
-            content = repository.files[path]
+            content = repository.files_at(commit)[path]
             digest = hashlib.sha256(content).hexdigest()
             headers = {"x-repo-commit": commit, "etag": f'"{digest[:40]}"'}
             if len(content) > LARGE:
@@ -113,7 +233,8 @@ def running_hub() -> Iterator[Hub]:
                 self.send(200, content, headers, head=head)
 
         def send_content(self, digest: str, *, head: bool) -> None:
-            every = [one for r in hub.repositories.values() for one in r.files.values()]
+            trees = [t for r in hub.repositories.values() for t in (r.files, *r.trees.values())]
+            every = [one for tree in trees for one in tree.values()]
             [content] = [one for one in every if hashlib.sha256(one).hexdigest() == digest][:1]
             first = int((self.headers.get("range") or "bytes=0-").split("=")[1].split("-")[0])
             headers = {"etag": f'"{digest}"', "accept-ranges": "bytes"}

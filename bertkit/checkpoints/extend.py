@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.card import Card, derived_card, origin_text, write_card
 from bertkit.checkpoints.families import family_names
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder
 from bertkit.checkpoints.save import check_free, model_details
@@ -274,6 +275,20 @@ def write_extended(
         if (source / HEAD_FILE).is_file():
             shutil.copyfile(source / HEAD_FILE, folder / HEAD_FILE)
         copy_modules(source, folder)
+        write_card(folder, extended_card(start, source, extension), replaced=out)
+
+
+def extended_card(start: PretrainedWeights, source: Path, extension: Extension) -> Card:
+    """Return the card of the original, without scores, which were measured before the extension."""
+    card = derived_card(start.path, source, start.config, start.tokenizer)
+    left = ("model-index", "metrics")
+    metadata = {name: value for name, value in card.metadata.items() if name not in left}
+    sections = {name: body for name, body in card.sections.items() if name != "Scores"}
+    added = (
+        f"`bertkit vocab extend` added {len(extension.words):,} words to the vocabulary of "
+        f"{origin_text(start.path)}. Their embeddings have not been trained yet."
+    )
+    return replace(card, metadata=metadata, sections={**sections, "Vocabulary": added})
 
 
 def copy_modules(source: Path, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from bertkit.errors import BertkitError
 from bertkit.files import new_folder, write_json
 from bertkit.model.encoder import Encoder, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
+
+if TYPE_CHECKING:
+    from bertkit.checkpoints.card import Card
 
 SAVED_HEADS = {
     "classification": ("sequence", ""),
@@ -64,6 +67,7 @@ def save_model(
     *,
     extra: Callable[[Path], object] = lambda folder: None,
     pooler: bool = True,
+    card: Card | None = None,
 ) -> None:
     """Write a complete model directory, or, after any error, nothing.
 
@@ -74,6 +78,7 @@ def save_model(
         details: the content of `bertkit.json`; "labels", a list of names, also go to `config.json`.
         extra: a function that writes more files into the folder it is given.
         pooler: whether the pooler, if there is one, was trained; an untrained one is not written.
+        card: the model card; None writes none. A card that its user has edited is kept.
 
     Raises:
         BertkitError: the tokenizer has more tokens than the model has embeddings, the directory
@@ -93,6 +98,10 @@ def save_model(
         tokenizer.save(folder)
         write_json(folder / "bertkit.json", dict(details))
         extra(folder)
+        if card is not None:
+            from bertkit.checkpoints.card import write_card
+
+            write_card(folder, card, replaced=directory)
 
 
 def check_free(directory: Path) -> None:
@@ -110,7 +119,11 @@ def check_free(directory: Path) -> None:
 
 
 def save_generator(
-    directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+    directory: Path,
+    model: Any,
+    tokenizer: SavedTokenizer,
+    details: Mapping[str, Any],
+    card: Card | None = None,
 ) -> None:
     """Write ELECTRA's generator as a separate masked language model; see `save_model`.
 
@@ -119,10 +132,11 @@ def save_generator(
         model: a `ReplacedTokenModel`.
         tokenizer: the model's tokenizer.
         details: the content of `bertkit.json`.
+        card: the model card; None writes none.
     """
     generator = PretrainingModel(model.generator.config, pairs=False)
     generator.encoder, generator.mlm = model.whole_generator()
-    save_model(directory, generator, tokenizer, details)
+    save_model(directory, generator, tokenizer, details, card=card)
 
 
 def model_details(

@@ -61,6 +61,7 @@ COMMAND_GROUPS = {
         "predict": "Use a trained model.",
         "serve": "Serve one or several models over HTTP.",
         "export": "Write a model in another format: ONNX, Hugging Face, TensorFlow, torch.export.",
+        "push": "Publish a model on the Hugging Face hub.",
         "explain": "Follow one example through a model, from characters to losses.",
     },
     "The paper": {

@@ -20,10 +20,12 @@ from typing import Any
 import numpy as np
 
 import bertkit
+from bertkit.checkpoints.card import kept_card, write_card
 from bertkit.console import Console
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError, nearest
+from bertkit.export.card import export_card, export_form
 from bertkit.export.directories import config_without_weights, write_google, write_hugging_face
 from bertkit.export.onnx import (
     ONNX_FILE,
@@ -166,6 +168,8 @@ def export_model(
         manifest = write_export(source, to, Path(out), check)
         for line in describe_export(Path(out), manifest):
             shown.say(line)
+        if kept := kept_card(Path(out)):
+            shown.say(kept)
     return manifest
 
 
@@ -262,6 +266,8 @@ def write_export(source: ExportSource, to: str, out: Path, check: Check = CHECK)
         if check.labelled is not None:
             manifest["metric"] = score(source, run, check, to)
         write_json(folder / MANIFEST, manifest)
+        card = export_card(source, to, manifest)
+        write_card(folder, card, replaced=out, form=export_form(source, to, folder))
     return manifest
 
 

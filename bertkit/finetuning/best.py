@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bertkit.checkpoints.card import CARD, kept_card
 from bertkit.files import read_json, write_json
+from bertkit.finetuning.card import TunedCards
 from bertkit.finetuning.evaluation import Scorer
 from bertkit.finetuning.grid import (
     RunResult,
@@ -19,9 +21,10 @@ from bertkit.finetuning.grid import (
     setting_text,
     shown_scores,
 )
+from bertkit.finetuning.settings import RunSettings
 from bertkit.tasks.data import describe_cut, digest_inputs, labelled_part, write_results
 from bertkit.tasks.saved import load_task_model
-from bertkit.tasks.task import Items, PredictedSplit
+from bertkit.tasks.task import PredictedSplit
 
 LatestRun = tuple[str, dict[str, list[Any]]]
 """The name of a run, and split -> its predictions, which need not be made again."""
@@ -34,6 +37,8 @@ def is_complete(out: Path, scorer: Scorer, best: RunResult, results: Sequence[Ru
         own = found.get("predicted", {}).get(name, {})
         if name in scorer.items and own.get("digest") != digest_inputs([inputs]):
             return False
+    if not (out / "model" / CARD).is_file():  # deleted to get a new one
+        return False
     if found.get("best") != best.name or model_problem(out / "model", best):
         return False
     seals = {run["name"]: run.get("sha256") for run in found.get("runs", [])}
@@ -49,16 +54,19 @@ def read_written(out: Path) -> dict[str, Any]:
 def write_best(
     out: Path,
     scorer: Scorer,
-    train: Items,
+    cards: TunedCards,
     results: Sequence[RunResult],
     latest: LatestRun,
 ) -> None:
-    """Write the best model, its predictions on dev and test, and `results.json`."""
+    """Write predictions on dev and test, the best model with its card, and `results.json`."""
     best = best_run(results)
-    copy_model(out / "runs" / best.name / "model", out / "model")
     predicted = {**earlier_splits(out, scorer, best), **predict_splits(out, scorer, best, latest)}
     rows = grid_summary(results)
-    every = {"train": train, **scorer.items}
+    scores = {name: own["scores"] for name, own in predicted.items() if own["scores"]}
+    dev_first = sorted(scores, key=lambda name: not name.startswith("dev"))
+    card = cards.card(RunSettings(**best.settings), {n: scores[n] for n in dev_first}, rows)
+    copy_model(out / "runs" / best.name / "model", out / "model", card)
+    every = {"train": cards.train, **scorer.items}
     windowed = {name: items.windowed for name, items in every.items()}
     cut = {name: items.cut for name, items in every.items()}
     results_json = {
@@ -66,7 +74,7 @@ def write_best(
         "metric": scorer.metric,
         "best": best.name,
         "model": best.model,
-        "scores": {name: own["scores"] for name, own in predicted.items() if own["scores"]},
+        "scores": scores,
         "predicted": predicted,
         "baseline": scorer.baselines,
         "windowed": windowed,
@@ -82,6 +90,8 @@ def write_best(
     lost = sum((Counter(own) for own in cut.values()), Counter[str]())
     named = describe_cut(lost) or "cut: 0"
     scorer.console.say(f"inputs in several windows: {counted}; {named}")
+    if kept := kept_card(out / "model"):
+        scorer.console.say(kept)
     scorer.console.say(f"best: {scores_text(best)}; the model is in {out / 'model'}")
 
 
@@ -89,7 +99,7 @@ def predict_splits(
     out: Path, scorer: Scorer, best: RunResult, latest: LatestRun
 ) -> dict[str, dict[str, Any]]:
     """Write the predictions of the best model; return split -> its scores, counts and files."""
-    loaded = load_task_model(out / "model", scorer.device)
+    loaded = load_task_model(out / "runs" / best.name / "model", scorer.device)
     predicted = {}
     for name, inputs in (*scorer.data.dev, *scorer.data.test):
         if name not in scorer.items:

@@ -20,6 +20,7 @@ from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.finetuning.best import LatestRun, is_complete, write_best
+from bertkit.finetuning.card import TunedCards
 from bertkit.finetuning.evaluation import Metric, RunEvaluation, Scorer, Scores
 from bertkit.finetuning.grid import (
     RunResult,
@@ -174,6 +175,13 @@ class FinetuningRun:
         self.keep_head = plain and same_task(start, self.task)
         self.latest: LatestRun = ("", {})
         self._encode()
+        self.cards = TunedCards(
+            start=start,
+            scorer=self.scorer,
+            train=self.train,
+            training=settings.training,
+            head=settings.head,
+        )
 
     def shared(self) -> dict[str, Any]:
         """Return what all runs in the folder share, the content of `finetune.json`."""
@@ -280,7 +288,7 @@ class FinetuningRun:
                     f"{self.out} is finished; nothing to do. Best: {scores_text(best)}"
                 )
             else:
-                write_best(self.out, self.scorer, self.train, results, self.latest)
+                write_best(self.out, self.scorer, self.cards, results, self.latest)
         if best.degenerate:
             rate = best.settings["learning_rate"]
             self.console.say(
@@ -394,4 +402,5 @@ class FinetuningRun:
         details = tuned_details(
             self.data, task, run, self.settings.training, self.precision, scores
         )
-        save_tuned(folder, model, self.start.tokenizer, details)
+        card = self.cards.card(run, scores)
+        save_tuned(folder, model, self.start.tokenizer, details, card)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from bertkit.checkpoints.card import CARD, Card, write_card
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import new_folder, read_json, sha256_file
 from bertkit.finetuning.settings import RunSettings
@@ -140,9 +141,11 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
 def model_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of a model directory's files.
 
-    Hidden files are ignored, since file managers and network file systems create them.
+    Hidden files are ignored, since file managers and network file systems create them; so is the
+    card, which users may edit.
     """
     files = sorted(path for path in folder.rglob("[!.]*") if path.is_file())
+    files = [path for path in files if path != folder / CARD]
     return digest({path.relative_to(folder).as_posix(): sha256_file(path) for path in files})
 
 
@@ -153,10 +156,11 @@ def model_problem(folder: Path, result: RunResult) -> str:
     return "has a damaged model" if result.model not in ("", model_digest(folder)) else ""
 
 
-def copy_model(source: Path, target: Path) -> None:
-    """Copy a model directory atomically."""
+def copy_model(source: Path, target: Path, card: Card) -> None:
+    """Copy a model directory atomically, with another card; one that was edited is kept."""
     with new_folder(target) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
+        write_card(folder, card, replaced=target)
 
 
 def grid_summary(results: Sequence[RunResult]) -> list[dict[str, Any]]:

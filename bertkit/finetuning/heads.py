@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bertkit.checkpoints.card import Card
 from bertkit.checkpoints.pretrained import PretrainedWeights, model_folder, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.config import as_json
@@ -109,7 +110,11 @@ def build_with(
 
 
 def save_tuned(
-    folder: Path, model: TaskModel | FeatureModel, tokenizer: Tokenizer, details: dict[str, Any]
+    folder: Path,
+    model: TaskModel | FeatureModel,
+    tokenizer: Tokenizer,
+    details: dict[str, Any],
+    card: Card | None = None,
 ) -> None:
     """Save a fine-tuned model of any head.
 
@@ -117,12 +122,12 @@ def save_tuned(
         BertkitError: the folder holds something else or cannot be written.
     """
     if isinstance(model, FeatureModel):
-        save_feature_model(folder, model, tokenizer, details)
+        save_feature_model(folder, model, tokenizer, details, card)
     elif model.bilstm is not None:
         details = {**details, "head": "bilstm", "frozen": False}
-        save_with_head(folder, model, tokenizer, details)
+        save_with_head(folder, model, tokenizer, details, card)
     else:
-        save_model(folder, model, tokenizer, details)
+        save_model(folder, model, tokenizer, details, card=card)
 
 
 def tuned_details(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.card import Card
 from bertkit.checkpoints.huggingface import load_model
 from bertkit.checkpoints.limits import check_finite_weights
 from bertkit.checkpoints.pretrained import read_details
@@ -204,7 +205,11 @@ def head_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_with_head(
-    directory: Path, model: Any, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+    directory: Path,
+    model: Any,
+    tokenizer: SavedTokenizer,
+    details: Mapping[str, Any],
+    card: Card | None = None,
 ) -> None:
     """Write the encoder as a model directory, with the head next to it in `head.safetensors`.
 
@@ -215,6 +220,7 @@ def save_with_head(
         model: a model with an `encoder`, on any device.
         tokenizer: the model's tokenizer.
         details: the content of `bertkit.json`; its "head" names the type of head.
+        card: the model card; None writes none.
 
     Raises:
         BertkitError: see `save_model`.
@@ -227,15 +233,19 @@ def save_with_head(
         if beside is not None:
             save_model(folder / "beside", beside, tokenizer, {"task": "features"})
 
-    save_model(directory, model.encoder, tokenizer, details, extra=write_head)
+    save_model(directory, model.encoder, tokenizer, details, extra=write_head, card=card)
 
 
 def save_feature_model(
-    directory: Path, model: FeatureModel, tokenizer: SavedTokenizer, details: Mapping[str, Any]
+    directory: Path,
+    model: FeatureModel,
+    tokenizer: SavedTokenizer,
+    details: Mapping[str, Any],
+    card: Card | None = None,
 ) -> None:
     """Write a model by `save_with_head`, and record its layers and head in `bertkit.json`."""
     details = {**details, "layers": model.layers, "head": model.head}
-    save_with_head(directory, model, tokenizer, details)
+    save_with_head(directory, model, tokenizer, details, card)
 
 
 def load_feature_model(directory: Path) -> FeatureModel:

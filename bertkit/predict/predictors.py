@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, overload
 
@@ -32,8 +32,9 @@ from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown
+from bertkit.tasks.markup import answer_in_context, marked_text
 from bertkit.tasks.multiple_choice import ChoicePrediction
-from bertkit.tasks.predictions import Prediction
+from bertkit.tasks.predictions import ONLY_SHOWN, Prediction
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import ValuePrediction
 from bertkit.tasks.saved import LoadedTask
@@ -78,6 +79,14 @@ class TaggedText(Prediction):
 
     words: tuple[WordTag, ...]
     entities: tuple[Entity, ...]
+    shown: str = field(default="", compare=False, metadata=ONLY_SHOWN)
+    """The text itself, for notebooks."""
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the text with its entities, or tags, in colour."""
+        found = [(one.start, one.end, one.type) for one in self.entities]
+        tags = [(one.start, one.end, one.tag) for one in self.words if one.tag != "O"]
+        return marked_text(self.shown, found or tags)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,6 +100,15 @@ class GivenAnswer(Prediction):
     """The probability of this answer, possibly "", among the best spans and no answer."""
     no_answer_probability: float
     """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
+    context: str = field(default="", compare=False, metadata=ONLY_SHOWN)
+    """The text that was searched, for notebooks."""
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the answer in its context, and its probability."""
+        if self.start is None or self.end is None:
+            return f"<div><i>no answer</i> ({self.probability:.1%})</div>"
+        inside = answer_in_context(self.context, self.start, self.end)
+        return f"{inside}<div>{self.probability:.1%}</div>"
 
 
 def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
@@ -463,7 +481,7 @@ def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int
     for type_name, first, last in found.entities:
         start, end = spans[first][0], spans[last - 1][1]
         entities.append(Entity(type_name, start, end, text[start:end], first, last))
-    return TaggedText(words, tuple(entities))
+    return TaggedText(words, tuple(entities), text)
 
 
 class AnswerPredictor(TaskPredictor):
@@ -504,7 +522,11 @@ class AnswerPredictor(TaskPredictor):
         """See `TaskPredictor`."""
         assert isinstance(self.task, QuestionAnswering)
         answer = self.task.answered(prediction)
-        return GivenAnswer(**answer, no_answer_probability=prediction.no_answer_probability)
+        return GivenAnswer(
+            **answer,
+            no_answer_probability=prediction.no_answer_probability,
+            context=example.context,
+        )
 
 
 PREDICTORS: dict[Any, type[TaskPredictor]] = {

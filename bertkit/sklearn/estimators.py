@@ -87,7 +87,7 @@ class TunedEstimator(BaseEstimator):
 
     def _run_settings(self, width: int, rows: int) -> RunSettings:
         """Return the settings of the fit; those that are None are chosen as in `finetune`."""
-        given: dict[str, tuple[Any, ...]] = {}
+        given: dict[str, Any] = {}
         if self.learning_rate is not None:
             inside: dict[str, Any] = {"min_val": 0, "include_boundaries": "neither"}
             check_scalar(self.learning_rate, "learning_rate", Real, **inside)

@@ -24,6 +24,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
+from bertkit.tasks.markup import probability_bars
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import (
@@ -52,6 +53,11 @@ class LabelPrediction(Prediction):
     label: str
     probability: float
     probabilities: dict[str, float]
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the labels with bars."""
+        return probability_bars(self.probabilities, [self.label])
+
     """The probability of every class."""
 
 
@@ -61,6 +67,11 @@ class LabelSetPrediction(Prediction):
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the labels with bars."""
+        return probability_bars(self.probabilities, self.labels)
+
     """The probability of every class; they do not add up to 1."""
 
 

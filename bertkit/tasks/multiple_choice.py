@@ -24,6 +24,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import leading, softmax
+from bertkit.tasks.markup import probability_bars
 from bertkit.tasks.predictions import Prediction
 from bertkit.tasks.task import (
     NOTHING_READ,
@@ -47,6 +48,13 @@ class ChoicePrediction(Prediction):
     text: str
     probability: float
     probabilities: tuple[float, ...]
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the choices by their number, with bars."""
+        names = [str(number) for number in range(len(self.probabilities))]
+        names[self.choice] += f": {self.text}"
+        shares = dict(zip(names, self.probabilities, strict=True))
+        return probability_bars(shares, [names[self.choice]])
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,14 @@ class Prediction:
         return f"{type(self).__name__}({shown})"
 
 
+ONLY_SHOWN = {"only_shown": True}
+"""The metadata of a field that is no part of the prediction, but is shown with it in notebooks."""
+
+
 def vars_of(prediction: Prediction) -> dict[str, Any]:
-    """Return field -> value."""
-    return {field.name: getattr(prediction, field.name) for field in fields(prediction)}
+    """Return field -> value, without fields that are only shown."""
+    named = [field.name for field in fields(prediction) if not field.metadata.get("only_shown")]
+    return {name: getattr(prediction, name) for name in named}
 
 
 def plain(value: Any) -> Any:

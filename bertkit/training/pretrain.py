@@ -12,9 +12,9 @@ import json
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,10 @@ class Run:
     workers: int
     save_models_at: frozenset[int]
     console: Console
+    start: str = ""
+    """Where the initial weights are from, for the model card; "" if they are random."""
+    inherited: Mapping[str, Any] = field(default_factory=dict)
+    """The metadata that the model card takes over from the initial model."""
 
     @property
     def sharded(self) -> bool:
@@ -171,7 +175,9 @@ def pretrain(
         )
         torch.manual_seed(recipe.training.seed)
         network = build_network(run, init_from)
-        run = replace(run, recipe=network.recipe)  # with the sizes of the model
+        run = replace(  # with the sizes of the model
+            run, recipe=network.recipe, start=network.start, inherited=network.inherited
+        )
         state = build_train_state(run.recipe, network.model, run.device, compiled=compiled)
         changes = claim_folder(run, network.digest, stack)
         checkpoints = CheckpointWriter(
@@ -265,6 +271,8 @@ def is_finished(run: Run, state: TrainState) -> bool:
     if state.step != run.recipe.phases.total_steps or not (model / "model.safetensors").is_file():
         return False
     details = model / "bertkit.json"
+    if not (model / "README.md").is_file():  # deleted to get a new one
+        return False
     return details.is_file() and bool(read_json(details).get("steps") == state.step)
 
 
@@ -462,7 +470,10 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
         tensors = gather_full(model_tensors(state.model), keep=run.ranks.is_first)
 
     def write() -> None:
-        model = state.model
+        from bertkit.checkpoints.card import kept_card
+        from bertkit.training.card import card_of_run
+
+        model, card = state.model, card_of_run(run, state)
         if run.sharded:
             model = run.recipe.objectives.model(model.config)
             restore_model(model, tensors)
@@ -475,8 +486,10 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
         }
         if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"
-            save_generator(folder.with_name(beside), model, run.store.tokenizer, details)
+            save_generator(folder.with_name(beside), model, run.store.tokenizer, details, card)
         # written last, because `is_finished` looks for this folder
-        save_model(folder, model, run.store.tokenizer, details)
+        save_model(folder, model, run.store.tokenizer, details, card=card)
+        if kept := kept_card(folder):
+            run.console.say(kept)
 
     run.ranks.on_rank0(write)

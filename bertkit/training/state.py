@@ -79,6 +79,10 @@ class InitialNetwork(NamedTuple):
     model: nn.Module
     digest: str = ""
     """The SHA-256 of the weights; "" if they are random."""
+    start: str = ""
+    """Where the weights are from, for the model card; "" if they are random."""
+    inherited: Mapping[str, Any] = {}
+    """The metadata that the model card takes over."""
 
 
 def random_network(
@@ -117,7 +121,8 @@ def pretrained_network(
         BertkitError: the model does not exist, or its tokenizer or direction differs from that of
             the corpus or the recipe.
     """
-    from bertkit.checkpoints.pretrained import read_pretrained
+    from bertkit.checkpoints.card import inherited_metadata, start_text
+    from bertkit.checkpoints.pretrained import model_folder, read_pretrained
 
     found = read_pretrained(path)
     if found.tokenizer.content_hash != tokenizer.content_hash:
@@ -151,7 +156,13 @@ def pretrained_network(
     new = f"; new: {shown_names(loaded.missing_keys)}" if loaded.missing_keys else ""
     left = f"; unused: {shown_names(unused)}" if unused else ""
     say(f"weights loaded from {path}{new}{left}")
-    return InitialNetwork(recipe, loaded.model.train(), found.digest)
+    return InitialNetwork(
+        recipe,
+        loaded.model.train(),
+        found.digest,
+        start_text(found.path, found.digest),
+        inherited_metadata(model_folder(found.path)),
+    )
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 
+from bertkit.checkpoints.card import CARD
 from bertkit.datasets.examples import TextExample
 from bertkit.export.export import Check, write_export
 from bertkit.export.padded import OUTPUTS, PADDED_INPUTS
 from bertkit.export.source import read_export_source
 from bertkit.predict.load import load
+from tests.export.test_card import run_snippets
+from tests.markdown import blocks
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -22,7 +27,9 @@ HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "en
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
-def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_path: Path) -> None:
+def test_onnx_files_of_every_head_equal_bertkit(
+    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = read_export_source(models / name)
     manifest = write_export(source, "onnx", tmp_path / "out")
     worst = max(one["max_error"] for one in manifest["check"]["outputs"].values())
@@ -43,10 +50,15 @@ def test_onnx_files_of_every_head_equal_bertkit(name: str, models: Path, tmp_pat
     assert len(words) == 1  # also where a head reads the same matrix again
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"model.onnx", "vocab.txt", "tokenizer.json", "config.json", "export.json"}
+    [block] = blocks((tmp_path / "out" / CARD).read_text(), "python")
+    assert not {"bertkit", "torch"} & {*re.findall(r"\w+", block)}
+    assert run_snippets(tmp_path / "out", monkeypatch) == 1
 
 
 @pytest.mark.slow
-def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> None:
+def test_eight_bits_are_measured_by_the_metric(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also the file of a plain classifier, whose graph three tasks share."""
     source = read_export_source(models / "classify")
     words = ["river stone", "bridge lantern", "harvest", "winter garden", "letter", "sailor window"]
@@ -61,6 +73,10 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
     assert manifest["check"]["bound"] is None
     assert manifest["metric"]["bertkit"]["accuracy"] == 1
     assert json.loads((tmp_path / "out" / "export.json").read_text()) == manifest
+    first, *_ = ModelCard.load(tmp_path / "out" / CARD).data.eval_results
+    assert first.metric_type == "accuracy"
+    assert first.metric_value == manifest["metric"]["exported"]["accuracy"]
+    assert run_snippets(tmp_path / "out", monkeypatch) == 1
     import onnx
 
     graph = onnx.load(tmp_path / "out" / "model.onnx").graph
@@ -71,7 +87,9 @@ def test_eight_bits_are_measured_by_the_metric(models: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_program_of_torch_is_plain_numbers(models: Path, tmp_path: Path) -> None:
+def test_a_program_of_torch_is_plain_numbers(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = read_export_source(models / "tag")
     manifest = write_export(source, "torch-export", tmp_path / "out")
     assert manifest["check"]["outputs"]["logits"]["max_error"] < 1e-5
@@ -86,3 +104,4 @@ def test_a_program_of_torch_is_plain_numbers(models: Path, tmp_path: Path) -> No
     module = torch.export.load(tmp_path / "out" / "model.pt2").module()
     ids = torch.ones((1, 40), dtype=torch.int64)
     assert module(ids, ids, torch.zeros_like(ids))[0].shape == (1, 40, 3)
+    assert run_snippets(tmp_path / "out", monkeypatch) == 1

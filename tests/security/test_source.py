@@ -19,6 +19,8 @@ ALLOWED = {
     "bertkit/serve/": {"socket", "http"},  # a server, started by a command of its own
     "bertkit/cli/serve.py": {"socket", "http"},
     "bertkit/checkpoints/hub.py": {"huggingface_hub"},  # of files that are no code
+    "bertkit/checkpoints/card.py": {"huggingface_hub"},  # its YAML: nothing is sent or fetched
+    "bertkit/checkpoints/publish.py": {"huggingface_hub"},  # the command push
     "bertkit/text/remote.py": {"aiohttp"},  # its time limits, which fsspec hands on
     "bertkit/export/onnx.py": {"torch.export.load"},  # of the file it has just written, to try it
 }

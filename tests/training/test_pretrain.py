@@ -19,10 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from bertkit import objectives
+from bertkit.checkpoints.card import CARD
 from bertkit.checkpoints.huggingface import load_model, load_pretraining_model
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.corpus import store as store_module
@@ -46,6 +48,7 @@ from bertkit.training.recipe import (
     PretrainRecipe,
     Training,
 )
+from tests.markdown import blocks
 
 TOY = PretrainRecipe(
     model=ModelSize(
@@ -388,6 +391,37 @@ def stopped(finished: Path, tmp_path: Path) -> Path:
     shutil.rmtree(run / "model")
     shutil.rmtree(run / "checkpoints" / "step-00000040")
     return run
+
+
+def test_the_card_of_a_resumed_run_has_the_same_bytes(
+    finished: Path, stopped: Path, store: TokenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what the journal and the store say, and its code for bertkit runs."""
+    card = finished / "model" / CARD
+    assert pretrain(TOY, store, stopped) is None
+    assert (stopped / "model" / CARD).read_bytes() == card.read_bytes()
+    data = ModelCard.load(card).data
+    assert data.pipeline_tag == "fill-mask"
+    *_, last = [r for r in read_journal(finished / "journal.jsonl") if r["kind"] == "evaluation"]
+    found = {result.metric_name: result.metric_value for result in data.eval_results}
+    assert found["mlm accuracy"] == last["mlm_accuracy"]
+    assert f"{store.documents:,} documents" in card.read_text()
+    assert str(store.folder) not in card.read_text()
+    monkeypatch.chdir(finished / "model")
+    exec(blocks(card.read_text(), "python")[0], {})
+
+
+def test_an_edited_card_outlives_the_rest_of_a_run(stopped: Path, store: TokenStore) -> None:
+    assert pretrain(TOY, store, stopped) is None
+    card = stopped / "model" / CARD
+    generated = card.read_text()
+    card.write_text("# Mine\n")
+    (stopped / "model" / "model.safetensors").unlink()
+    assert pretrain(TOY, store, stopped) is None
+    assert card.read_text() == "# Mine\n"
+    card.unlink()
+    assert pretrain(TOY, store, stopped) is None
+    assert card.read_text() == generated
 
 
 def change_recipe(run: Path, change: Callable[[dict[str, Any]], object]) -> None:

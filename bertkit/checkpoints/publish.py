@@ -1,0 +1,246 @@
+"""Publish a model on the Hugging Face hub: `bertkit push RUN ORG/NAME`.
+
+Only the files of a model directory or an export are uploaded, in one commit: no optimizer state, no
+journal, no training data, no pickle. HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE have their
+usual meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import bertkit
+from bertkit.checkpoints.card import CARD, card_text, check_license
+from bertkit.checkpoints.hub import COMMIT_FOLDER, REPOSITORY, REVISION
+from bertkit.checkpoints.snippets import on_hub
+from bertkit.errors import BertkitError
+from bertkit.processes import interruptible
+
+CONFIGS = ("config.json", "bert_config.json", "export.json")
+WEIGHTS = ("*.safetensors", "model.onnx", "model.pt2", "bert_model.ckpt.index")
+PUBLISHED = (
+    *CONFIGS,
+    *("model*.safetensors", "model*.safetensors.index.json", "head.safetensors", "bertkit.json"),
+    *("model.onnx", "model.pt2", "bert_model.ckpt.index", "bert_model.ckpt.data-*"),
+    *("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "generation_config.json", "modules.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json"),
+    *("[0-9]_*/model.safetensors", "beside/config.json", "beside/model.safetensors"),
+    *("beside/vocab.txt", "beside/tokenizer.json", "beside/tokenizer_config.json"),
+    *("beside/bertkit.json", CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg"),
+)
+"""Patterns of the files that are uploaded; the images are those of an edited card."""
+LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
+LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
+"""How the names of the libraries begin that huggingface_hub's versions send requests with."""
+
+
+class Published(NamedTuple):
+    """A model on the hub."""
+
+    url: str
+    """The page of the model."""
+    commit: str
+    files: tuple[str, ...]
+    """The files of the model, of which the hub may have had some already."""
+    left_out: tuple[str, ...]
+    """Other files in the folder, which were not uploaded."""
+
+
+def push(
+    model: Path | str,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    message: str = "",
+    license: str = "",  # noqa: A002 - the metadata's own name
+) -> Published:
+    """Publish a model on the hub, with its card.
+
+    Args:
+        model: a model directory, a run directory that holds `model/`, or an export.
+        name: the name on the hub, `ORG/NAME`; the repository is created if it does not exist.
+        private: whether only members of ORG may see it.
+        revision: the branch to write, which is created if it does not exist; None for main.
+        message: the message of the commit.
+        license: the license for the card, as the hub writes it, such as "apache-2.0". The default
+            keeps what the card says.
+
+    Raises:
+        BertkitError: there is no model, the name is not ORG/NAME, nobody is logged in or may write,
+            the repository is public although `private` is true, or the hub cannot be reached.
+    """
+    folder = published_folder(Path(model))
+    check_name(name, revision)
+    if license:
+        check_license(license)
+    files, left_out = published_files(folder)
+    card = on_hub(card_text(folder), name)
+    if license:
+        card = with_license(card, license)
+    sent = {file: folder / file for file in files}
+    try:
+        commit = interruptible(
+            lambda: upload(name, sent, card, private=private, revision=revision, message=message)
+        )
+    except BertkitError:
+        raise
+    except Exception as error:
+        explained = refused(name, error)
+        if explained is None:
+            raise
+        raise explained from None
+    from huggingface_hub import constants
+
+    return Published(f"{constants.ENDPOINT}/{name}", commit, tuple(files), tuple(left_out))
+
+
+def published_folder(path: Path) -> Path:
+    """Return the folder of a model: a path itself, or `model/` in a run directory.
+
+    Raises:
+        BertkitError: there is no model.
+    """
+    for folder in (path, path / "model"):
+        known = any((folder / name).is_file() for name in CONFIGS)
+        if known and any(found for pattern in WEIGHTS for found in folder.glob(pattern)):
+            return folder
+    raise BertkitError(
+        f"{path} holds no model to publish: no config.json with weights, here or in model/; name a "
+        "model directory, a finished run or an export",
+        code="no-model",
+    )
+
+
+def check_name(name: str, revision: str | None) -> None:
+    """Check the name of a repository and its branch.
+
+    Raises:
+        BertkitError: one of them is not valid.
+    """
+    if "/" not in name or not REPOSITORY.fullmatch(name):
+        raise BertkitError(
+            f"'{name}' is not a name on the hub; give ORG/NAME, where ORG is your user name or an "
+            "organization",
+            code="hub-name",
+        )
+    if revision is not None and not REVISION.fullmatch(revision):
+        raise BertkitError(f"'{revision}' is not the name of a branch", code="hub-name")
+
+
+def published_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the files of a model to upload, and the other files in its folder, sorted.
+
+    A link that leads out of the folder is left out, except in the hub's own cache.
+    """
+    found: list[str] = []
+    others: list[str] = []
+    for path in sorted(files_of_model(folder)):
+        relative = path.relative_to(folder).as_posix()
+        inside = path.resolve().is_relative_to(folder.resolve())
+        cached = COMMIT_FOLDER.search(folder.resolve().as_posix())
+        known = any(
+            fnmatch(relative, pattern) and pattern.count("/") == relative.count("/")
+            for pattern in PUBLISHED
+        )
+        (found if known and (inside or cached) else others).append(relative)
+    return found, others
+
+
+def files_of_model(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder, without hidden ones."""
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden:
+            yield path
+
+
+def with_license(card: str, name: str) -> str:
+    """Return a card whose metadata has this license."""
+    line = f"license: {name}\n"
+    if not card.startswith("---\n"):
+        return f"---\n{line}---\n\n{card}"
+    head, end, body = card[4:].partition("\n---\n")
+    others = re.sub(r"^license(_name|_link)?:.*\n?", "", f"{head}\n", flags=re.MULTILINE)
+    return f"---\n{line}{others.removesuffix(chr(10))}{end}{body}"
+
+
+def upload(
+    name: str,
+    files: dict[str, Path],
+    card: str,
+    *,
+    private: bool,
+    revision: str | None,
+    message: str,
+) -> str:
+    """Upload files in one commit; return its hash.
+
+    Raises:
+        BertkitError: nobody is logged in, or the repository is public although it must not be.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+
+    if get_token() is None:
+        raise BertkitError(f"nobody is logged in to the hub: {LOGIN}", code="hub-login")
+    api = HfApi(library_name="bertkit", library_version=bertkit.__version__)
+    api.create_repo(name, private=private or None, exist_ok=True)
+    if private and not api.model_info(name).private:
+        raise BertkitError(
+            f"{name} exists and is public; make it private in its settings, or choose another name",
+            code="hub-public",
+        )
+    if revision is not None:
+        api.create_branch(name, branch=revision, exist_ok=True)
+    contents: dict[str, Any] = {file: str(path.resolve()) for file, path in files.items()}
+    if card:
+        contents[CARD] = card.encode()
+    found = api.create_commit(
+        name,
+        [CommitOperationAdd(file, content) for file, content in contents.items()],
+        commit_message=message or f"Upload a model with bertkit {bertkit.__version__}",
+        revision=revision,
+    )
+    return str(found.oid)
+
+
+def refused(name: str, error: Exception) -> BertkitError | None:
+    """Explain why the hub did not take a model; None for an error of another kind."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return refused_by_status(name, error)
+    text, code = "", ""
+    offline = isinstance(error, OfflineModeIsEnabled | ConnectionError | TimeoutError)
+    if isinstance(error, HFValidationError):
+        text, code = f"'{name}' is not a name on the hub; give ORG/NAME", "hub-name"
+    elif offline or type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
+        text, code = (
+            f"the hub cannot be reached ({type(error).__name__}); check the network, HF_ENDPOINT "
+            "and HF_HUB_OFFLINE, and run the same command again",
+            "hub-offline",
+        )
+    elif isinstance(error, ValueError):  # the metadata of an edited card
+        said = " ".join(str(error).split())
+        text, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"
+    return BertkitError(text, code=code) if text else None
+
+
+def refused_by_status(name: str, error: Any) -> BertkitError:
+    """Explain an answer of the hub that is an error."""
+    reason = str(error).strip().splitlines()[-1]
+    status = error.response.status_code if error.response is not None else 0
+    if status == 401:
+        return BertkitError(f"the hub does not accept your token: {LOGIN}", code="hub-login")
+    if status == 403:
+        return BertkitError(
+            f"you may not write {name} ({reason}): use a token with write access, of a member of "
+            f"{name.partition('/')[0]}",
+            code="hub-forbidden",
+        )
+    return BertkitError(f"the hub did not take {name}: {reason}", code="hub")

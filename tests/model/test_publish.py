@@ -1,0 +1,220 @@
+"""Publishing: a model goes to a server that speaks the hub's protocol, and comes back from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from bertkit.checkpoints.card import CARD, Card
+from bertkit.checkpoints.publish import published_files, published_folder, with_license
+from bertkit.checkpoints.save import save_model
+from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.hub_server import LARGE, Hub, Repository, running_hub
+
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+import bertkit
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.errors import BertkitError
+for line in sys.stdin:
+    model, name, options, read, os.environ["HF_TOKEN"] = json.loads(line)
+    try:
+        done = bertkit.push(model, name, **options)
+        found = done._asdict()
+        if read:
+            start = read_pretrained(Path(f"{name}@{done.commit}"))
+            found |= {"origin": start.origin, "label": bertkit.load(name)("river stone").label}
+    except BertkitError as error:
+        found = {"code": error.code, "message": str(error)}
+    print(json.dumps(found), flush=True)
+"""
+"""The environment is read when a process starts, so each one has a process of its own."""
+
+Push = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with all that must not leave the machine."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    folder = tmp_path_factory.mktemp("runs") / "topics"
+    details = {"task": "classification", "labels": ["dry", "wet"], "settings": {"max_length": 64}}
+    card = Card(title="Topics", summary="Of rivers.", sections={"Data": "Few rows."})
+    save_model(folder / "model", ClassificationModel(config, 2), tokenizer, details, card=card)
+    for name in ("journal.jsonl", "recipe.json", "checkpoints/step-00000001/optimizer.safetensors"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("private")
+    for name in ("train.csv", "optimizer.safetensors", "pytorch_model.bin", ".env"):
+        (folder / "model" / name).write_text("private")
+    (folder / "model" / "special_tokens_map.json").symlink_to(folder / "recipe.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with running_hub() as found:
+        yield found
+
+
+def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
+    given = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    return {**given, **own, "HF_TOKEN": hub.token, **changes}
+
+
+@pytest.fixture(scope="module")
+def pushed(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Push]:
+    """Push in another process; `environ` changes its environment."""
+    home = tmp_path_factory.mktemp("home")
+    running: dict[str, subprocess.Popen[str]] = {}
+
+    def push(
+        model: Path,
+        name: str,
+        *,
+        environ: dict[str, str] | None = None,
+        read: bool = False,
+        token: str = hub.token,
+        **options: Any,
+    ) -> dict[str, Any]:
+        key = json.dumps(environ)
+        if key not in running:
+            running[key] = subprocess.Popen(
+                [sys.executable, "-c", DRIVER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment(hub, home, **(environ or {})),
+            )
+        process = running[key]
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps([str(model), name, options, read, token]) + "\n")
+        process.stdin.flush()
+        return dict(json.loads(process.stdout.readline()))
+
+    yield push
+    for process in running.values():
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_pushed_model_comes_back(hub: Hub, pushed: Push, run: Path) -> None:
+    found = pushed(run, "org/topics", read=True, license="mit", message="First")
+    repository = hub.repositories["org/topics"]
+    assert found["url"] == f"{hub.url}/org/topics"
+    assert found["commit"] == repository.revisions["main"]
+    assert found["origin"] == f"org/topics@{found['commit']}"
+    assert found["label"] in {"dry", "wet"}
+    assert repository.messages == ["First"]
+    assert not repository.private
+    assert set(found["files"]) == set(repository.files)
+    for name, content in repository.files.items():
+        if name != CARD:
+            assert content == (run / "model" / name).read_bytes()
+    assert len(repository.files["model.safetensors"]) > LARGE, "an LFS file"
+    assert not [name for name, content in repository.files.items() if content == b"private"]
+    assert set(found["left_out"]) == {
+        *("train.csv", "optimizer.safetensors", "pytorch_model.bin", "special_tokens_map.json"),
+    }
+    card = ModelCard(repository.files[CARD].decode())
+    assert card.data.license == "mit"
+    assert 'model_name = "org/topics"' in card.text
+    assert "license" not in (run / "model" / CARD).read_text(), "the folder is not changed"
+
+
+@pytest.mark.slow
+def test_a_private_model_and_a_branch(hub: Hub, pushed: Push, run: Path) -> None:
+    first = pushed(run / "model", "org/secret", private=True)
+    repository = hub.repositories["org/secret"]
+    assert repository.private
+    second = pushed(run, "org/secret", revision="v2", license="mit")
+    assert repository.revisions == {"main": first["commit"], "v2": second["commit"]}
+    assert b"license: mit" in repository.trees[second["commit"]][CARD]
+    hub.repositories["org/public"] = Repository({}, {"main": "0" * 40})
+    assert pushed(run, "org/public", private=True)["code"] == "hub-public"
+    assert hub.repositories["org/public"].files == {}, "nothing was shown to everybody"
+
+
+@pytest.mark.slow
+def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
+    for token, code in ((hub.reader, "hub-forbidden"), ("hf_wrong", "hub-login")):
+        found = pushed(run, "org/no", token=token)
+        assert found["code"] == code
+    assert pushed(run, "org/no", token="")["code"] == "hub-login"
+    for changes in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
+        assert pushed(run, "org/no", environ=changes)["code"] == "hub-offline"
+    assert pushed(run, "org/no", license="unheard-of")["code"] == "hub-card"
+    assert hub.repositories.get("org/no", Repository({})).files == {}
+
+
+def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> None:
+    from bertkit import push
+
+    (tmp_path / "config.json").write_text("{}")
+    for model, name, options, code in (
+        (run, "topics", {}, "hub-name"),
+        (run, "org/na me", {}, "hub-name"),
+        (run, "a/b/c", {}, "hub-name"),
+        (run, "org/topics", {"revision": "a b"}, "hub-name"),
+        (run, "org/topics", {"license": "My own"}, "license"),
+        (run / "absent", "org/topics", {}, "no-model"),
+        (run / "checkpoints", "org/topics", {}, "no-model"),
+        (tmp_path, "org/topics", {}, "no-model"),
+    ):
+        with pytest.raises(BertkitError) as caught:
+            push(model, name, **options)
+        assert caught.value.code == code, (model, name)
+
+
+def test_the_files_of_a_model(run: Path, tmp_path: Path) -> None:
+    assert published_folder(run) == run / "model" == published_folder(run / "model")
+    names, _ = published_files(run / "model")
+    assert CARD in names
+    for name in ("1_Pooling/config.json", "beside/model.safetensors", "x/config.json", "a/b/c.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    names, others = published_files(tmp_path)
+    assert names == ["1_Pooling/config.json", "beside/model.safetensors"]
+    assert others == ["a/b/c.png", "x/config.json"]
+
+
+def test_a_license_replaces_another() -> None:
+    card = "---\nlanguage: de\nlicense: other\nlicense_name: own\n---\n# T\n\nlicense: x\n"
+    assert with_license(card, "mit") == "---\nlicense: mit\nlanguage: de\n---\n# T\n\nlicense: x\n"
+    assert with_license("# T\n", "mit") == "---\nlicense: mit\n---\n\n# T\n"
+
+
+@pytest.mark.slow
+def test_the_command_prints_the_page_and_the_commit(hub: Hub, run: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bertkit", "push", str(run), "org/command", "--license", "mit"],
+        check=True,
+        env=environment(hub, tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    commit = hub.repositories["org/command"].revisions["main"]
+    assert done.stdout.split() == [f"{hub.url}/org/command", commit]
+    assert "train.csv" in done.stderr
