@@ -117,7 +117,7 @@ def test_the_python_of_the_readme_prints_what_it_says(
     (tmp_path / "messages.csv").write_text(table)
     monkeypatch.chdir(tmp_path)
     [block] = blocks(README, "python")
-    assert len(block.splitlines()) == 9
+    assert len(block.splitlines()) == 7
     exec(compile(block, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     [shown] = blocks(README, "console")

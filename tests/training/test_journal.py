@@ -19,9 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bertkit import console
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.training import journal
 from bertkit.training.journal import Journal, read_journal
 
 
@@ -193,7 +193,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(journal, "monotonic", lambda: self.now)
+        monkeypatch.setattr(console, "monotonic", lambda: self.now)
 
 
 def test_plain_lines_come_every_ten_seconds_and_at_evaluations(
