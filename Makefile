@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto
 
-.PHONY: demo test quick check bench docs clean
+.PHONY: demo test quick check bench docs dist clean
 
 # An installed environment; made anew when the dependencies change.
 .venv/installed: pyproject.toml constraints.txt
@@ -32,6 +32,11 @@ bench: .venv/installed  ## the benchmarks that take minutes; writes results/*.js
 
 docs: .venv/installed  ## the HTML documentation in docs/_build
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build
+
+dist: .venv/installed  ## the wheel and the source archive of a release, checked
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist
+	$(BIN)/twine check --strict dist/*
 
 clean:
 	rm -rf .venv docs/_build dist .pytest_cache .mypy_cache .ruff_cache
