@@ -7,9 +7,10 @@ import re
 from functools import cache
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from docs import fields
+from docs import fields, notebook
 from tests.markdown import DOCUMENTS, ROOT, SPAN, blocks, section, table_rows
 
 PAPER = (ROOT / "docs/paper.md").read_text()
@@ -131,3 +132,13 @@ def test_the_tour_runs(
     assert "['checkpoints', 'environment.json', 'journal.jsonl', 'model', 'recipe.json'" in shown
     assert "{'accuracy': 1.0, 'macro_f1': 1.0}" in shown
     assert len(shown.splitlines()) == 14
+
+
+def test_the_notebook_has_the_cells_of_its_source_and_their_outputs() -> None:
+    written = nbformat.read(ROOT / "docs/notebook.ipynb", as_version=4)
+    cells = [(cell.cell_type, cell.source) for cell in written.cells]
+    assert cells == [(cell.cell_type, cell.source) for cell in notebook.build().cells]
+    code = [cell for cell in written.cells if cell.cell_type == "code"]
+    assert all(cell.outputs for cell in code)
+    assert not any(out.output_type == "error" for cell in code for out in cell.outputs)
+    assert any("text/html" in out.get("data", {}) for cell in code for out in cell.outputs)
