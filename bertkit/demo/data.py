@@ -113,10 +113,8 @@ def gather_corpus(console: Console) -> DemoText:
     console.start(None, title="reading docstrings", unit="modules")
     texts = {False: ["\n".join(map(clean_docstring, topics.values()))], True: []}
     for number, (module, path) in enumerate(source_files(), start=1):
-        source = path.read_text(encoding="utf-8", errors="ignore")
-        texts[is_apart(module)].append(
-            "\n".join(clean_docstring(found) for found in find_docstrings(source))
-        )
+        found = find_docstrings(path.read_text(encoding="utf-8", errors="ignore"))
+        texts[is_apart(module)].append("\n".join(map(clean_docstring, found)))
         if number % 100 == 0:
             console.update({"done": number})
     console.close()
@@ -137,13 +135,9 @@ WORD = re.compile(r"(?<![\w'-])[a-z]{4,}(?![\w'-])")
 COMMON = 60
 """The number of most frequent words that are never replaced; they hold sentences together."""
 REPLACED = 2
-LABELLED = 2000
-TESTED = 1000
+LABELLED, TESTED = 2000, 1000
 LONGEST = 14
 """The maximum length of a sentence in tokens, as pre-training mostly sees such."""
-EPOCHS = 2
-BATCH = 32
-PEAK = 1e-3
 
 
 class LabelledTask(NamedTuple):
@@ -180,18 +174,16 @@ def damaged_pairs(
     A replacement is drawn from the same sentences and is about as frequent as the original: the
     counts of both have the same number of binary digits. So words alone give nothing away.
     """
-    words = [word for sentence in sentences for word in WORD.findall(sentence)]
-    counts = Counter(words)
     every = Counter(word for sentence in sentences for word in spelling(sentence).split())
     common = {word for word, _ in every.most_common(COMMON)}
+    found = [[at for at in WORD.finditer(s) if at[0] not in common] for s in sentences]
+    counts = Counter(place[0] for places in found for place in places)
     bands: dict[int, list[str]] = defaultdict(list)
-    for word in words:
-        if word not in common:
-            bands[counts[word].bit_length()].append(word)
+    for word in counts.elements():
+        bands[counts[word].bit_length()].append(word)
     pairs: list[ChoiceExample] = []
     for number in rng.permutation(len(sentences)).tolist():
-        genuine = sentences[number]
-        places = [found for found in WORD.finditer(genuine) if found[0] not in common]
+        genuine, places = sentences[number], found[number]
         if len(pairs) == wanted:
             break
         if len(places) < REPLACED:
@@ -210,29 +202,20 @@ def damaged_pairs(
     return pairs
 
 
-def pretrained_start(model: PretrainingModel, tokenizer: Tokenizer) -> PretrainedWeights:
-    """Return the weights of a network in memory as the start of fine-tuning."""
-    return PretrainedWeights(
-        Path("memory"), model.config, foreign_tensors(model, "bert"), tokenizer, {}
-    )
-
-
 def tune_and_test(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, seed: int
 ) -> float:
     """Fine-tune a model on the task and return its accuracy on the test sentences.
 
-    Args:
-        model: the model, which may be pre-trained or have random weights.
-        tokenizer: the model's tokenizer.
-        task: the labelled sentences.
-        seed: the seed of the head's initial weights and of the order of examples.
+    The seed is that of the head's initial weights and of the order of examples.
     """
+    weights = foreign_tensors(model, "bert")
+    start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
     kind = MultipleChoice(max_length=model.config.max_position_embeddings)
     train, test = (kind.items(side, tokenizer) for side in task)
     tuned = train_task(
-        *(pretrained_start(model, tokenizer), kind, train),
-        RunSettings(batch_size=BATCH, learning_rate=PEAK, epochs=EPOCHS, seed=seed),
+        *(start, kind, train),
+        RunSettings(batch_size=32, learning_rate=1e-3, epochs=2, seed=seed),
         TrainingSettings(),
         device=torch.device("cpu"),
         precision="fp32",
@@ -255,9 +238,7 @@ def score_word_counts(task: LabelledTask) -> float:
     vectors = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+")  # noqa: S106
     vectors.fit(text for given in task.train for text in given.choices)
     columns = [zip(*(given.choices for given in side), strict=True) for side in task]
-    train, test = (
-        vectors.transform(second) - vectors.transform(first) for first, second in columns
-    )
+    train, test = (vectors.transform(b) - vectors.transform(a) for a, b in columns)
     regression = LogisticRegression(fit_intercept=False, max_iter=1000)
     model = GridSearchCV(regression, {"C": [0.1, 1, 10, 100]})
     model.fit(train, [given.label for given in task.train])

@@ -37,9 +37,13 @@ HELD_OUT_SHARE = 0.05
 SEEDS = (1, 2, 3)
 BASELINE = "TF-IDF (word 1-2-grams) + logistic regression"
 MASKED_SENTENCES = (
-    "Return a copy of the [MASK] with all leading whitespace removed.",
-    "Raise a ValueError if the [MASK] is not found.",
+    "Return a list [MASK] strings that describe the options.",
+    "Returns True [MASK] the object is a valid name.",
+    "This method must [MASK] called before the model is trained.",
+    "Return the number of [MASK] in the graph.",
+    "Compute the eigenvalues of a square [MASK].",
     "If the file does not [MASK], an exception is raised.",
+    "Close the [MASK] when all the data has been read.",
 )
 
 
@@ -65,13 +69,10 @@ def sections(
     """Return the demo's sections of the report."""
     shown = task.test[0]
     genuine, damaged = shown.choices if shown.label == 0 else reversed(shown.choices)
-    guesses = [
-        [
-            sentence,
-            ", ".join(f"{c.token} {c.probability:.0%}" for c in predictor.fill_mask(sentence)[0]),
-        ]
-        for sentence in MASKED_SENTENCES
-    ]
+    guesses = []
+    for sentence in MASKED_SENTENCES:
+        best = predictor.fill_mask(sentence)[0]
+        guesses.append([sentence, ", ".join(f"{c.token} {c.probability:.0%}" for c in best)])
     rows = [
         [name, f"{median(values):.1%}", f"{min(values):.1%} to {max(values):.1%}", str(len(values))]
         for name, values in accuracies.items()
@@ -80,26 +81,18 @@ def sections(
         {
             "title": "Does pre-training help?",
             "paragraphs": [
-                "The task is proofreading. Of two versions of a sentence, one is genuine; in the "
-                f"other, {REPLACED} words are replaced by words that are about as frequent. Which "
-                "one is genuine?",
+                "The task is proofreading: of two versions of a sentence, which one is genuine? In "
+                f"the other, {REPLACED} words are replaced by words that are about as frequent.",
                 f"Genuine: {genuine}",
                 f"Damaged: {damaged}",
                 f"Each model learns from {len(task.train):,} pairs and is tested on "
-                f"{len(task.test):,} pairs from modules that training never saw. Guessing gives "
-                "50%.",
+                f"{len(task.test):,} from modules that training never saw. Guessing gives 50%.",
             ],
-            "table": {
-                "columns": ["model", "median accuracy", "range", "runs"],
-                "rows": rows,
-            },
+            "table": {"columns": ["model", "median accuracy", "range", "runs"], "rows": rows},
         },
         {
             "title": "Filling masks",
-            "paragraphs": [
-                "The model's most probable tokens for each [MASK], in sentences that are not in "
-                "the text."
-            ],
+            "paragraphs": ["The model's most probable tokens for each [MASK]."],
             "table": {"columns": ["text", "predictions"], "rows": guesses},
         },
     ]
