@@ -20,7 +20,7 @@ FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multip
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some packages of the standard library instead of everything."""
     real = data.source_files
-    monkeypatch.setattr(data, "LIBRARIES", ())
+    monkeypatch.setattr(data, "TEXT_LIBRARIES", ())
     monkeypatch.setattr(
         data,
         "source_files",
@@ -81,7 +81,7 @@ def test_damaged_sentences_differ_in_words_of_the_same_frequency(
         assert genuine in sentences
         assert damaged not in (genuine, "")
         changed = [(a, b) for a, b in zip(genuine.split(), damaged.split(), strict=True) if a != b]
-        assert len(changed) == data.REPLACED
+        assert len(changed) == data.CHANGED
         assert all((a.strip(".") in rare) == (b.strip(".") in rare) for a, b in changed)
 
 
@@ -102,7 +102,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "report.html" in shown
     written = json.loads((tmp_path / "demo.json").read_text())
     assert [len(found) for found in written["accuracies"].values()] == [1, 1, 1]
-    assert list(written["accuracies"]) == [run.BASELINE, "random initial weights", "pre-trained"]
+    assert list(written["accuracies"]) == [run.COUNTING, "random initial weights", "pre-trained"]
     page = (tmp_path / "report.html").read_text()
     assert "Does pre-training help?" in page
     assert "Filling masks" in page
@@ -113,7 +113,7 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
 def test_labelled_task_is_tested_on_sentences_set_apart(
     tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data, "LONGEST", 100)  # the small vocabulary splits words into letters
+    monkeypatch.setattr(data, "FITTING", 100)  # the small vocabulary splits words into letters
     text = data.gather_corpus(Console())
     trained = {data.spelling(line) for found in text.documents for line in found.splitlines()}
     assert len(text.apart) > 100

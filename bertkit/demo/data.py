@@ -34,7 +34,7 @@ from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.journal import Console
 
-LIBRARIES = (
+TEXT_LIBRARIES = (
     *("torch", "sympy", "networkx", "numpy", "scipy", "sklearn", "matplotlib", "fontTools"),
     *("huggingface_hub", "fsspec", "jinja2", "joblib", "rich", "cyclopts"),
 )
@@ -55,7 +55,7 @@ class DemoText(NamedTuple):
 def source_files() -> Iterator[tuple[str, Path]]:
     """Yield (module name, source file) of the standard library and of bertkit's dependencies."""
     roots = [(Path(sysconfig.get_paths()["stdlib"]), "")]
-    for library in LIBRARIES:
+    for library in TEXT_LIBRARIES:
         found = importlib.util.find_spec(library)
         if found is not None and found.origin:
             roots.append((Path(found.origin).parent, library))
@@ -131,12 +131,12 @@ def new_sentences(text: str, seen: dict[str, str]) -> Iterator[str]:
             yield sentence
 
 
-WORD = re.compile(r"(?<![\w'-])[a-z]{4,}(?![\w'-])")
+REPLACEABLE = re.compile(r"(?<![\w'-])[a-z]{4,}(?![\w'-])")
 COMMON = 60
 """The number of most frequent words that are never replaced; they hold sentences together."""
-REPLACED = 2
+CHANGED = 2
 LABELLED, TESTED = 2000, 1000
-LONGEST = 14
+FITTING = 14
 """The maximum length of a sentence in tokens, as pre-training mostly sees such."""
 
 
@@ -144,7 +144,7 @@ class LabelledTask(NamedTuple):
     """The task of choosing the genuine one of two sentences."""
 
     train: list[ChoiceExample]
-    """Sentences that pre-training has seen too, each with a version that has words replaced."""
+    """Sentences of the text to pre-train on, each with a version that has words replaced."""
     test: list[ChoiceExample]
     """The same for sentences of the modules that training never sees."""
 
@@ -159,7 +159,7 @@ def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
     sides = []
     for row, (sentences, wanted) in enumerate(((known, LABELLED), (text.apart, TESTED))):
         lengths = map(len, tokenizer.encode_batch(sentences))
-        short = [s for s, length in zip(sentences, lengths, strict=True) if length <= LONGEST]
+        short = [s for s, length in zip(sentences, lengths, strict=True) if length <= FITTING]
         sides.append(damaged_pairs(short, wanted, keyed_rng(0, DATA_SPLIT, row=row)))
     if min(map(len, sides)) < 20:
         raise BertkitError("this Python has too few docstrings for the demo's labelled task")
@@ -169,14 +169,14 @@ def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
 def damaged_pairs(
     sentences: Sequence[str], wanted: int, rng: np.random.Generator
 ) -> list[ChoiceExample]:
-    """Pair up to `wanted` sentences with a version in which `REPLACED` words are others.
+    """Pair up to `wanted` sentences with a version in which `CHANGED` words are others.
 
     A replacement is drawn from the same sentences and is about as frequent as the original: the
     counts of both have the same number of binary digits. So words alone give nothing away.
     """
     every = Counter(word for sentence in sentences for word in spelling(sentence).split())
     common = {word for word, _ in every.most_common(COMMON)}
-    found = [[at for at in WORD.finditer(s) if at[0] not in common] for s in sentences]
+    found = [[at for at in REPLACEABLE.finditer(s) if at[0] not in common] for s in sentences]
     counts = Counter(place[0] for places in found for place in places)
     bands: dict[int, list[str]] = defaultdict(list)
     for word in counts.elements():
@@ -186,9 +186,9 @@ def damaged_pairs(
         genuine, places = sentences[number], found[number]
         if len(pairs) == wanted:
             break
-        if len(places) < REPLACED:
+        if len(places) < CHANGED:
             continue
-        chosen = [places[at] for at in sorted(rng.permutation(len(places))[:REPLACED].tolist())]
+        chosen = [places[at] for at in sorted(rng.permutation(len(places))[:CHANGED].tolist())]
         pools = [bands[counts[place[0]].bit_length()] for place in chosen]
         others = [pool[rng.integers(len(pool))] for pool in pools]
         if any(other == place[0] for other, place in zip(others, chosen, strict=True)):

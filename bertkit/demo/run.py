@@ -14,7 +14,7 @@ from bertkit.config import read_recipe
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.demo.data import (
-    REPLACED,
+    CHANGED,
     LabelledTask,
     gather_corpus,
     labelled_task,
@@ -35,7 +35,7 @@ from bertkit.training.recipe import PretrainRecipe
 VOCABULARY = 2500
 HELD_OUT_SHARE = 0.05
 SEEDS = (1, 2, 3)
-BASELINE = "TF-IDF (word 1-2-grams) + logistic regression"
+COUNTING = "TF-IDF (word 1-2-grams) + logistic regression"
 MASKED_SENTENCES = (
     "Return a list [MASK] strings that describe the options.",
     "Returns True [MASK] the object is a valid name.",
@@ -51,7 +51,7 @@ def compare_starts(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, console: Console
 ) -> dict[str, list[float]]:
     """Return the test accuracy of the baseline, and of each seed for both initial weights."""
-    found = {BASELINE: [score_word_counts(task)], "random initial weights": [], "pre-trained": []}
+    found = {COUNTING: [score_word_counts(task)], "random initial weights": [], "pre-trained": []}
     console.start(2 * len(SEEDS), title="fine-tuning", unit="runs")
     for seed in SEEDS:
         torch.manual_seed(seed)
@@ -82,7 +82,7 @@ def sections(
             "title": "Does pre-training help?",
             "paragraphs": [
                 "The task is proofreading: of two versions of a sentence, which one is genuine? In "
-                f"the other, {REPLACED} words are replaced by words that are about as frequent.",
+                f"the other, {CHANGED} words are replaced by words that are about as frequent.",
                 f"Genuine: {genuine}",
                 f"Damaged: {damaged}",
                 f"Each model learns from {len(task.train):,} pairs and is tested on "
