@@ -226,9 +226,10 @@ class NotebookBar:
     def __init__(self, title: str, total: int | None, done: int, text: str) -> None:
         from IPython.display import display
 
+        show: Any = display
         self.title, self.total, self.done, self.text = title, total, done, text
         self.shown = monotonic()
-        self.handle: Any = display(self, display_id=True)
+        self.handle: Any = show(self, display_id=True)
 
     def _repr_html_(self) -> str:
         """Return the bar as HTML."""

@@ -8,10 +8,9 @@ import pytest
 
 from bertkit.config import read_recipe
 from bertkit.console import Console
-from bertkit.demo import data as docstrings
-from bertkit.demo import data as task
-from bertkit.demo import run
+from bertkit.demo import data, run
 from bertkit.errors import BertkitError
+from bertkit.pretraining_data.rng import keyed_rng
 from bertkit.training.journal import read_journal
 from bertkit.training.recipe import Logging, PretrainRecipe, Training
 
@@ -21,16 +20,15 @@ FEW = ("asyncio", "email", "xml", "unittest", "logging", "json", "http", "multip
 @pytest.fixture
 def few_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some packages of the standard library instead of everything."""
-    real = docstrings.source_files
-    monkeypatch.setattr(docstrings, "DOCUMENTED_LIBRARIES", ())
+    real = data.source_files
+    monkeypatch.setattr(data, "TEXT_LIBRARIES", ())
     monkeypatch.setattr(
-        docstrings,
+        data,
         "source_files",
         lambda: (item for item in real() if item[0].partition(".")[0] in FEW),
     )
-    monkeypatch.setattr(task, "LABELLED_ROWS", 60)
-    monkeypatch.setattr(task, "TESTED", 120)
-    monkeypatch.setattr(task, "EPOCHS", 2)
+    monkeypatch.setattr(data, "LABELLED", 60)
+    monkeypatch.setattr(data, "TESTED", 40)
     monkeypatch.setattr(run, "SEEDS", (1,))
     monkeypatch.setattr(run, "VOCABULARY", 800)
 
@@ -46,23 +44,46 @@ def test_clean_keeps_prose_only() -> None:
     The second paragraph has
     two lines of text.
     """
-    assert docstrings.clean_docstring(docstring) == (
+    assert data.clean_docstring(docstring) == (
         "Return the sum of two numbers.\nThe second paragraph has two lines of text."
     )
 
 
-def test_docstrings_are_read_without_importing(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(
-        '"""What this module does, in words."""\nraise SystemExit\n'
-        'class A:\n    """A class that is described."""\n'
-        '    async def b(self):\n        """A method that is described too."""\n'
+def test_docstrings_are_found_without_parsing() -> None:
+    source = '"""What this module does."""\nraise SystemExit\nx = """no docstring\n"""\n'
+    source += "class A:\n    r'''A class with\n    two lines.'''\n    def broken(:"
+    assert list(data.find_docstrings(source)) == [
+        "What this module does.",
+        "A class with\ntwo lines.",
+    ]
+    assert list(data.find_docstrings('"""never closed')) == []
+
+
+def test_short_sentences_contain_no_code() -> None:
+    prose = (
+        "Return a copy. Return the name of the file.\nCall open(path) to open it. And this is one."
     )
-    found = docstrings.read_docstrings("package.module", path)
-    assert [d.family for d in found] == ["package"] * 3
-    assert found[2].text == "A method that is described too."
-    path.write_text("def broken(:\n")
-    assert docstrings.read_docstrings("package.module", path) == []
+    assert list(data.short_sentences(prose)) == ["Return the name of the file.", "And this is one."]
+
+
+def test_damaged_sentences_differ_in_words_of_the_same_frequency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(data, "COMMON", 1)
+    names = ["apple", "grape", "lemon", "melon", "olive", "peach"]
+    sentences = [f"The {a} and {b} are new." for a in names for b in names if a < b]
+    sentences += ["The once read rare text.", "The short one."]
+    pairs = data.damaged_pairs(sentences, 12, keyed_rng(0, 0))
+    assert len(pairs) == 12
+    assert {given.label for given in pairs} == {0, 1}
+    rare = {"once", "read", "rare", "text", "short"}
+    for given in pairs:
+        genuine, damaged = given.choices[given.label], given.choices[1 - given.label]
+        assert genuine in sentences
+        assert damaged not in (genuine, "")
+        changed = [(a, b) for a, b in zip(genuine.split(), damaged.split(), strict=True) if a != b]
+        assert len(changed) == data.CHANGED
+        assert all((a.strip(".") in rare) == (b.strip(".") in rare) for a, b in changed)
 
 
 @pytest.mark.slow
@@ -81,7 +102,8 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "Does pre-training help?" in shown
     assert "report.html" in shown
     written = json.loads((tmp_path / "demo.json").read_text())
-    assert set(written["accuracies"]) == {"pre-trained", "random"}
+    assert [len(found) for found in written["accuracies"].values()] == [1, 1, 1]
+    assert list(written["accuracies"]) == [run.COUNTING, "random initial weights", "pre-trained"]
     page = (tmp_path / "report.html").read_text()
     assert "Does pre-training help?" in page
     assert "Filling masks" in page
@@ -89,16 +111,17 @@ def test_demo_tells_the_whole_story(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 @pytest.mark.usefixtures("few_sources")
-def test_labelled_task_is_tested_on_modules_set_apart(tokenizer) -> None:
-    documents, found = docstrings.gather_corpus(Console())
-    labelled = task.labelled_task(found, tokenizer, 200)
-    assert len(labelled.families) >= 2
-    trained = {line for document in documents for line in document.splitlines()}
-    apart = [d.text for d in found if docstrings.is_apart(d.module) and len(d.text) > 80]
-    assert apart
-    assert sum(text.splitlines()[0] not in trained for text in apart) > 0.9 * len(apart)
-    known = {given.text for given in labelled.train}
-    assert known.isdisjoint(given.text for given in labelled.test)
-    assert {given.label for given in labelled.train} == set(labelled.families)
+def test_labelled_task_is_tested_on_sentences_set_apart(
+    tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "FITTING", 100)  # the small vocabulary splits words into letters
+    text = data.gather_corpus(Console())
+    trained = {data.spelling(line) for found in text.documents for line in found.splitlines()}
+    assert len(text.apart) > 100
+    assert trained.isdisjoint(map(data.spelling, text.apart))
+    labelled = data.labelled_task(text, tokenizer)
+    sides = [{given.choices[given.label] for given in side} for side in labelled]
+    assert {data.spelling(sentence) for sentence in sides[0]} <= trained
+    assert sides[1] <= set(text.apart)
     with pytest.raises(BertkitError, match="too few docstrings"):
-        task.labelled_task(found[:3], tokenizer, 200)
+        data.labelled_task(text._replace(apart=text.apart[:5]), tokenizer)

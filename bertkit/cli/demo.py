@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
+
 from bertkit.config import refuse_foreign
 from bertkit.console import Console
 from bertkit.outputs import FOLDER
@@ -23,6 +25,7 @@ def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
     from bertkit.demo.run import run_demo
 
     refuse_foreign(out / "recipe.json", "a run")
+    torch.set_num_threads(1)  # the network is so small that threads mostly wait for each other
     with Console() as console:
         stopped = run_demo(out, console)
     return 0 if stopped is None else 128 + stopped

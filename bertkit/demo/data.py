@@ -1,15 +1,16 @@
-"""The demo's text and its labelled task, made from files that every Python installation contains.
+"""The demo's text and its labelled task, made from files that every installation contains.
 
-The text consists of reference topics and docstrings, which are read without importing their
-modules. The task is to predict which package a docstring is from. It is tested on docstrings of
-modules that neither pre-training nor fine-tuning has seen, and that occur in no other module.
+The text consists of short sentences from reference topics and docstrings, which are read without
+importing their modules. The task is to tell a sentence from the same sentence with two words
+replaced. It is tested on sentences of modules that neither pre-training nor fine-tuning has seen,
+and that occur in no other module.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
+import inspect
 import re
 import sysconfig
 from collections import Counter, defaultdict
@@ -17,38 +18,44 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import foreign_tensors
 from bertkit.console import Console
-from bertkit.datasets.examples import TextExample
+from bertkit.datasets.examples import ChoiceExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.rng import DATA_SPLIT, keyed_rng
-from bertkit.tasks.classification import Classification
+from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.task import run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-DOCUMENTED_LIBRARIES = ("numpy", "torch", "matplotlib", "rich", "fsspec")
+TEXT_LIBRARIES = (
+    *("torch", "sympy", "networkx", "numpy", "scipy", "sklearn", "matplotlib", "fontTools"),
+    *("huggingface_hub", "fsspec", "jinja2", "joblib", "rich", "cyclopts"),
+)
+"""Packages that are installed with bertkit; those that are absent are left out."""
 LARGEST_SOURCE = 400_000
 """The maximum size of a source file in bytes; larger ones are generated tables."""
 
 
-class Docstring(NamedTuple):
-    """A docstring with its module and its family, which is the top-level package."""
+class DemoText(NamedTuple):
+    """Short sentences from docstrings."""
 
-    module: str
-    family: str
-    text: str
+    documents: list[str]
+    """Text to pre-train on, one sentence per line; each document is from one module or topic."""
+    apart: list[str]
+    """Sentences of the modules that training never sees, none of which is in `documents`."""
 
 
 def source_files() -> Iterator[tuple[str, Path]]:
-    """Yield (module name, source file) of the standard library and of some dependencies."""
+    """Yield (module name, source file) of the standard library and of bertkit's dependencies."""
     roots = [(Path(sysconfig.get_paths()["stdlib"]), "")]
-    for library in DOCUMENTED_LIBRARIES:
+    for library in TEXT_LIBRARIES:
         found = importlib.util.find_spec(library)
         if found is not None and found.origin:
             roots.append((Path(found.origin).parent, library))
@@ -60,6 +67,19 @@ def source_files() -> Iterator[tuple[str, Path]]:
                 yield ".".join((prefix, *parts) if prefix else parts), path
 
 
+def find_docstrings(source: str) -> Iterator[str]:
+    """Yield the triple-quoted strings that begin a line, which is faster than parsing."""
+    end = 0
+    while opening := re.compile(r'"""|\'\'\'').search(source, end):
+        start, close = opening.end(), source.find(opening[0], opening.end())
+        if close < 0:
+            return
+        before = source[source.rfind("\n", 0, opening.start()) + 1 : opening.start()]
+        if before.strip() in {"", "r", "R"}:
+            yield inspect.cleandoc(source[start:close])
+        end = close + 3
+
+
 def clean_docstring(docstring: str) -> str:
     """Return a docstring's prose, one paragraph per line, without examples or parameter tables."""
     paragraphs = re.split(r"\n\s*\n", docstring)
@@ -67,18 +87,18 @@ def clean_docstring(docstring: str) -> str:
     return "\n".join(p for p in prose if len(p.split()) >= 4)
 
 
-def read_docstrings(module: str, path: Path) -> list[Docstring]:
-    """Return the prose of every docstring of a module, or [] if the source does not parse."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, UnicodeDecodeError, ValueError):
-        return []
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, kinds) and (text := clean_docstring(ast.get_docstring(node) or "")):
-            found.append(Docstring(module, module.partition(".")[0], text))
-    return found
+def short_sentences(prose: str) -> Iterator[str]:
+    """Yield the sentences of 4 to 13 words that contain no code."""
+    for sentence in re.split(r"\n|(?<=[.!?]) +(?=[A-Z])", prose):
+        if 4 <= len(sentence.split()) <= 13 and re.fullmatch(
+            r"[A-Z][^()\[\]{}=_/\\*|<>`]*\.", sentence
+        ):
+            yield sentence
+
+
+def spelling(sentence: str) -> str:
+    """Return what two sentences have in common if they differ in case, digits and signs only."""
+    return " ".join(re.findall(r"[a-z]+", sentence.lower()))
 
 
 def is_apart(module: str) -> bool:
@@ -86,108 +106,116 @@ def is_apart(module: str) -> bool:
     return hashlib.blake2b(module.encode(), digest_size=1).digest()[0] < 256 // 5
 
 
-def gather_corpus(console: Console) -> tuple[list[str], list[Docstring]]:
-    """Return (documents to pre-train on, all docstrings)."""
+def gather_corpus(console: Console) -> DemoText:
+    """Read the sentences of all docstrings; a repeated sentence is kept where it is first."""
     from pydoc_data.topics import topics
 
     console.start(None, title="reading docstrings", unit="modules")
-    by_module: dict[str, list[Docstring]] = {}
+    texts = {False: ["\n".join(map(clean_docstring, topics.values()))], True: []}
     for number, (module, path) in enumerate(source_files(), start=1):
-        by_module[module] = read_docstrings(module, path)
+        found = find_docstrings(path.read_text(encoding="utf-8", errors="ignore"))
+        texts[is_apart(module)].append("\n".join(map(clean_docstring, found)))
         if number % 100 == 0:
             console.update({"done": number})
     console.close()
-    documents = [clean_docstring(text) for text in topics.values()]
-    for module, docstrings in by_module.items():
-        if not is_apart(module) and len(docstrings) > 1:
-            documents.append("\n".join(docstring.text for docstring in docstrings))
-    everything = [docstring for found in by_module.values() for docstring in found]
-    return [text for text in dict.fromkeys(documents) if text], everything
+    seen: dict[str, str] = {}
+    documents = [list(new_sentences(text, seen)) for text in texts[False]]
+    apart = [sentence for text in texts[True] for sentence in new_sentences(text, seen)]
+    return DemoText(["\n".join(found) for found in documents if found], apart)
 
 
-MODULE_FAMILIES = 8
-LABELLED_ROWS = 400
-"""The number of labelled docstrings for fine-tuning, which is small, as in practice."""
-TESTED = 1000
-EPOCHS = 8
-BATCH = 16
-PEAK = 5e-4
+def new_sentences(text: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield the short sentences that are not in `seen`, and add them."""
+    for sentence in short_sentences(text):
+        if seen.setdefault(spelling(sentence), sentence) is sentence:
+            yield sentence
+
+
+REPLACEABLE = re.compile(r"(?<![\w'-])[a-z]{4,}(?![\w'-])")
+COMMON = 60
+"""The number of most frequent words that are never replaced; they hold sentences together."""
+CHANGED = 2
+LABELLED, TESTED = 2000, 1000
+FITTING = 14
+"""The maximum length of a sentence in tokens, as pre-training mostly sees such."""
 
 
 class LabelledTask(NamedTuple):
-    """The task of predicting which package a docstring is from."""
+    """The task of choosing the genuine one of two sentences."""
 
-    families: list[str]
-    train: list[TextExample]
-    """Docstrings of the modules used in training, labelled with their family."""
-    test: list[TextExample]
-    """Labelled docstrings of the modules that training never sees."""
+    train: list[ChoiceExample]
+    """Sentences of the text to pre-train on, each with a version that has words replaced."""
+    test: list[ChoiceExample]
+    """The same for sentences of the modules that training never sees."""
 
 
-def labelled_task(
-    docstrings: Sequence[Docstring], tokenizer: Tokenizer, max_length: int
-) -> LabelledTask:
-    """Choose the families with the most docstrings and draw up to the same number from each.
-
-    Docstrings are left out if they have fewer than 12 tokens or do not fit in `max_length`, are
-    repeated, or occur both in modules for training and in modules for testing.
+def labelled_task(text: DemoText, tokenizer: Tokenizer) -> LabelledTask:
+    """Make the examples of the task from the demo's text.
 
     Raises:
-        BertkitError: fewer than two families have enough docstrings.
+        BertkitError: there are fewer than 20 sentences for training or for testing.
     """
-    sides: dict[str, set[bool]] = defaultdict(set)
-    for docstring in docstrings:
-        sides[docstring.text].add(is_apart(docstring.module))
-    encoded = {d.text: d for d in docstrings if len(sides[d.text]) == 1}
-    ids = dict(zip(encoded, tokenizer.encode_batch(list(encoded)), strict=True))
-    usable: dict[tuple[str, bool], list[str]] = defaultdict(list)
-    for text, docstring in encoded.items():
-        if 12 <= len(ids[text]) <= max_length - 2:
-            usable[docstring.family, is_apart(docstring.module)].append(text)
-    sizes = Counter(
-        {
-            family: min(len(usable[family, False]), len(usable[family, True]))
-            for family, _ in list(usable)
-        }
-    )
-    families = sorted(family for family, size in sizes.most_common(MODULE_FAMILIES) if size >= 10)
-    if len(families) < 2:
+    known = [sentence for document in text.documents for sentence in document.splitlines()]
+    sides = []
+    for row, (sentences, wanted) in enumerate(((known, LABELLED), (text.apart, TESTED))):
+        lengths = map(len, tokenizer.encode_batch(sentences))
+        short = [s for s, length in zip(sentences, lengths, strict=True) if length <= FITTING]
+        sides.append(damaged_pairs(short, wanted, keyed_rng(0, DATA_SPLIT, row=row)))
+    if min(map(len, sides)) < 20:
         raise BertkitError("this Python has too few docstrings for the demo's labelled task")
-    rng = keyed_rng(0, DATA_SPLIT)
-    drawn: dict[bool, list[TextExample]] = {False: [], True: []}
-    for family in families:
-        for apart, wanted in ((False, LABELLED_ROWS), (True, TESTED)):
-            pool = usable[family, apart]
-            order = rng.permutation(len(pool))[: wanted // len(families)]
-            drawn[apart] += [
-                TextExample(f"{family}-{i}", pool[i], None, family, family) for i in order
-            ]
-    return LabelledTask(families, drawn[False], drawn[True])
+    return LabelledTask(*sides)
 
 
-def pretrained_start(model: PretrainingModel, tokenizer: Tokenizer) -> PretrainedWeights:
-    """Return the weights of a network in memory as the start of fine-tuning."""
-    return PretrainedWeights(
-        Path("memory"), model.config, foreign_tensors(model, "bert"), tokenizer, {}
-    )
+def damaged_pairs(
+    sentences: Sequence[str], wanted: int, rng: np.random.Generator
+) -> list[ChoiceExample]:
+    """Pair up to `wanted` sentences with a version in which `CHANGED` words are others.
+
+    A replacement is drawn from the same sentences and is about as frequent as the original: the
+    counts of both have the same number of binary digits. So words alone give nothing away.
+    """
+    every = Counter(word for sentence in sentences for word in spelling(sentence).split())
+    common = {word for word, _ in every.most_common(COMMON)}
+    found = [[at for at in REPLACEABLE.finditer(s) if at[0] not in common] for s in sentences]
+    counts = Counter(place[0] for places in found for place in places)
+    bands: dict[int, list[str]] = defaultdict(list)
+    for word in counts.elements():
+        bands[counts[word].bit_length()].append(word)
+    pairs: list[ChoiceExample] = []
+    for number in rng.permutation(len(sentences)).tolist():
+        genuine, places = sentences[number], found[number]
+        if len(pairs) == wanted:
+            break
+        if len(places) < CHANGED:
+            continue
+        chosen = [places[at] for at in sorted(rng.permutation(len(places))[:CHANGED].tolist())]
+        pools = [bands[counts[place[0]].bit_length()] for place in chosen]
+        others = [pool[rng.integers(len(pool))] for pool in pools]
+        if any(other == place[0] for other, place in zip(others, chosen, strict=True)):
+            continue
+        damaged = genuine
+        for other, place in zip(reversed(others), reversed(chosen), strict=True):
+            damaged = damaged[: place.start()] + other + damaged[place.end() :]
+        label = len(pairs) % 2
+        choices = (damaged, genuine) if label else (genuine, damaged)
+        pairs.append(ChoiceExample(str(number), "", choices, label, f"sentence {number}"))
+    return pairs
 
 
 def tune_and_test(
     model: PretrainingModel, tokenizer: Tokenizer, task: LabelledTask, seed: int
 ) -> float:
-    """Fine-tune a model on the task and return its accuracy on the test docstrings.
+    """Fine-tune a model on the task and return its accuracy on the test sentences.
 
-    Args:
-        model: the model, which may be pre-trained or have random weights.
-        tokenizer: the model's tokenizer.
-        task: the labelled docstrings.
-        seed: the seed of the head's initial weights and of the order of examples.
+    The seed is that of the head's initial weights and of the order of examples.
     """
-    kind = Classification(tuple(task.families), max_length=model.config.max_position_embeddings)
-    train, test = (kind.items(side, tokenizer) for side in (task.train, task.test))
+    weights = foreign_tensors(model, "bert")
+    start = PretrainedWeights(Path("memory"), model.config, weights, tokenizer, {})
+    kind = MultipleChoice(max_length=model.config.max_position_embeddings)
+    train, test = (kind.items(side, tokenizer) for side in task)
     tuned = train_task(
-        *(pretrained_start(model, tokenizer), kind, train),
-        RunSettings(batch_size=BATCH, learning_rate=PEAK, epochs=EPOCHS, seed=seed),
+        *(start, kind, train),
+        RunSettings(batch_size=32, learning_rate=1e-3, epochs=2, seed=seed),
         TrainingSettings(),
         device=torch.device("cpu"),
         precision="fp32",
@@ -195,3 +223,23 @@ def tune_and_test(
     )
     predictions = kind.decode(task.test, test, run_model(tuned, test, torch.device("cpu")))
     return kind.score(task.test, predictions)["accuracy"]
+
+
+def score_word_counts(task: LabelledTask) -> float:
+    """Return the test accuracy of a logistic regression on differences of TF-IDF vectors.
+
+    It knows the words and pairs of adjacent words. Its regularization is chosen on folds of the
+    training examples.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    vectors = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+")  # noqa: S106
+    vectors.fit(text for given in task.train for text in given.choices)
+    columns = [zip(*(given.choices for given in side), strict=True) for side in task]
+    train, test = (vectors.transform(b) - vectors.transform(a) for a, b in columns)
+    regression = LogisticRegression(fit_intercept=False, max_iter=1000)
+    model = GridSearchCV(regression, {"C": [0.1, 1, 10, 100]})
+    model.fit(train, [given.label for given in task.train])
+    return float(model.score(test, [given.label for given in task.test]))

@@ -1,4 +1,4 @@
-"""A grid of settings and seeds, whose best run is chosen on dev (paper section A.3).
+"""A grid of fine-tuning runs, of which the best on dev is chosen (paper sections 4.1 and A.3).
 
 The folder holds `finetune.json` (what all runs share), `runs/NAME/` for each run (`run.json`, its
 journal, its checkpoint until it is done, and the model if it is among the best), `model/` (that of

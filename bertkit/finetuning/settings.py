@@ -1,4 +1,4 @@
-"""The settings of fine-tuning: those that differ within a grid, and those that all runs share."""
+"""The settings of fine-tuning: those of a grid (paper section A.3), and those that runs share."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ def toy_scale(folder: Path) -> Path:
     flags = json.dumps(list(TOY.flags))
     path = folder / "toy.toml"
     path.write_text(
-        f'title = "toy"\nrecipe = "demo"\nflags = {flags}\nvocabulary_size = 300\ncased = true\n'
+        f'title = "toy"\nrecipe = "two-cores"\nflags = {flags}\n'
+        "vocabulary_size = 300\ncased = true\n"
         "seeds = 2\nsizes = [[1, 16, 2], [2, 16, 2]]\nsteps = [2, 4]\nunits = 8\n"
         "[tasks.default]\nlearning_rate = 1e-3\nepochs = 1\ntrain = 24\ndev = 12\n"
         '[stand_ins.figure-5]\nmnli-m = "squad-sentences"\n'
