@@ -8,7 +8,8 @@ import bertkit
 
 project = "bertkit"
 release = version = bertkit.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+copybutton_selector = "div.highlight-default pre, div.highlight-python pre"  # not outputs
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"bertkit {release}"
