@@ -256,7 +256,7 @@ def write_extended(
     config = foreign_config(start, source) | {"vocab_size": len(tensors[EMBEDDINGS])}
     made = {
         "made_by": "bertkit vocab extend",
-        "from": str(start.path),
+        "from": start.path.resolve().name,
         "weights_and_vocabulary": start.digest,
         "place": place,
         "init": init,

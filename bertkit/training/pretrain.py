@@ -50,7 +50,7 @@ from bertkit.training.distributed import (
 )
 from bertkit.training.journal import Journal, OnRecord, RunLog
 from bertkit.training.optimizer import trainable_parameters
-from bertkit.training.recipe import PretrainRecipe, claim_run_folder, origin
+from bertkit.training.recipe import PretrainRecipe, claim_run_folder, corpora
 from bertkit.training.state import (
     InitialNetwork,
     TrainState,
@@ -482,7 +482,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
             "made_by": "bertkit pretrain",
             "recipe": as_json(run.recipe),
             "steps": state.step,
-            **origin(run.store),
+            "corpora": corpora(run.store),  # without paths: the model may be published
         }
         if run.recipe.objectives.token == "rtd":
             beside = "generator" if folder.name == "model" else f"generator-{folder.name}"

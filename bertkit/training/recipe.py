@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from bertkit.config import as_json, claim_settings, differences
@@ -342,6 +342,16 @@ def origin(store: TokenStore) -> dict[str, Any]:
     """Return the run's record of its corpus: the folder, or a mixture's stores and shares."""
     mixture = mixture_record(store)
     return mixture.origin() if mixture else {"store": store.place}
+
+
+def corpora(store: TokenStore) -> list[dict[str, Any]]:
+    """Return the name, content hash and share of examples of each store, for the model's record."""
+    mixture = mixture_record(store)
+    stores, shares = (mixture.stores, mixture.shares) if mixture else ([store], [1.0])
+    return [
+        {"name": PurePath(one.place).name, "content_hash": one.content_hash, "share": share}
+        for one, share in zip(stores, shares, strict=True)
+    ]
 
 
 def claim_run_folder(

@@ -334,7 +334,9 @@ def test_run_over_a_mixture_is_recorded(
     assert [member["share"] for member in members] == mixture.shares
     evaluations = [record for record in records if record["kind"] == "evaluation"]
     assert [record["step"] for record in evaluations] == [9, 18]
-    assert read_json(finished / "model" / "bertkit.json")["shares"] == mixture.shares
+    details = read_json(finished / "model" / "bertkit.json")
+    assert [corpus["share"] for corpus in details["corpora"]] == mixture.shares
+    assert str(mixture.stores[0].folder.parent) not in str(details)  # no path is published
     assert load_pretraining_model(finished / "model").encoder is not None
 
     steps, size = TOY.phases.steps[1], TOY.phases.batch_sizes[1]
