@@ -6,20 +6,12 @@ what is in the wheel is imported. The steps check outputs: files, numbers, codes
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import shlex
 import signal
-import subprocess
-import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -36,80 +28,17 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, make_document
 from tests.hub_server import running_hub
 from tests.markdown import ROOT, blocks
+from tests.tools.installed import Person, finish, install_wheel
 
 pytestmark = pytest.mark.slow
-
-IN_WHEEL = ("py.typed", "recipes/base.toml", "serve/web/index.html", "serve/web/page.js")
-IN_WHEEL += ("report/templates/explain.html", "reproduce/paper.toml")
-
-
-@dataclass
-class Person:
-    """Somebody at a terminal, in an empty folder."""
-
-    site: Path
-    """The folder into which the wheel is installed."""
-    folder: Path
-    environment: dict[str, str] = field(default_factory=dict)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start a program; its output is piped."""
-        kept = ("BERTKIT_", "HF_", "PYTHON")
-        given = {key: value for key, value in os.environ.items() if not key.startswith(kept)}
-        given |= {"PYTHONPATH": str(self.site), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        given |= {"HF_HOME": str(self.folder / "hub-cache"), "TOKENIZERS_PARALLELISM": "false"}
-        return subprocess.Popen(
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=given | self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def bertkit_words(self, line: str) -> list[str]:
-        return [str(self.site / "bin" / "bertkit"), *shlex.split(line)]
-
-    def bertkit(self, line: str, *, status: int = 0) -> tuple[str, str]:
-        """Run a command to its end and return what it printed and what it said beside that."""
-        return finish(self.start(*self.bertkit_words(line)), status)
-
-    def python(self, code: str) -> Any:
-        """Run a script and return the JSON value in the last line that it printed."""
-        printed, _ = finish(self.start("-c", code), 0)
-        return json.loads(printed.splitlines()[-1])
-
-    def table(self, name: str) -> pandas.DataFrame:
-        return pandas.read_csv(self.folder / name)
-
-    def json(self, name: str) -> Any:
-        return json.loads((self.folder / name).read_text())
-
-
-def finish(process: subprocess.Popen[str], status: int) -> tuple[str, str]:
-    printed, said = process.communicate(timeout=200)
-    assert process.returncode == status, printed + said
-    assert "Traceback" not in said
-    assert "Warning" not in said
-    return printed, said
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an installed wheel of this repository."""
     for needed in ("hatchling", "pip"):
-        if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"no wheel can be built: {needed} is not installed")
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)]
-    subprocess.run(wheel, check=True)
-    [built] = folder.glob("bertkit-*.whl")
-    with zipfile.ZipFile(built) as archive:
-        assert {f"bertkit/{name}" for name in IN_WHEEL} <= set(archive.namelist())
-    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(folder / "site")]
-    subprocess.run([*install, str(built)], check=True)
-    return folder / "site"
+        pytest.importorskip(needed, reason=f"{needed}, which builds the wheel, is not installed")
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture
@@ -229,7 +158,7 @@ warmup_steps = 5
 log_every = 10
 held_out_sequences = 8
 """
-STEPS = 150
+STEPS = 120
 
 
 def steps_of(journal: Path) -> list[int]:
@@ -335,10 +264,14 @@ def run_card(person: Person, export: str) -> list[float]:
 
 # The user of transformers -------------------------------------------------------------------------
 
-MODEL_OF_TRANSFORMERS = """
+TRAINING = """
 import json
 import torch
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from datasets import Dataset
+from transformers import (
+    AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer,
+)
+from bertkit import FinetuneSettings, Grid, finetune, load
 
 words = "my parcel has not arrived where is the box i was charged twice card refused".split()
 special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -353,14 +286,7 @@ model.save_pretrained("theirs")
 tokenizer.save_pretrained("theirs")
 with torch.no_grad():
     logits = model(**tokenizer("where is [MASK] box", return_tensors="pt")).logits
-print(json.dumps([model.num_parameters(), logits[0, 3].softmax(-1).max().item()]))
-"""
-TRAINING = """
-import json
-import torch
-from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from bertkit import FinetuneSettings, Grid, finetune, load
+parameters, best_filled = model.num_parameters(), logits[0, 3].softmax(-1).max().item()
 
 filled = load("theirs").fill_mask("where is [MASK] box", top=1)[0][0].probability
 rows = Dataset.from_dict({
@@ -379,7 +305,7 @@ with torch.no_grad():
 named = [dict(zip(model.config.id2label.values(), row, strict=True))
          for row in logits.softmax(-1).tolist()]
 ours = load("runs/topics", precision="fp32")(texts)
-print(json.dumps([filled, best.scores["dev"]["accuracy"], named,
+print(json.dumps([parameters, filled - best_filled, best.scores["dev"]["accuracy"], named,
                   [dict(found.probabilities) for found in ours]]))
 """
 FROM_HUB = """
@@ -392,16 +318,15 @@ print(json.dumps(dict(found.probabilities)))
 
 
 def test_a_user_of_transformers(person: Person) -> None:
-    parameters, best = person.python(MODEL_OF_TRANSFORMERS)
+    parameters, difference, accuracy, theirs, ours = person.python(TRAINING)
+    assert abs(difference) < 1e-5
+    assert accuracy == 1
+    for one, other in zip(theirs, ours, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
     person.bertkit("info theirs --json info.json")
     facts = person.json("info.json")
     assert (facts["type"], facts["network"]["hidden_size"]) == ("bert", 32)
     assert facts["parameters"] == parameters
-    filled, accuracy, theirs, ours = person.python(TRAINING)
-    assert filled == pytest.approx(best, rel=1e-4)
-    assert accuracy == 1
-    for one, other in zip(theirs, ours, strict=True):
-        assert one == pytest.approx(other, abs=1e-5)
     for flag, name in {
         "--lr 1e-4": "--learning-rate",
         "--num_train_epochs 3": "--epochs",
@@ -450,14 +375,13 @@ def test_a_student(person: Person) -> None:
     page = (person.folder / "page.html").read_text()
     assert "<script" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
-    printed, _ = person.bertkit(f'explain bert "{text}" --seed 1 --layer 1 --head 2')
     seen = person.python(LOOKING)
     tokens = seen["tokens"]
     assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
+    assert seen["masked"]
     for position, token in seen["masked"]:
         assert token not in ("[CLS]", "[SEP]", "[MASK]")
-        assert position < len(tokens)
-        assert token in printed
+        assert 0 < position < len(tokens) - 1
     shape, error = seen["attention"]
     assert shape == [2, 2, len(tokens), len(tokens)]
     assert error < 1e-5
@@ -472,12 +396,8 @@ def test_a_student(person: Person) -> None:
     assert vectors[0] == pytest.approx(np.array(seen["hidden"][0]), abs=1e-5)
 
     STAND_INS["GLUE"](person.folder / "data" / "glue")
-    work = "reproduce table-1 --scale tiny --data data --model bert --out paper"
-    _, said = person.bertkit(f"{work} --plan")
+    _, said = person.bertkit(
+        "reproduce table-1 --plan --scale tiny --data data --model bert --out paper"
+    )
     assert said.count("left out:") == 7  # the sets of GLUE beside MRPC
     assert not (person.folder / "paper").exists()
-    person.bertkit(work)
-    tables = {table["key"]: table for table in person.json("paper/reproduction.json")["tables"]}
-    cells = {cell["column"]: cell for cell in tables["table-1"]["cells"]}
-    assert [name for name, cell in cells.items() if cell["complete"]] == ["mrpc"]
-    assert len(cells["mrpc"]["values"]) == 2  # seeds

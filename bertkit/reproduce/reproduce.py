@@ -116,9 +116,9 @@ def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
     networks = [work.is_done(step) for step in steps if step.job is None]
     tunings = [work.is_done(step) for step in steps if step.job is not None]
     return (
-        f"{work.scale.title}: {len(networks)} networks to pre-train "
-        f"({networks.count(False)} left), {len(tunings)} fine-tuning jobs with "
-        f"{work.scale.seeds} seeds each ({tunings.count(False)} left)"
+        f"{work.scale.title}: networks to pre-train: {len(networks)} "
+        f"({networks.count(False)} left); fine-tuning jobs: {len(tunings)} "
+        f"({tunings.count(False)} left), seeds for each: {work.scale.seeds}"
     )
 
 
