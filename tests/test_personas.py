@@ -182,8 +182,6 @@ def serving(person: Person, line: str) -> Iterator[str]:
     """The address of a server, which ends by SIGTERM."""
     with person.start(*person.bertkit_words(line)) as process:
         try:
-            assert process.stdout is not None
-            assert process.stderr is not None
             printed = iter(process.stdout.readline, "")
             address = next((one.split()[2] for one in printed if "serving at" in one), "")
             assert address, process.stderr.read()
@@ -240,11 +238,10 @@ def test_an_engineer_with_a_private_corpus(person: Person) -> None:
         "--epochs 1 --batch-size 8 --learning-rate 1e-3"
     )
     person.bertkit("export runs/topics --to onnx --out runs/onnx")
-    text = "The sailor is in the garden."
     scored = run_card(person, "runs/onnx")
     (person.folder / "token").write_text("secret\n")
     with serving(person, "serve runs/topics runs/mine --port 0 --token-file token") as address:
-        inputs = {"model": "topics", "inputs": [{"text": text}]}
+        inputs = {"model": "topics", "inputs": [{"text": "The sailor is in the garden."}]}
         bearer = {"Authorization": "Bearer secret"}
         assert httpx.get(f"{address}/").status_code == 200
         assert httpx.post(f"{address}/v1/classify", json=inputs).status_code == 401
