@@ -131,5 +131,5 @@ STAND_INS: dict[str, Callable[[Path], None]] = {
     "DATA": folder,
 }
 """What a reader's own file or folder is called on the pages → what makes a small one."""
-GIVEN = frozenset({"MODEL", "BERTKIT"})
-"""MODEL is a link to the demo's model, BERTKIT becomes the wheel."""
+GIVEN = frozenset({"MODEL", "BERTKIT", "ORG"})
+"""MODEL is a link to the demo's model, BERTKIT becomes the wheel; what needs an ORG is skipped."""

@@ -32,6 +32,7 @@ SKIPPED = {
         "bertkit demo": "docs/start.md runs the same demo",
     },
     "docs/index.md": {
+        "bertkit push": "needs an account on the hub",
         "bertkit launch": "asks for eight processes and BERT-base",
         "bertkit submit": "wants the predictions for all of GLUE",
         "bertkit reproduce all": "takes hours",

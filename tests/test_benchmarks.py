@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -277,9 +278,9 @@ def test_runs_of_several_days_are_added_by_seed() -> None:
 
 
 def test_seeds_that_were_run_elsewhere_are_left_out() -> None:
-    grid = quality.LaterSeeds(learning_rate=(1e-4,), seeds=5, first=4)
-    assert [run.seed for run in grid.runs()] == [4, 5]
-    assert [run.seed for run in quality.LaterSeeds(seeds=2).runs()] == [1, 2]
+    one: dict[str, Any] = {"batch_size": (16,), "learning_rate": (1e-4,), "epochs": (3,)}
+    assert [run.seed for run in quality.LaterSeeds(**one, seeds=5, first=4).runs()] == [4, 5]
+    assert [run.seed for run in quality.LaterSeeds(**one, seeds=2).runs()] == [1, 2]
 
 
 def test_the_rows_of_the_quality_table_are_those_of_its_runs() -> None:

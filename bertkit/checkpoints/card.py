@@ -278,9 +278,11 @@ def network_text(config: ModelConfig, tokenizer: Any) -> str:
     """Return sentences about a network and its vocabulary."""
     case = "lowercased" if tokenizer.lowercase else "cased"
     direction = config.direction.replace("_", " ")
+    layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
+    heads = f"{config.num_attention_heads} attention head{'s' * (config.num_attention_heads != 1)}"
     return (
-        f"The network has {config.num_hidden_layers} layers with {config.num_attention_heads} "
-        f"attention heads and a hidden size of {config.hidden_size:,}; it is {direction} and reads "
+        f"The network has {layers} with {heads} and a hidden size of {config.hidden_size:,}; "
+        f"it is {direction} and reads "
         f"up to {config.max_position_embeddings:,} tokens at a time. The vocabulary has "
         f"{tokenizer.size:,} {case} WordPiece tokens."
     )

@@ -194,7 +194,13 @@ class Grid:
         return [f"chosen: {', '.join(said)}"] if said else []
 
     def runs(self) -> list[RunSettings]:
-        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on."""
+        """Return all runs: those of seed 1 for every setting, then those of seed 2, and so on.
+
+        Raises:
+            ValueError: a field has no values; see `chosen`.
+        """
+        if not (self.batch_size and self.learning_rate and self.epochs):
+            raise ValueError("the grid lacks values; fill them in by `chosen`")
         settings = itertools.product(
             range(1, self.seeds + 1), self.batch_size, self.learning_rate, self.epochs
         )

@@ -77,6 +77,9 @@ def reproduce_tables(
             steps = work.steps(experiments)
             for line in (describe_work(work, steps), *missing(work, experiments)):
                 shown.say(line)
+            pretrains = any(step.job is None for step in steps)
+            if pretrains and not sources.text:
+                raise BertkitError("there is no text to pre-train on; give --text PATHS")
             if plan:
                 return 0
             work.begin()
@@ -113,9 +116,9 @@ def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
     networks = [work.is_done(step) for step in steps if step.job is None]
     tunings = [work.is_done(step) for step in steps if step.job is not None]
     return (
-        f"{work.scale.title}: {len(networks)} networks to pre-train "
-        f"({networks.count(False)} left), {len(tunings)} fine-tuning jobs with "
-        f"{work.scale.seeds} seeds each ({tunings.count(False)} left)"
+        f"{work.scale.title}: networks to pre-train: {len(networks)} "
+        f"({networks.count(False)} left); fine-tuning jobs: {len(tunings)} "
+        f"({tunings.count(False)} left), seeds for each: {work.scale.seeds}"
     )
 
 
@@ -130,8 +133,6 @@ def make_text(work: Reproduction, steps: list[ReproductionStep], console: Consol
     folder, scale = work.out / "text", work.scale
     if all(step.job is not None for step in steps):
         return
-    if not work.sources.text:
-        raise BertkitError("there is no text to pre-train on; give --text PATHS")
     corpus = TextOptions(
         text=work.sources.text, vocabulary_size=scale.vocabulary_size, cased=scale.cased
     )

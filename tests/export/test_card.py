@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from bertkit.checkpoints.card import (
     is_edited,
     kept_card,
     model_index,
+    network_text,
     read_card,
     write_card,
 )
@@ -26,6 +29,7 @@ from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
 from bertkit.export.export import write_export
 from bertkit.export.source import read_export_source
+from bertkit.model.encoder import ModelConfig
 from tests.export.test_export import EVERY
 from tests.markdown import blocks
 
@@ -76,6 +80,14 @@ def test_a_card_is_what_the_hub_reads(models: Path, tmp_path: Path) -> None:
         assert (result.dataset_type, result.dataset_config) == ("org/set", "a")
         assert (result.metric_type, result.metric_value) == ("accuracy", 0.9)
         assert card.data.to_dict() == metadata_load(folder / CARD)
+
+
+def test_a_card_counts_layers_and_heads() -> None:
+    tokenizer = SimpleNamespace(lowercase=True, size=9)
+    fields = ("num_hidden_layers", "num_attention_heads")
+    for number, found in ((1, "1 layer with 1 attention head "), (2, "2 layers with 2 attention ")):
+        config = replace(ModelConfig(vocab_size=9), **dict.fromkeys(fields, number))
+        assert found in network_text(config, tokenizer)
 
 
 def test_a_card_has_no_empty_fields_and_no_results_without_scores() -> None:

@@ -201,6 +201,18 @@ def test_own_model_takes_the_place_of_the_scales(tmp_path: Path) -> None:
     assert not work.is_ready(snapshots["tune bert/at-50-squad-sentences"])
 
 
+@pytest.mark.parametrize("plan", [False, True])
+def test_a_network_needs_text_before_anything_is_written(
+    plan: bool, labelled: Path, tmp_path: Path
+) -> None:
+    out, scale = tmp_path / "out", str(toy_scale(tmp_path))
+    with pytest.raises(BertkitError, match="--text"):
+        reproduce_command(
+            "figure-5", out=out, scale=scale, sources=Sources(data=labelled), plan=plan
+        )
+    assert not out.exists()
+
+
 def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -> None:
     folder = tmp_path / "conll2003"
     folder.mkdir()

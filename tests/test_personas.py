@@ -1,0 +1,400 @@
+"""Four people use an installed wheel: an analyst, an engineer, a transformers user, a student.
+
+Each works in an empty folder outside the repository with commands and Python of their own, and only
+what is in the wheel is imported. The steps check outputs: files, numbers, codes and exit statuses.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pandas
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from benchmarks.newcomer_data import STAND_INS
+from bertkit.checkpoints.save import save_model
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import WORDS, make_document
+from tests.hub_server import running_hub
+from tests.markdown import ROOT, blocks
+from tests.tools.installed import Person, finish, install_wheel
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an installed wheel of this repository."""
+    for needed in ("hatchling", "pip"):
+        pytest.importorskip(needed, reason=f"{needed}, which builds the wheel, is not installed")
+    return install_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture
+def person(site: Path, tmp_path: Path) -> Person:
+    found = Person(site, tmp_path)
+    imported = Path(found.python("import bertkit, json; print(json.dumps(bertkit.__file__))"))
+    assert imported.is_relative_to(site)
+    assert not tmp_path.is_relative_to(ROOT)
+    return found
+
+
+@pytest.fixture
+def published(tokenizer: Tokenizer, person: Person) -> None:
+    """A small BERT that somebody gave to the person, as the folder `bert`."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=tokenizer.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        initializer_range=0.1,
+    )
+    save_model(person.folder / "bert", PretrainingModel(config), tokenizer, {})
+
+
+# The analyst --------------------------------------------------------------------------------------
+
+TICKETS = [
+    (f"T-{i:03}", f'The {first} "{WORDS[2 + i % 6]}", they\nsaid, {WORDS[8 + i % 5]}', team)
+    for i in range(40)
+    for first, team in [("river", "Wet, cold") if i % 2 else ("stone", 'Dry "dust"')]
+]
+TICKETS += [("T-100", None, "Wet, cold"), ("T-101", "river garden", None)]
+
+ANALYSIS = """
+import json
+import pandas
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from bertkit import FinetuneSettings, Grid, TextColumns, finetune
+from bertkit.sklearn import BertClassifier
+
+tickets = pandas.read_csv("tickets.csv", index_col=0)
+best = finetune(
+    "classification", "bert", "runs/tickets", train=tickets,
+    columns=TextColumns(text="body", label="team"),
+    settings=FinetuneSettings(grid=Grid(batch_size=(4,), learning_rate=(5e-3,), epochs=(6,))),
+)
+whole = tickets.dropna()
+model = make_pipeline(
+    FunctionTransformer(lambda texts: texts.str.replace("\\n", " ")),
+    BertClassifier("bert", epochs=8, batch_size=4, learning_rate=5e-3),
+)
+folds = cross_val_score(model, whole["body"], whole["team"], cv=2)
+print(json.dumps([best.scores["dev"]["accuracy"], list(folds)]))
+"""
+
+
+@pytest.mark.usefixtures("published")
+def test_an_analyst_with_a_table(person: Person) -> None:
+    columns = ["ticket", "body", "team"]
+    index = [i % 5 for i in range(len(TICKETS))]
+    tickets = pandas.DataFrame(TICKETS, columns=columns, index=index)
+    tickets.to_csv(person.folder / "tickets.csv")
+    accuracy, folds = person.python(ANALYSIS)
+    assert accuracy == 1
+    assert np.mean(folds) > 0.9
+
+    _, said = person.bertkit(
+        "finetune classification --train tickets.csv --text bodi --label team --model bert --out a",
+        status=2,
+    )
+    assert "'bodi'" in said
+    assert "--text" in said
+    assert not (person.folder / "a").exists()
+    person.bertkit("evaluate runs/tickets tickets.csv --out scores")
+    assert person.json("scores/dev-scores.json")["accuracy"] == 1
+    assert person.json("scores/dev-run.json")["scored"] == len(TICKETS) - 2
+
+    tickets.drop(columns="team").to_csv(person.folder / "new.csv", index=False)
+    person.bertkit("predict runs/tickets new.csv --id ticket --out predictions.csv")
+    found = person.table("predictions.csv")[["id", "label", "probability"]]
+    joined = tickets.merge(found, left_on="ticket", right_on="id", how="left", validate="1:1")
+    assert list(joined["ticket"]) == [ticket for ticket, _, _ in TICKETS]
+    assert list(joined[joined["label"].isna()]["ticket"]) == ["T-100"]
+    known = joined.dropna()
+    assert len(known) == len(TICKETS) - 2
+    assert (known["label"] == known["team"]).all()
+    assert known["probability"].between(0.5, 1).all()
+
+    card = ModelCard.load(person.folder / "runs/tickets/model/README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert [one.metric_value for one in card.data.eval_results or []] == [1, 1]
+    assert blocks(card.content, "python")
+
+
+# The engineer -------------------------------------------------------------------------------------
+
+RECIPE = """
+[model]
+hidden_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 48
+[phases]
+lengths = [48]
+steps = [STEPS]
+batch_sizes = [4]
+max_predictions = [7]
+[training]
+learning_rate = 2e-3
+warmup_steps = 5
+[logging]
+log_every = 10
+held_out_sequences = 8
+"""
+STEPS = 120
+
+
+def steps_of(journal: Path) -> list[int]:
+    """The updates that the journal records."""
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    return [record["step"] for record in map(json.loads, lines) if record["kind"] == "step"]
+
+
+def write_corpus(folder: Path) -> None:
+    """Files of sixteen documents each; the last document of every file is the same."""
+    rng = np.random.default_rng(0)
+    documents = [make_document(rng, int(rng.integers(5, 30))) for _ in range(61)]
+    folder.mkdir()
+    for i in range(4):
+        chosen = [*documents[i * 15 : i * 15 + 15], documents[-1]]
+        (folder / f"part-{i}.txt").write_text("\n\n".join(chosen) + "\n")
+
+
+@contextmanager
+def serving(person: Person, line: str) -> Iterator[str]:
+    """The address of a server, which ends by SIGTERM."""
+    with person.start(*person.bertkit_words(line)) as process:
+        try:
+            printed = iter(process.stdout.readline, "")
+            address = next((one.split()[2] for one in printed if "serving at" in one), "")
+            assert address, process.stderr.read()
+            yield address.rstrip(",")
+            process.send_signal(signal.SIGTERM)
+            finish(process, -signal.SIGTERM)
+        finally:
+            process.kill()
+
+
+def test_an_engineer_with_a_private_corpus(person: Person) -> None:
+    write_corpus(person.folder / "corpus")
+    person.bertkit("clean corpus --near --processes 1 --out clean.jsonl.zst --json clean.json")
+    counted = person.json("clean.json")
+    assert (counted["read"]["documents"], counted["kept"]["documents"]) == (64, 61)
+    person.bertkit("learn clean.jsonl.zst --size 150 --processes 1 --out tokenizer")
+    person.bertkit(
+        "prepare clean.jsonl.zst --tokenizer tokenizer --held-out 0.1 --processes 1 --out store"
+    )
+    person.bertkit("doctor store --json doctor.json")
+    person.bertkit("plan tiny --store store --machine h100 --json plan.json")
+    plan = person.json("plan.json")
+    assert (plan["model"]["vocab_size"], plan["machine"]["device"]) == (150, "cuda")
+
+    (person.folder / "mine.toml").write_text(RECIPE.replace("STEPS", str(STEPS)))
+    command = "pretrain mine.toml --store store --out runs/mine"
+    journal = person.folder / "runs/mine/journal.jsonl"
+    running = person.start(*person.bertkit_words(command))
+    while not steps_of(journal):
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    finish(running, 130)
+    stopped = steps_of(journal)
+    assert stopped[-1] < STEPS
+    person.bertkit(command)
+    steps = steps_of(journal)
+    assert steps[: len(stopped)] == stopped
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
+
+    (person.folder / "runs/mine/report.html").unlink()
+    person.bertkit("report runs/mine")
+    assert "<svg" in (person.folder / "runs/mine/report.html").read_text()
+    person.bertkit("doctor runs/mine --json doctor.json", status=1)  # nothing is learned so soon
+    assert person.json("doctor.json")
+    printed, _ = person.bertkit('predict fill-mask runs/mine "The river [MASK] stone." --top 3')
+    assert printed.count("0.") == 3
+
+    rows = [f"{word} {WORDS[i]},{'a' if i % 2 else 'b'}" for i, word in enumerate(WORDS[20:] * 2)]
+    (person.folder / "train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    person.bertkit(
+        "finetune classification --train train.csv --model runs/mine --out runs/topics "
+        "--epochs 1 --batch-size 8 --learning-rate 1e-3"
+    )
+    person.bertkit("export runs/topics --to onnx --out runs/onnx")
+    scored = run_card(person, "runs/onnx")
+    (person.folder / "token").write_text("secret\n")
+    with serving(person, "serve runs/topics runs/mine --port 0 --token-file token") as address:
+        inputs = {"model": "topics", "inputs": [{"text": "The sailor is in the garden."}]}
+        bearer = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{address}/").status_code == 200
+        assert httpx.post(f"{address}/v1/classify", json=inputs).status_code == 401
+        answer = httpx.post(f"{address}/v1/classify", json=inputs, headers=bearer).json()
+    found = answer["predictions"][0]["probabilities"]
+    assert list(found.values()) == pytest.approx(scored, abs=1e-4)
+
+
+def run_card(person: Person, export: str) -> list[float]:
+    """Run the snippet of an export's card in its folder and return the probabilities."""
+    folder = person.folder / export
+    [code] = blocks((folder / "README.md").read_text(), "python")
+    assert "import bertkit" not in code
+    printed, _ = finish(Person(person.site, folder).start("-c", code), 0)
+    return [float(line.split()[-1]) for line in printed.splitlines()]
+
+
+# The user of transformers -------------------------------------------------------------------------
+
+TRAINING = """
+import json
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForMaskedLM, BertTokenizer,
+)
+from bertkit import FinetuneSettings, Grid, finetune, load
+
+words = "my parcel has not arrived where is the box i was charged twice card refused".split()
+special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(special + words)})
+torch.manual_seed(0)
+config = BertConfig(
+    vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=64, max_position_embeddings=48, initializer_range=0.1,
+)
+model = BertForMaskedLM(config).eval()
+model.save_pretrained("theirs")
+tokenizer.save_pretrained("theirs")
+with torch.no_grad():
+    logits = model(**tokenizer("where is [MASK] box", return_tensors="pt")).logits
+parameters, best_filled = model.num_parameters(), logits[0, 3].softmax(-1).max().item()
+
+filled = load("theirs").fill_mask("where is [MASK] box", top=1)[0][0].probability
+rows = Dataset.from_dict({
+    "text": ["my parcel has not arrived", "where is the box", "i was charged", "card refused"] * 6,
+    "label": ["delivery", "delivery", "payment", "payment"] * 6,
+})
+best = finetune(
+    "classification", "theirs", "runs/topics", train=rows, dev=rows,
+    settings=FinetuneSettings(grid=Grid(batch_size=(4,), learning_rate=(5e-3,), epochs=(6,))),
+)
+texts = ["where is my parcel", "twice charged i was"]
+tokenizer = AutoTokenizer.from_pretrained("runs/topics/model")
+model = AutoModelForSequenceClassification.from_pretrained("runs/topics/model").eval()
+with torch.no_grad():
+    logits = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+named = [dict(zip(model.config.id2label.values(), row, strict=True))
+         for row in logits.softmax(-1).tolist()]
+ours = load("runs/topics", precision="fp32")(texts)
+print(json.dumps([parameters, filled - best_filled, best.scores["dev"]["accuracy"], named,
+                  [dict(found.probabilities) for found in ours]]))
+"""
+FROM_HUB = """
+import json
+import bertkit
+
+found = bertkit.load("org/topics", precision="fp32")("where is my parcel")
+print(json.dumps(dict(found.probabilities)))
+"""
+
+
+def test_a_user_of_transformers(person: Person) -> None:
+    parameters, difference, accuracy, theirs, ours = person.python(TRAINING)
+    assert abs(difference) < 1e-5
+    assert accuracy == 1
+    for one, other in zip(theirs, ours, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    person.bertkit("info theirs --json info.json")
+    facts = person.json("info.json")
+    assert (facts["type"], facts["network"]["hidden_size"]) == ("bert", 32)
+    assert facts["parameters"] == parameters
+    for flag, name in {
+        "--lr 1e-4": "--learning-rate",
+        "--num_train_epochs 3": "--epochs",
+        "--output_dir out": "--out",
+        "--model_name_or_path theirs": "--model",
+    }.items():
+        _, said = person.bertkit(f"finetune classification --train rows.csv {flag}", status=2)
+        assert f"{name}?" in said
+    with running_hub() as hub:
+        person.environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token}
+        person.environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        person.bertkit("push runs/topics org/topics --license apache-2.0")
+        card = hub.repositories["org/topics"].files["README.md"].decode()
+        assert ModelCard(card).data.license == "apache-2.0"
+        assert person.python(FROM_HUB) == pytest.approx(ours[0], abs=1e-6)
+
+
+# The student --------------------------------------------------------------------------------------
+
+LOOKING = """
+import json
+import bertkit
+
+trace = bertkit.trace_example("bert", "The river letter in the garden.", seed=1)
+again = bertkit.trace_example("bert", "The river letter in the garden.", seed=1)
+assert trace.targets == again.targets
+attention = trace.inside.attention
+model = bertkit.load("bert")
+[candidates] = model.fill_mask("The river [MASK] stone.", top=3)
+[hidden] = model.hidden(["The river letter in the garden."])
+print(json.dumps({
+    "tokens": [token.token for token in trace.tokens],
+    "masked": [[target.position, target.token] for target in trace.targets],
+    "attention": [attention.shape, float(abs(attention.sum(-1) - 1).max())],
+    "loss": trace.mlm_loss,
+    "candidates": [[one.token, one.probability] for one in candidates],
+    "hidden": hidden.tolist(),
+}))
+"""
+
+
+@pytest.mark.usefixtures("published")
+def test_a_student(person: Person) -> None:
+    text = "The river letter in the garden."
+    person.bertkit(f'explain bert "{text}" --seed 1 --html page.html')
+    page = (person.folder / "page.html").read_text()
+    assert "<script" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    seen = person.python(LOOKING)
+    tokens = seen["tokens"]
+    assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
+    assert seen["masked"]
+    for position, token in seen["masked"]:
+        assert token not in ("[CLS]", "[SEP]", "[MASK]")
+        assert 0 < position < len(tokens) - 1
+    shape, error = seen["attention"]
+    assert shape == [2, 2, len(tokens), len(tokens)]
+    assert error < 1e-5
+    assert seen["loss"] > 0
+    probabilities = [probability for _, probability in seen["candidates"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+    (person.folder / "lines.txt").write_text(f"{text}\nA stone.\n")
+    person.bertkit("features bert lines.txt --pooling cls --out lines.npy")
+    vectors = np.load(person.folder / "lines.npy")
+    assert vectors.shape == (2, 32)
+    assert vectors[0] == pytest.approx(np.array(seen["hidden"][0]), abs=1e-5)
+
+    STAND_INS["GLUE"](person.folder / "data" / "glue")
+    _, said = person.bertkit(
+        "reproduce table-1 --plan --scale tiny --data data --model bert --out paper"
+    )
+    assert said.count("left out:") == 7  # the sets of GLUE beside MRPC
+    assert not (person.folder / "paper").exists()
