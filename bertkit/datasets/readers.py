@@ -116,10 +116,15 @@ class Columns(ABC):
         """
         reading = Reading(path, counts, labelled, keep_unlabelled, scoring)
         if not self._has_rows(path):
-            yield from self.read_own_format(reading)
-            return
+            return self.read_own_format(reading)
+        return self._with_hints(
+            self._read_rows(reading._replace(counts=TextCounts()), counts, rows)
+        )
+
+    def _with_hints(self, examples: Iterator[Any]) -> Iterator[Any]:
+        """Yield examples; the error for a missing column says which option names it."""
         try:
-            yield from self._read_rows(reading._replace(counts=TextCounts()), counts, rows)
+            yield from examples
         except MissingColumnError as error:
             raise MissingColumnError(f"{error}{self._hint(error.column)}", error.column) from None
 

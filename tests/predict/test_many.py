@@ -161,3 +161,14 @@ def test_files_are_predicted_and_scored_from_python(models: Path, tmp_path: Path
     assert scored.scores["accuracy"] == sum(right) / 2
     with pytest.raises(BertkitError, match="classification does not accept --words"):
         predict_file(predictor, str(file), columns={"words": "said"}, out=out)
+
+
+def test_a_file_of_squad_is_predicted(models: Path, tmp_path: Path) -> None:
+    """Whose locations are questions, not lines."""
+    asked = [{"id": str(n), "question": "river?", "answers": []} for n in range(3)]
+    content = {"data": [{"paragraphs": [{"context": "stone bridge.", "qas": asked}]}]}
+    file, out = tmp_path / "questions.json", tmp_path / "found.jsonl"
+    file.write_text(json.dumps(content))
+    predictor = load_predictor([models / "answer"], device="cpu", precision="fp32")
+    predict_file(predictor, str(file), out=out)
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["0", "1", "2"]
