@@ -237,7 +237,8 @@ def task_outputs(folder: Path) -> Iterator[tuple[str, Any]]:
     """Weights, predictions and official files of each task type, and what is exported."""
     for name, flags in TUNED.items():
         words = ["finetune", *flags, "--model", "bert", "--out", f"tuned-{name}"]
-        bertkit(folder, *words, "--epochs", "1", "--batch-size", "8", "--precision", "fp32")
+        words += ["--epochs", "1", "--batch-size", "8", "--learning-rate", "5e-5"]
+        bertkit(folder, *words, "--precision", "fp32")
         yield f"{name}: weights", weights(folder / f"tuned-{name}/model")
         results = sorted((folder / f"tuned-{name}/results").rglob("*.*"))
         yield f"{name}: results", {path.name: digest(path.read_bytes()) for path in results}
