@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from html import escape
 from time import monotonic
@@ -169,6 +170,11 @@ class Console:
                 left = timedelta(seconds=round(max(0, self.total - done) / rate))
                 parts.append(f"{left} left")
         return ", ".join(parts)
+
+
+def console_or_new(console: Console | None) -> AbstractContextManager[Console]:
+    """Return a context with a caller's console, which stays open, or with a new one."""
+    return nullcontext(console) if console else Console()
 
 
 def progress_bar(stream: TextIO) -> Progress:

@@ -38,6 +38,17 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
 
 
+def worker_count(processes: int) -> int:
+    """Return a number of worker processes, where 0 stands for one per usable core.
+
+    Raises:
+        BertkitError: the number is negative.
+    """
+    if processes < 0:
+        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
+    return processes or usable_cores()
+
+
 def busy_note() -> list[str]:
     """Return a line that says that the machine is busy, or [] if it is not or does not tell."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -140,10 +140,11 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     """
     found: list[str] = []
     others: list[str] = []
+    home = folder.resolve()
+    cached = COMMIT_FOLDER.search(home.as_posix())
     for path in sorted(files_of_model(folder)):
         relative = path.relative_to(folder).as_posix()
-        inside = path.resolve().is_relative_to(folder.resolve())
-        cached = COMMIT_FOLDER.search(folder.resolve().as_posix())
+        inside = path.resolve().is_relative_to(home)
         known = any(
             fnmatch(relative, pattern) and pattern.count("/") == relative.count("/")
             for pattern in PUBLISHED

@@ -198,11 +198,11 @@ with torch.inference_mode():
     outputs = model(**tokenizer({ONE_TEXT}, return_tensors="pt"))
 """
 THEIRS = {
-    "classification": f'{PIPELINE}classify = pipeline("text-classification", model=model_name)\n'
-    "print(classify(INPUT, top_k=None))",
-    "multi-label-classification": PIPELINE
-    + 'classify = pipeline("text-classification", model=model_name)\n'
-    + "print(classify(INPUT, top_k=None))",
+    **dict.fromkeys(
+        ("classification", "multi-label-classification"),
+        f'{PIPELINE}classify = pipeline("text-classification", model=model_name)\n'
+        "print(classify(INPUT, top_k=None))",
+    ),
     "regression": f'{PIPELINE}score = pipeline("text-classification", model=model_name)\n'
     'print(score(INPUT, function_to_apply="none"))',
     "token-classification": PIPELINE

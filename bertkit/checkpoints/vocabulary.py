@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from bertkit.checkpoints.extend import (
     write_extended,
 )
 from bertkit.checkpoints.pretrained import read_pretrained
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped, plain_lines
@@ -76,7 +75,7 @@ def extend_vocabulary(
     counts = TextCounts()
     start = read_pretrained(Path(model))
     check_out(start.path, out)  # before hours of counting
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         if words is None:
             assert count is not None
             cased = not start.tokenizer.lowercase

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from bertkit.corpus.build import prepare as prepare_store
 from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
 from bertkit.errors import BertkitError
 from bertkit.outputs import FOLDER, TEXT
+from bertkit.processes import worker_count
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 PREPARE_DEFAULTS = PrepareOptions()
@@ -79,10 +79,9 @@ def make_share(
     processes: int,
 ) -> None:
     """Run this machine's part of the preparation on a cluster, and print the state of the store."""
-    if processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
+    workers = worker_count(processes)
     if cluster.executor == "datatrove":
-        processes = processes or os.cpu_count() or 1
+        processes = workers
     with Console() as console:
 
         def show(done: int, tasks: int) -> None:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.blocks import BlockPool
 from bertkit.corpus.steps import PartResult, plan_parts, prepare_part
 from bertkit.corpus.store import ShardInfo, TokenStore
 from bertkit.corpus.writers import write_manifest
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, read_json, write_json
+from bertkit.processes import worker_count
 from bertkit.text.documents import TextCounts
 from bertkit.text.lines import describe_skipped
 from bertkit.text.sentences import check_language
@@ -76,16 +75,15 @@ def prepare(
             documents, the store has other settings, or the disk is full.
     """
     options = options or PrepareOptions()
-    if processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
+    workers = worker_count(processes)
     sources = check_inputs(paths, folder, options)
     check_folder(folder)
-    with exclusive_lock(folder), nullcontext(console) if console else Console() as shown:
+    with exclusive_lock(folder), console_or_new(console) as shown:
         claim_store_folder(folder, tokenizer, options, sources, alone=True)
         (folder / "manifest.json").unlink(missing_ok=True)
         tokenizer.save(folder / "tokenizer")
         shown.start(None, title="preparing", unit="documents")
-        results = prepare_parts(sources, tokenizer, folder, options, processes, shown)
+        results = prepare_parts(sources, tokenizer, folder, options, workers, shown)
         store = finish_store(folder, tokenizer, options, sources, results)
         shown.close()
         for line in describe_store(store):
@@ -98,7 +96,7 @@ def prepare_parts(
     tokenizer: Tokenizer,
     folder: Path,
     options: PrepareOptions,
-    processes: int,
+    workers: int,
     console: Console,
 ) -> list[PartResult]:
     """Make all parts of a store on this machine."""
@@ -109,7 +107,6 @@ def prepare_parts(
         console.update({"done": documents, "bytes": size})
 
     results = []
-    workers = processes or cpu_count() or 1
     with BlockPool(tokenizer, folder, workers, options.language, options.held_out) as pool:
         for part in plan_parts(sources, options.shard_bytes):
             made = prepare_part(

@@ -12,18 +12,16 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from os import cpu_count
 from pathlib import Path
 from typing import NamedTuple
 
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.minhash import UNSPACED_SCRIPTS, WORD, KeySet, band_keys, exact_key
 from bertkit.corpus.writers import open_writer
 from bertkit.errors import BertkitError
-from bertkit.processes import Workers
+from bertkit.processes import Workers, worker_count
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import cut_blocks, describe_skipped
 from bertkit.text.sources import Source, find_sources
@@ -172,10 +170,8 @@ class DocumentReader:
         return f"{self.sources[source].path}, document {index - self._first[source] + 1:,}"
 
 
-def check_clean_options(options: CleanOptions, processes: int) -> None:
+def check_clean_options(options: CleanOptions) -> None:
     """Refuse impossible options and options that would have no effect."""
-    if processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
     for name in ("min_alphabetic", "max_repeated", "min_word_length", "max_word_length"):
         if not options.quality and getattr(options, name) != getattr(CleanOptions(), name):
             raise BertkitError(f"{name} has no effect without --quality; give both or neither")
@@ -218,12 +214,13 @@ def clean(
             disk is full.
     """
     options = options or CleanOptions()
-    check_clean_options(options, processes)
-    with nullcontext(console) if console else Console() as shown:
+    workers = worker_count(processes)
+    check_clean_options(options)
+    with console_or_new(console) as shown:
         shown.start(None, title="cleaning", unit="documents")
         reader = DocumentReader(find_sources(paths, format=options.format), options.column)
         with open_writer(out) as write:
-            cleaned = clean_documents(reader, write, options, processes or cpu_count() or 1, shown)
+            cleaned = clean_documents(reader, write, options, workers, shown)
         shown.close()
         for line in describe_clean(cleaned, out):
             shown.say(line)

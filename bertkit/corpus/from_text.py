@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from bertkit.config import as_json, claim_settings
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.build import PrepareOptions, check_inputs, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock
 from bertkit.outputs import TEXT
+from bertkit.processes import worker_count
 from bertkit.tokenizer.learn import LearnOptions, learn_from_files
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -59,13 +59,12 @@ def store_from_text(
             another process is using it.
     """
     out = Path(out)
-    with exclusive_lock(out), nullcontext(console) if console else Console() as shown:
+    with exclusive_lock(out), console_or_new(console) as shown:
         return _store_from_text(corpus, out, shown)
 
 
 def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenStore:
-    if corpus.processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {corpus.processes}")
+    worker_count(corpus.processes)  # refuses a negative number before anything is written
     if corpus.tokenizer is not None and (corpus.vocabulary_size, corpus.cased) != (
         NO_TEXT.vocabulary_size,
         NO_TEXT.cased,

@@ -67,10 +67,13 @@ def source_files() -> Iterator[tuple[str, Path]]:
                 yield ".".join((prefix, *parts) if prefix else parts), path
 
 
+QUOTES = re.compile(r'"""|\'\'\'')
+
+
 def find_docstrings(source: str) -> Iterator[str]:
     """Yield the triple-quoted strings that begin a line, which is faster than parsing."""
     end = 0
-    while opening := re.compile(r'"""|\'\'\'').search(source, end):
+    while opening := QUOTES.search(source, end):
         start, close = opening.end(), source.find(opening[0], opening.end())
         if close < 0:
             return

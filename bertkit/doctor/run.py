@@ -6,11 +6,10 @@ state, its files and its corpus.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.doctor.corpus import check_store, is_store
 from bertkit.doctor.findings import Finding, judge_value, make_finding, pair_findings
 from bertkit.doctor.learning import (
@@ -43,7 +42,7 @@ def diagnose(
     Raises:
         BertkitError: the folder is neither, or its records cannot be read.
     """
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         return _diagnose(Path(path), shown)
 
 

@@ -11,7 +11,6 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 
 import bertkit
 from bertkit.checkpoints.card import kept_card, write_card
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL
 from bertkit.datasets.columns import TextColumns
 from bertkit.errors import BertkitError, nearest
@@ -157,7 +156,7 @@ def export_model(
     source = read_export_source(Path(model), head=head, pooling=pooling, normalize=normalize)
     counts, given = TextCounts(), columns or {}
     check = Check(max_error=max_error, bound=bound)
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         if inputs:
             parts = verification_inputs(source, inputs, given, counts)
             check = replace(check, parts=parts, examples=inputs)

@@ -110,9 +110,8 @@ class TunedCards:
     def summary(self) -> str:
         """Describe the model in sentences."""
         data, task = self.scorer.data, self.scorer.task
-        pairs = any(getattr(given, "pair", None) is not None for given in data.train)
         text = TASK_TEXTS[task.task_type].format(
-            count=len(task.labels), input="a pair of texts" if pairs else "a text"
+            count=len(task.labels), input="a pair of texts" if data.has_pairs else "a text"
         )
         on = f"on {data.name}" if data.name in OFFICIAL else f"for {task.task_type}"
         labels = [markdown_text(label) for label in task.labels[:MAX_CARD_LABELS]]

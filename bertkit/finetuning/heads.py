@@ -145,7 +145,7 @@ def tuned_details(
         "settings": task.settings(),
         "data": data.name,
         "columns": dict(data.columns),
-        "pairs": any(getattr(given, "pair", None) is not None for given in data.train),
+        "pairs": data.has_pairs,
         "made_by": "bertkit finetune",
         "run": asdict(run),
         "tuning": as_json(training),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bertkit.config import read_recipe
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.outputs import TEXT
@@ -91,7 +90,7 @@ def plan(
     where = choose_device(device) if named is None else None
     if where is not None:
         choose_precision(precision, where)  # fails before the corpus is measured
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         size = measure_corpus(corpus, recipe.phases.lengths, recipe.objectives.pair)
         if where is not None:
             for line in busy_note():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertkit.checkpoints.pretrained import resolve_model
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read_split
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
@@ -123,7 +122,7 @@ def evaluate(
         BertkitError: models or data are missing or damaged, the model is for another task type, or
             there is no label.
     """
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         counts = TextCounts()
         if task:
             spec_for(task)  # a misspelt name is refused before the model is read

@@ -10,12 +10,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from operator import length_hint
 from pathlib import Path
 from typing import Any
 
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import glue_columns
 from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns, from_home
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
@@ -70,7 +69,7 @@ def predict_file(
     Raises:
         BertkitError: the file is missing, damaged or lacks a column, or `out` cannot be written.
     """
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         counts = TextCounts()
         rows: dict[str, Fields] | None = None if out is None else {}
         if out is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.errors import BertkitError, HeldError
 from bertkit.files import read_json, write_json, write_text
@@ -68,7 +67,7 @@ def reproduce_tables(
         raise BertkitError("there is no labelled data to fine-tune on; give --data FOLDER")
     elif not sources.data.is_dir():
         raise BertkitError(f"there is no folder {sources.data} to fine-tune on; correct --data")
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         work = Reproduction(out, found, sources, device, shown)
         stopped_by = 0
         if render:

@@ -57,6 +57,11 @@ class TaskData:
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The column names of the user's data, which are the defaults when predicting for a file."""
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether some training example is a pair of texts."""
+        return any(getattr(given, "pair", None) is not None for given in self.train)
+
 
 def load_dataset(
     name: str,

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from os import cpu_count
 from pathlib import Path
 from typing import Any
 
 from bertkit.config import SIGNS, as_json
-from bertkit.console import Console
+from bertkit.console import Console, console_or_new
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
+from bertkit.processes import worker_count
 from bertkit.text.documents import TextCounts, read_documents
 from bertkit.text.lines import describe_skipped
 from bertkit.text.sources import find_sources
@@ -89,7 +88,7 @@ def learn_tokenizer(
             "folder",
             code="foreign-folder",
         )
-    with nullcontext(console) if console else Console() as shown:
+    with console_or_new(console) as shown:
         tokenizer, made = learn_from_files(paths, size, options, shown)
         measured = documents(paths, options.format, options.column, TextCounts())
         report = measure_vocabulary(tokenizer, islice(measured, MEASURED_DOCUMENTS)).as_dict()
@@ -113,8 +112,7 @@ def learn_from_files(
     """
     check_settings(size, options.min_frequency, options.max_alphabet, options.criterion)
     check_compat(options.compat, "--compat")
-    if options.processes < 0:
-        raise BertkitError(f"--processes must be 0 or more, got {options.processes}")
+    worker_count(options.processes)  # refuses a negative number before anything is read
     skipped: Counter[str] = Counter()
     counts, sources = count_sources(paths, console, options, skipped)
 
@@ -199,7 +197,7 @@ def count_paths(
         lowercase=not options.cased,
         strip_accents=strip_accents,
         progress=show,
-        processes=options.processes or cpu_count() or 1,
+        processes=worker_count(options.processes),
         max_distinct_words=options.max_distinct_words,
         skipped=skipped,
     )

@@ -21,7 +21,7 @@ from bertkit.checkpoints.card import (
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
 from bertkit.training.journal import JOURNAL, read_journal
-from bertkit.training.recipe import Objectives, mixture_record
+from bertkit.training.recipe import Objectives, mixed_stores
 from bertkit.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -85,12 +85,6 @@ def card_of_run(run: Run, state: TrainState) -> Card:
 def objectives_text(objectives: Objectives) -> str:
     """Describe what a model was trained to do."""
     return TOKEN_TEXTS[objectives.token] + PAIR_TEXTS.get(objectives.pair, "")
-
-
-def mixed_stores(store: TokenStore) -> list[tuple[TokenStore, float]]:
-    """Return the stores of a mixture with their shares of the examples; a store has share 1."""
-    mixture = mixture_record(store)
-    return list(zip(mixture.stores, mixture.shares, strict=True)) if mixture else [(store, 1.0)]
 
 
 def corpus_metadata(stores: Sequence[TokenStore]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import has_bf16
+from bertkit.processes import usable_cores
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import ModelConfig
@@ -176,7 +177,6 @@ def training_flops(
 def environment() -> dict[str, Any]:
     """Return the software and hardware of a run as JSON values, without the host's name."""
     packages = ("numpy", "tokenizers", "safetensors")
-    allowed = getattr(os, "sched_getaffinity", None)
     return {
         "command": shlex.join(sys.argv),
         "commit": git_commit(),
@@ -188,7 +188,7 @@ def environment() -> dict[str, Any]:
         },
         "platform": platform.platform(),
         "cpu": cpu_model(),
-        "cores": len(allowed(0)) if allowed else os.cpu_count(),
+        "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
         "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],

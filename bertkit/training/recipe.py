@@ -344,13 +344,17 @@ def origin(store: TokenStore) -> dict[str, Any]:
     return mixture.origin() if mixture else {"store": store.place}
 
 
+def mixed_stores(store: TokenStore) -> list[tuple[TokenStore, float]]:
+    """Return the stores of a mixture with their shares of the examples; a store has share 1."""
+    mixture = mixture_record(store)
+    return list(zip(mixture.stores, mixture.shares, strict=True)) if mixture else [(store, 1.0)]
+
+
 def corpora(store: TokenStore) -> list[dict[str, Any]]:
     """Return the name, content hash and share of examples of each store, for the model's record."""
-    mixture = mixture_record(store)
-    stores, shares = (mixture.stores, mixture.shares) if mixture else ([store], [1.0])
     return [
         {"name": PurePath(one.place).name, "content_hash": one.content_hash, "share": share}
-        for one, share in zip(stores, shares, strict=True)
+        for one, share in mixed_stores(store)
     ]
 
 
