@@ -115,7 +115,14 @@ def standard_input(folder: Path, named: dict[str, Any]) -> str:
     return str(path)
 
 
-def fill_mask_command(model: Path, text: str, *, top: int = 5, device: Device = "auto") -> None:
+def fill_mask_command(
+    model: Path,
+    text: str,
+    *,
+    top: int = 5,
+    precision: Precision = "auto",
+    device: Device = "auto",
+) -> None:
     """Predict the tokens at each [MASK] of a text.
 
     Parameters
@@ -129,7 +136,8 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: Device = 
     """
     from bertkit.predict.pretrained import load_pretrained
 
-    guesses = load_pretrained(model, device=device).fill_mask(text, top)
+    predictor = load_pretrained(model, device=device, precision=precision)
+    guesses = predictor.fill_mask(text, top)
     for number, candidates in enumerate(guesses, start=1):
         table = Table("token", "probability", title=f"mask {number}")
         for token, probability in candidates:
@@ -138,7 +146,12 @@ def fill_mask_command(model: Path, text: str, *, top: int = 5, device: Device = 
 
 
 def next_sentence_command(
-    model: Path, text: str, following: str, *, device: Device = "auto"
+    model: Path,
+    text: str,
+    following: str,
+    *,
+    precision: Precision = "auto",
+    device: Device = "auto",
 ) -> None:
     """Estimate the probability that one text follows another.
 
@@ -153,7 +166,8 @@ def next_sentence_command(
     """
     from bertkit.predict.pretrained import load_pretrained
 
-    probability = load_pretrained(model, device=device).next_sentence(text, following)
+    predictor = load_pretrained(model, device=device, precision=precision)
+    probability = predictor.next_sentence(text, following)
     rich.console.Console().print(f"follows with probability {probability:.4f}")
 
 

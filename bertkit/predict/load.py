@@ -38,7 +38,7 @@ def load(
             make an ensemble.
         device: "auto", "cpu", "cuda", ...
         precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
-            fast, else fp32. A pre-trained model without a task computes in fp32.
+            fast, else fp32.
         null_threshold: the null odds (score of no answer minus score of the best span) above which
             a question answering model gives no answer. The default is the threshold saved with the
             model; a model fine-tuned with transformers has none and answers every question.
@@ -60,7 +60,7 @@ def load(
                 raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
             if embeds:
                 return load_embedder(folder, device=device, precision=precision)
-            return load_pretrained(folder, device=device)
+            return load_pretrained(folder, device=device, precision=precision)
         paths = [folder]
     return load_predictor(paths, device=device, precision=precision, null_threshold=null_threshold)
 

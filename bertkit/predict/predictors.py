@@ -12,10 +12,11 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, overload
 
+import numpy as np
 import torch
 
 from bertkit.datasets.examples import (
@@ -32,83 +33,19 @@ from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
 from bertkit.tasks.data import describe_cut, with_unknown
-from bertkit.tasks.markup import answer_in_context, marked_text
 from bertkit.tasks.multiple_choice import ChoicePrediction
-from bertkit.tasks.predictions import ONLY_SHOWN, Prediction
+from bertkit.tasks.predictions import GivenAnswer, TaggedText, TagsPrediction, tagged_text
 from bertkit.tasks.question_answering import FoundAnswer, QuestionAnswering
 from bertkit.tasks.regression import ValuePrediction
 from bertkit.tasks.saved import LoadedTask
 from bertkit.tasks.spans import usual_step
 from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import NOTHING_READ, Items, check_segments, mean_outputs
-from bertkit.tasks.token_classification import TagsPrediction, TokenClassification
+from bertkit.tasks.token_classification import TokenClassification
 
 TextPrediction = LabelPrediction | LabelSetPrediction | ValuePrediction
 CHUNK_INPUTS = 2048
 """The number of inputs that are tokenised and run together."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Entity(Prediction):
-    """A tagged span of a text, `text[start:end]`."""
-
-    type: str
-    start: int
-    end: int
-    text: str
-    word_start: int
-    """The index of its first word."""
-    word_end: int
-    """The index after its last word."""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class WordTag(Prediction):
-    """A word of a text and its tag."""
-
-    word: str
-    tag: str
-    probability: float
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TaggedText(Prediction):
-    """The tags of the words of a text, and the entities that they form."""
-
-    words: tuple[WordTag, ...]
-    entities: tuple[Entity, ...]
-    shown: str = field(default="", compare=False, metadata=ONLY_SHOWN)
-    """The text itself, for notebooks."""
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show: the text with its entities, or tags, in colour."""
-        found = [(one.start, one.end, one.type) for one in self.entities]
-        tags = [(one.start, one.end, one.tag) for one in self.words if one.tag != "O"]
-        return marked_text(self.shown, found or tags)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class GivenAnswer(Prediction):
-    """The answer to a question, `context[start:end]`; "" and None if there is no answer."""
-
-    answer: str
-    start: int | None
-    end: int | None
-    probability: float
-    """The probability of this answer, possibly "", among the best spans and no answer."""
-    no_answer_probability: float
-    """The probability of no answer; 0 if the model was not trained on unanswerable questions."""
-    context: str = field(default="", compare=False, metadata=ONLY_SHOWN)
-    """The text that was searched, for notebooks."""
-
-    def _repr_html_(self) -> str:
-        """Return what notebooks show: the answer in its context, and its probability."""
-        if self.start is None or self.end is None:
-            return f"<div><i>no answer</i> ({self.probability:.1%})</div>"
-        inside = answer_in_context(self.context, self.start, self.end)
-        return f"{inside}<div>{self.probability:.1%}</div>"
 
 
 def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
@@ -224,6 +161,17 @@ class TaskPredictor:
             progress: called with the numbers of windows done and in total, first with 0 done, then
                 after every batch. The windows count once for each model of an ensemble.
         """
+        return self.task.decode(inputs, items, self.outputs(items, progress))
+
+    def outputs(
+        self, items: Items, progress: Callable[[int, int], None] | None = None
+    ) -> list[list[np.ndarray]]:
+        """Return the outputs for every part of encoded inputs, averaged over an ensemble.
+
+        Args:
+            items: the sequences.
+            progress: see `run_items`.
+        """
         parts = sum(len(item.parts) for item in items.items)
 
         def tell(before: int, done: int) -> None:
@@ -235,8 +183,7 @@ class TaskPredictor:
             engine.run(items, partial(tell, number * parts))
             for number, engine in enumerate(self.engines)
         ]
-        outputs = many[0] if len(many) == 1 else mean_outputs(many)
-        return self.task.decode(inputs, items, outputs)
+        return many[0] if len(many) == 1 else mean_outputs(many)
 
     def many(self, inputs: Iterable[Example]) -> list[Any]:
         """Return the predictions for examples of `bertkit.datasets.examples`, in order.
@@ -471,17 +418,6 @@ class TagPredictor(TaskPredictor):
     def result(self, example: WordsExample, prediction: TagsPrediction) -> TaggedText:
         """See `TaskPredictor`."""
         return tagged_text(prediction, example.text, example.spans)
-
-
-def tagged_text(found: TagsPrediction, text: str, spans: Sequence[tuple[int, int]]) -> TaggedText:
-    """Add the character spans of `split_words_with_offsets` to tags and entities."""
-    rows = zip(found.tags, found.probabilities, spans, strict=True)
-    words = tuple(WordTag(text[a:b], tag, chance, a, b) for tag, chance, (a, b) in rows)
-    entities = []
-    for type_name, first, last in found.entities:
-        start, end = spans[first][0], spans[last - 1][1]
-        entities.append(Entity(type_name, start, end, text[start:end], first, last))
-    return TaggedText(words, tuple(entities), text)
 
 
 class AnswerPredictor(TaskPredictor):

@@ -6,9 +6,9 @@ run's `model/`, or a Hugging Face BERT.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 
@@ -16,14 +16,20 @@ from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
-from bertkit.model.heads import PretrainingModel
+from bertkit.model.heads import PretrainingModel, PretrainingOutput
+from bertkit.model.inference import prepare_encoder
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import check_outputs
-from bertkit.pretraining_data.batch import Packed, pack
+from bertkit.predict.engine import check_outputs, choose_mode
+from bertkit.pretraining_data.batch import pack
+from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device
+from bertkit.training.device import autocast, choose_device
 
 MASK = "[MASK]"
+
+
+MAX_SEQUENCES = 128
+"""The most sequences in a batch: each mask needs a row as wide as the vocabulary."""
 
 
 class MaskCandidate(NamedTuple):
@@ -33,14 +39,36 @@ class MaskCandidate(NamedTuple):
     probability: float
 
 
+class MaskedText(NamedTuple):
+    """A text with masks, prepared for prediction."""
+
+    windows: list[tuple[list[int], int]]
+    """For each mask, its window's token ids with [CLS] and [SEP], and the mask's index there."""
+    top: int
+    """The number of candidates for each mask."""
+
+
+class JointPair(NamedTuple):
+    """A pair of texts as one sequence."""
+
+    ids: list[int]
+    segments: list[int]
+    cut: bool
+    """Whether only the tokens next to the boundary are there."""
+
+
 class Predictor:
-    """A pre-trained model with its tokenizer, in evaluation mode.
+    """A pre-trained model with its tokenizer; the model can no longer be trained.
 
     Args:
-        model: the model with its pre-training heads.
+        model: the model with its pre-training heads in fp32; its encoder is changed on a CPU.
         tokenizer: the tokenizer with which the model was trained.
         device: the device to compute on.
+        precision: "fp32", "bf16", "int8" or "auto"; see `bertkit.predict.engine.choose_mode`.
         order: whether the sentence-pair head was trained for sentence-order prediction.
+
+    Raises:
+        BertkitError: the tokenizer has more tokens than the model, or the precision is unknown.
     """
 
     def __init__(
@@ -48,12 +76,16 @@ class Predictor:
         model: PretrainingModel,
         tokenizer: Tokenizer,
         device: torch.device,
+        precision: str = "auto",
         *,
         order: bool = False,
     ) -> None:
         check_vocabulary(model.config, tokenizer.size)
+        self.precision = choose_mode(precision, device)
         self.order = order
         self.model = model.to(device).eval()
+        if device.type == "cpu":
+            prepare_encoder(self.model.encoder, self.precision)
         self.tokenizer = tokenizer
         self.device = device
 
@@ -62,26 +94,27 @@ class Predictor:
         """The model's maximum sequence length in tokens."""
         return self.model.config.max_position_embeddings
 
-    @torch.inference_mode()
-    def fill_mask(self, text: str, top: int = 5) -> list[list[MaskCandidate]]:
-        """Predict the token at each `[MASK]` of a text.
+    @overload
+    def fill_mask(self, text: str, top: int = 5) -> list[list[MaskCandidate]]: ...
+    @overload
+    def fill_mask(self, text: Iterable[Any], top: int = 5) -> list[list[list[MaskCandidate]]]: ...
+    def fill_mask(self, text: Any, top: int = 5) -> Any:
+        """Predict the token at each `[MASK]` of a text, or of every text of a list.
 
         In a text longer than `max_length`, each mask is read in a window around it.
 
         Args:
-            text: a text with at least one `[MASK]`.
+            text: a text with at least one `[MASK]`, or an iterable of such texts.
             top: the number of candidates for each mask.
 
         Returns:
-            For each mask, its most probable tokens, most probable first.
+            For each mask of a text, its most probable tokens, most probable first.
 
         Raises:
-            InputTypeError: the argument is not one text.
-            BertkitError: the model is not bidirectional, there is no mask in the text, or `top` is
+            InputTypeError: the argument is neither a text nor an iterable of texts.
+            BertkitError: the model is not bidirectional, there is no mask in a text, or `top` is
                 not between 1 and the vocabulary size.
         """
-        if not isinstance(text, str):
-            raise InputTypeError(f"fill_mask() takes one text, not {text!r:.40}")
         if self.model.config.direction != "bidirectional":
             raise BertkitError(
                 f"this model reads {self.model.config.direction.replace('_', ' ')}: it predicts "
@@ -89,31 +122,35 @@ class Predictor:
             )
         if not 1 <= top <= self.tokenizer.size:
             raise BertkitError(f"top must be between 1 and {self.tokenizer.size:,}, got {top}")
-        windows = self.mask_windows(text)
-        if not windows:
-            raise BertkitError(
-                f"there is no {MASK} in the text {text[:60]!r}; put one where a token is missing"
-            )
-        batch = self._pack([window for window, _ in windows])
-        starts = batch.cu_seqlens[:-1].long()
-        inside = torch.tensor([place for _, place in windows], device=self.device)
-        logits = self.model(batch, starts + inside).mlm_logits[:, : self.tokenizer.size]
-        check_outputs(logits.float().cpu().numpy())
-        best = logits.float().softmax(-1).topk(top)
-        vocabulary = self.tokenizer.vocabulary
-        return [
-            [MaskCandidate(vocabulary[i], p) for i, p in zip(row_ids, row, strict=True)]
-            for row_ids, row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
+        one = isinstance(text, str)
+        found: list[list[list[MaskCandidate]]] = []
+        for chunk in text_chunks([text] if one else text):
+            masked = [self.mask_windows(given, top) for given in chunk]
+            for given, prepared in zip(chunk, masked, strict=True):
+                if not prepared.windows:
+                    raise BertkitError(
+                        f"there is no {MASK} in the text {given[:60]!r}; put one where a token is "
+                        "missing"
+                    )
+            found += self.mask_candidates(masked)
+        return found[0] if one else found
 
-    @torch.inference_mode()
-    def next_sentence(self, text: str, following: str) -> float:
-        """Return the probability that `following` really follows `text` (paper, task 2).
+    @overload
+    def next_sentence(self, text: str, following: str) -> float: ...
+    @overload
+    def next_sentence(self, text: Iterable[tuple[str, str]]) -> list[float]: ...
+    def next_sentence(self, text: Any, following: Any = None) -> Any:
+        """Return the probability that a text really follows another (paper, task 2).
 
         If together they exceed `max_length`, the model reads the tokens next to the boundary: the
         end of the first text and the start of the second.
 
+        Args:
+            text: the first text, or a list of (text, following text) tuples, which gives a list.
+            following: the text that may follow it, if the first argument is one text.
+
         Raises:
+            InputTypeError: the arguments are neither two texts nor a list of pairs of texts.
             BertkitError: the model has no next-sentence head, or a text has no tokens.
         """
         if self.model.nsp is None or self.order:
@@ -122,28 +159,49 @@ class Predictor:
                 f"this model has learned {learned}, not whether a text follows another; use one "
                 "that was pre-trained with next-sentence prediction"
             )
-        first, second = self.tokenizer.encode(text).ids, self.tokenizer.encode(following).ids
-        if not first or not second:
-            raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
-        ids, segments = self.joint(first, second)
-        batch = self._pack([ids], [segments])
-        none = torch.zeros(0, dtype=torch.int64, device=self.device)
-        logits = self.model(batch, none).nsp_logits
-        check_outputs(logits.float().cpu().numpy())
-        return float(logits.float().softmax(-1)[0, 0])
+        if following is not None:
+            return self.next_sentence([(text, following)])[0]
+        given: list[Any] = [None] if isinstance(text, str | Mapping) else list(text)
+        if not all(
+            isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str] for pair in given
+        ):
+            raise InputTypeError(
+                f"next_sentence() takes two texts, or a list of pairs of texts, not {text!r:.60}"
+            )
+        pairs = []
+        for pair in given:
+            first, second = self.tokenizer.encode_batch(pair)
+            if not first or not second:
+                raise BertkitError("next-sentence needs two texts, but one of them has no tokens")
+            pairs.append(self.joint(first, second))
+        return self.next_probabilities(pairs)
 
-    def mask_windows(self, text: str) -> list[tuple[list[int], int]]:
-        """Return, for each `[MASK]`, the ids around it with [CLS] and [SEP], and its position."""
+    def mask_windows(self, text: str, top: int) -> MaskedText:
+        """Cut a window of token ids around every `[MASK]` of a text."""
         first, *rest = self.tokenizer.encode_batch(text.split(MASK))
         ids, masks = list(first), []
         for part in rest:
             masks.append(len(ids))
             ids += [self.tokenizer.mask_id, *part]
         found = [window_around(ids, mask, self.max_length - 2) for mask in masks]
-        return [(self._surround(window), place + 1) for window, place in found]
+        return MaskedText([(self._surround(window), place + 1) for window, place in found], top)
 
-    def joint(self, first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the ids and segments of a pair; a long one keeps the tokens next to its boundary.
+    def mask_candidates(self, texts: Sequence[MaskedText]) -> list[list[list[MaskCandidate]]]:
+        """Return the most probable tokens for each text and mask, best first."""
+        asked = [(*window, text.top) for text in texts for window in text.windows]
+        vocabulary, found = self.tokenizer.vocabulary, []
+        for group in batches([ids for ids, _, _ in asked]):
+            sequences, places, tops = zip(*[asked[i] for i in group], strict=True)
+            logits = self._compute(sequences, places=places).mlm_logits[:, : len(vocabulary)]
+            for row, top in zip(logits.softmax(-1), tops, strict=True):
+                best = row.topk(top)
+                pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                found.append([MaskCandidate(vocabulary[token], chance) for token, chance in pairs])
+        candidates = iter(found)
+        return [[next(candidates) for _ in text.windows] for text in texts]
+
+    def joint(self, first: Sequence[int], second: Sequence[int]) -> JointPair:
+        """Return a pair as one sequence; a long one keeps the tokens next to its boundary.
 
         Raises:
             BertkitError: the model has only one segment.
@@ -151,11 +209,53 @@ class Predictor:
         if self.model.config.type_vocab_size == 1:
             raise BertkitError(ONE_SEGMENT)
         room = self.max_length - 3
-        if len(first) + len(second) > room:
+        cut = len(first) + len(second) > room
+        if cut:
             size = min(len(second), max(room // 2, room - len(first)))
             first, second = first[-(room - size) :], second[:size]
         ids = [*self._surround(first), *second, self.tokenizer.sep_id]
-        return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
+        return JointPair(ids, [0] * (len(first) + 2) + [1] * (len(second) + 1), cut)
+
+    def next_probabilities(self, pairs: Sequence[JointPair]) -> list[float]:
+        """Return, for each pair, the probability that the second text follows the first."""
+        found: list[float] = []
+        for group in batches([pair.ids for pair in pairs]):
+            chosen = [pairs[i] for i in group]
+            made = self._compute([pair.ids for pair in chosen], [pair.segments for pair in chosen])
+            assert made.nsp_logits is not None
+            found += made.nsp_logits.softmax(-1)[:, 0].tolist()
+        return found
+
+    @torch.inference_mode()
+    def _compute(
+        self,
+        sequences: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        places: Sequence[int] = (),
+    ) -> PretrainingOutput:
+        """Return the logits of both heads in fp32, on the CPU.
+
+        Args:
+            sequences: the token ids of each sequence, with special tokens.
+            segments: the segment, 0 or 1, of each token; None for all 0.
+            places: the index of the mask in each sequence; empty to compute no mask.
+
+        Raises:
+            BertkitError: an output is NaN or infinite.
+        """
+        packed = pack(sequences, segments).to(self.device)
+        rows = torch.tensor(places, dtype=torch.int64, device=self.device)
+        rows = rows + packed.first_tokens[: len(rows)].long()
+        with self._autocast():
+            found = self.model(packed, rows)
+        tokens = found.mlm_logits.float().cpu()
+        pairs = None if found.nsp_logits is None else found.nsp_logits.float().cpu()
+        check_outputs(tokens.numpy(), *([] if pairs is None else [pairs.numpy()]))
+        return PretrainingOutput(tokens, pairs)
+
+    def _autocast(self) -> torch.autocast:
+        """Return the context to compute in; prepared layers need no autocast on a CPU."""
+        return autocast(self.device, "fp32" if self.device.type == "cpu" else self.precision)
 
     @torch.inference_mode()
     def hidden(self, texts: Iterable[str]) -> list[torch.Tensor]:
@@ -168,17 +268,18 @@ class Predictor:
             InputTypeError: the argument is one text, or an item is not a text.
             BertkitError: a text is longer than `max_length`.
         """
-        texts = [text for chunk in text_chunks(texts) for text in chunk]
-        batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
-        return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
+        found: list[torch.Tensor] = []
+        for chunk in text_chunks(texts):
+            ids = [self._surround(one) for one in self.tokenizer.encode_batch(chunk)]
+            for group in batches(ids):
+                packed = pack([ids[i] for i in group]).to(self.device)
+                with self._autocast():
+                    states = self.model.encoder(packed)
+                found += states.float().cpu().split(packed.lengths)
+        return found
 
     def _surround(self, ids: Sequence[int]) -> list[int]:
         return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
-
-    def _pack(
-        self, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None
-    ) -> Packed:
-        return pack(sequences, segments).to(self.device)
 
 
 def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[int], int]:
@@ -187,12 +288,30 @@ def window_around(ids: Sequence[int], place: int, size: int) -> tuple[Sequence[i
     return ids[start : start + size], place - start
 
 
-def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor:
+def batches(sequences: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Yield the indices of neighbouring sequences that form a batch."""
+    batch: list[int] = []
+    tokens = 0
+    for number, ids in enumerate(sequences):
+        if batch and (tokens + len(ids) > PREDICTION_TOKENS or len(batch) == MAX_SEQUENCES):
+            yield batch
+            batch, tokens = [], 0
+        batch.append(number)
+        tokens += len(ids)
+    if batch:
+        yield batch
+
+
+def load_pretrained(
+    directory: Path | str, *, device: str = "auto", precision: str = "auto"
+) -> Predictor:
     """Load a pre-trained model for prediction.
 
     Args:
         directory: the model or run directory.
         device: the device to compute on: "auto", "cpu", "cuda", ...
+        precision: "fp32", "bf16", "int8" (CPUs only), or "auto": bf16 if the device computes it
+            fast, else fp32.
 
     Raises:
         BertkitError: the directory has no BERT with a masked-language head, or it is damaged.
@@ -204,4 +323,5 @@ def load_pretrained(directory: Path | str, *, device: str = "auto") -> Predictor
     albert = "sop" if model.config.share_layers else "nsp"  # if nothing is recorded
     known = objectives if isinstance(objectives, dict) else {}
     order = known.get("pair", albert) == "sop"
-    return Predictor(model, Tokenizer.load(directory), choose_device(device), order=order)
+    where = choose_device(device)
+    return Predictor(model, Tokenizer.load(directory), where, precision, order=order)

@@ -35,7 +35,6 @@ from bertkit.serve.metrics import Metrics
 from bertkit.serve.operations import (
     EmbeddingOperation,
     FillMask,
-    Network,
     NextSentence,
     TaskOperation,
     choice_examples,
@@ -230,9 +229,8 @@ def pretrained_operations(
     folder: Path, limits: Limits, precision: str, device: str
 ) -> dict[str, Any]:
     """Return route -> operation for the heads of a pre-trained model."""
-    predictor = load_pretrained(folder, device=device)
-    network = Network(predictor, precision)
-    works: dict[str, Any] = {"fill-mask": FillMask(network, limits.max_queue_tokens)}
+    predictor = load_pretrained(folder, device=device, precision=precision)
+    works: dict[str, Any] = {"fill-mask": FillMask(predictor, limits.max_queue_tokens)}
     if predictor.model.nsp is not None and not predictor.order:
-        works["next-sentence"] = NextSentence(network)
+        works["next-sentence"] = NextSentence(predictor)
     return works

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from bertkit.predict.predictors import tagged_text
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.serve import schemas as answers
 from bertkit.serve import schemas as bodies
@@ -38,6 +37,7 @@ from bertkit.serve.schemas import (
     Tokens,
 )
 from bertkit.serve.service import Predicted, Service, request_size
+from bertkit.tasks.predictions import tagged_text
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}

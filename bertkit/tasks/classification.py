@@ -24,9 +24,8 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.markup import probability_bars
 from bertkit.tasks.metrics import CLASSIFICATION, multi_label
-from bertkit.tasks.predictions import Prediction
+from bertkit.tasks.predictions import Prediction, probability_bars
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,

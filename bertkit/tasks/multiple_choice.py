@@ -24,8 +24,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import leading, softmax
-from bertkit.tasks.markup import probability_bars
-from bertkit.tasks.predictions import Prediction
+from bertkit.tasks.predictions import Prediction, probability_bars
 from bertkit.tasks.task import (
     NOTHING_READ,
     Item,

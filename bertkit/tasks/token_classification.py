@@ -36,21 +36,10 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
-from bertkit.tasks.predictions import Prediction
+from bertkit.tasks.predictions import TagsPrediction
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class TagsPrediction(Prediction):
-    """A tag for every word of a sentence."""
-
-    tags: tuple[str, ...]
-    probabilities: tuple[float, ...]
-    """The probability of each tag."""
-    entities: tuple[tuple[str, int, int], ...]
-    """(type, first word, one after the last word) of each; () if tags are not entity tags."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from bertkit.predict.predictors import Entity, GivenAnswer, TaggedText, WordTag
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
-from bertkit.tasks.markup import MAX_BARS, MAX_CONTEXT, marked_text, probability_bars
 from bertkit.tasks.multiple_choice import ChoicePrediction
+from bertkit.tasks.predictions import (
+    MAX_BARS,
+    MAX_CONTEXT,
+    Entity,
+    GivenAnswer,
+    TaggedText,
+    WordTag,
+    marked_text,
+    probability_bars,
+)
 
 ODD = '<script>alert("x")</script> & <b>'
 

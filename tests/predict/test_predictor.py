@@ -14,7 +14,7 @@ from transformers import (
 
 from bertkit import load
 from bertkit.checkpoints.save import save_model
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, InputTypeError
 from bertkit.files import read_json, write_json
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -41,7 +41,7 @@ def directory(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def bert(directory: Path) -> Predictor:
-    return load(directory, device="cpu")
+    return load(directory, device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +82,42 @@ def test_next_sentence_equals_transformers(bert: Predictor, oracle: BertForPreTr
     expected = logits.softmax(-1)[0, 0].item()
     found = bert.next_sentence("river stone.", "bridge lantern.")
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_many_texts_and_pairs_at_once_give_what_each_gives(bert: Predictor) -> None:
+    texts = ["river [MASK] stone [MASK].", "[MASK]", "winter " * 40 + "[MASK]"] * 60
+    many = bert.fill_mask((text for text in texts), top=3)
+    pairs = [("river stone.", "bridge lantern."), ("winter", "river " * 60)] * 80
+    for text, found in zip(texts[:3], many, strict=False):
+        alone = bert.fill_mask(text, top=3)
+        assert [[c.token for c in mask] for mask in found] == [
+            [c.token for c in mask] for mask in alone
+        ]
+        for one, other in zip(found, alone, strict=True):
+            assert [c.probability for c in one] == pytest.approx([c.probability for c in other])
+    assert len(many) == 180
+    assert many[3:6] == many[:3]
+    chances = bert.next_sentence(pairs)
+    assert chances[:2] == pytest.approx([bert.next_sentence(*pair) for pair in pairs[:2]])
+    assert len(chances) == 160
+    assert (bert.fill_mask([]), bert.next_sentence([])) == ([], [])
+
+
+@pytest.mark.parametrize("given", ["river", [("river",)], [("river", 5)], {"river": "stone"}])
+def test_next_sentence_refuses_what_is_no_pair(bert: Predictor, given: object) -> None:
+    with pytest.raises(InputTypeError):
+        bert.next_sentence(given)
+
+
+def test_the_precision_is_honoured(directory: Path, bert: Predictor) -> None:
+    """bf16 keeps eight bits, so probabilities differ, but by little."""
+    rounded = load(directory, device="cpu", precision="bf16").fill_mask("river [MASK].", top=40)
+    exact = dict(bert.fill_mask("river [MASK].", top=40)[0])
+    found = dict(rounded[0])
+    assert found != exact
+    shared = found.keys() & exact.keys()
+    assert len(shared) > 30
+    assert max(abs(found[token] - exact[token]) for token in shared) < 0.02
 
 
 def test_long_texts_are_read_through_windows(bert: Predictor) -> None:
