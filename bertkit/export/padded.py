@@ -184,7 +184,7 @@ class PaddedModel(nn.Module):
             return logits
         last = last_position(mask, logits.shape[-1])
         exchanged = logits.scatter(1, last, logits[:, :1])
-        return torch.cat([logits.gather(1, last), exchanged[:, 1:]], dim=1)
+        return exchanged.scatter(1, torch.zeros_like(last), logits.gather(1, last))
 
     def features(self, states: list[Tensor]) -> Tensor:
         """Return (batch, length, features): the combined chosen layers, or else the last layer."""
