@@ -6,7 +6,9 @@ run's `model/`, or a Hugging Face BERT.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.embeddings import text_chunks
 from bertkit.predict.engine import check_outputs
+from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import Packed, pack
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device
@@ -171,6 +174,43 @@ class Predictor:
         texts = [text for chunk in text_chunks(texts) for text in chunk]
         batch = self._pack([self._surround(self.tokenizer.encode(text).ids) for text in texts])
         return list(self.model.encoder(batch).float().cpu().split(batch.lengths))
+
+    def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:
+        """Return the (pseudo-)log-likelihood of sentences, for example to choose among hypotheses.
+
+        Args:
+            texts: a list of sentences.
+            method: "within-word-l2r", "pll" or "causal" (see `bertkit.predict.likelihood`); "auto"
+                is within-word-l2r for a masked language model, else causal.
+
+        Returns:
+            For each sentence its tokens and their log-probabilities in nats; `score` is their sum.
+
+        Raises:
+            InputTypeError: the argument is one text, or an item is not a text.
+            BertkitError: the method does not fit the model, or a sentence is longer than
+                `max_length`.
+        """
+        method = choose_method(method, self.model.config)
+        sentences = [text for chunk in text_chunks(texts) for text in chunk]
+        ids = self._scorer.encode(sentences)
+        for number, one in enumerate(ids):
+            if len(one) > self._scorer.max_tokens:
+                raise BertkitError(
+                    f"sentence {number} has {len(one):,} tokens, and the model reads at most "
+                    f"{self._scorer.max_tokens:,}; split it",
+                    code="too-long",
+                )
+        vocabulary = self.tokenizer.vocabulary
+        return [
+            SentenceScore([vocabulary[i] for i in one], numbers.tolist())
+            for one, numbers in zip(ids, self._scorer.score(ids, method), strict=True)
+        ]
+
+    @cached_property
+    def _scorer(self) -> SentenceScorer:
+        """A copy of the model, prepared for scoring sentences in fp32."""
+        return SentenceScorer(copy.deepcopy(self.model), self.tokenizer, self.device, "fp32")
 
     def _surround(self, ids: Sequence[int]) -> list[int]:
         return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]
