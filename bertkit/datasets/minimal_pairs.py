@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertkit.datasets.readers import row_texts
-from bertkit.datasets.records import Records, as_source
+from bertkit.datasets.records import MissingColumnError, Records, as_source
 from bertkit.datasets.tabular import Fields, first_left_out, numbered_rows, value_name
 from bertkit.errors import BertkitError, nearest
 from bertkit.text.lines import TextCounts, plain_lines
@@ -90,7 +90,7 @@ def all_pairs(
 ) -> Iterator[MinimalPair]:
     """Yield the pairs of every file of a source, or of records in memory."""
     if isinstance(source, Records):
-        yield from row_pairs(source, "", "auto", counts, good, bad)
+        yield from row_pairs(source, source.name, "auto", counts, good, bad)
         return
     for file in find_sources([source]):
         if file.format == "text":
@@ -116,10 +116,17 @@ def row_pairs(
 ) -> Iterator[MinimalPair]:
     """Yield the pairs of a file with columns, or of records in memory."""
     rows = numbered_rows(path, counts, format, columns=(good, bad), whole=True)
-    for _, place, row in rows:
-        texts = row_texts(row, (good, bad), place, counts)
-        if texts is not None:
-            yield MinimalPair(*texts, named(row, SET) or title, field_name(row), place)
+    try:
+        for _, place, row in rows:
+            texts = row_texts(row, (good, bad), place, counts)
+            if texts is not None:
+                yield MinimalPair(*texts, named(row, SET) or title, field_name(row), place)
+    except MissingColumnError as error:
+        where = title if isinstance(path, Records) else path
+        flag = "--good" if error.column == good else "--bad"
+        raise MissingColumnError(
+            f"{where} has no column '{error.column}'; name the right one by {flag}", error.column
+        ) from None
 
 
 def named(row: Fields, column: str) -> str:
