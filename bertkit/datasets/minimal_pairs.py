@@ -20,7 +20,7 @@ from bertkit.text.sources import Source, find_sources
 
 GOOD, BAD = "sentence_good", "sentence_bad"
 SET, FIELD = "UID", "field"
-SPLITS = ("all", "dev", "test")
+PAIR_SPLITS = ("all", "dev", "test")
 BLIMP_DEV = (
     "adjunct_island",
     "anaphor_gender_agreement",
@@ -65,8 +65,10 @@ def read_minimal_pairs(
         BertkitError: the split is unknown or needs BLiMP, there is no pair, a column is missing,
             lines of a text have no counterpart, or a file is damaged.
     """
-    if split not in SPLITS:
-        raise BertkitError(f"there is no split '{split}'{nearest(split, SPLITS)}", code="split")
+    if split not in PAIR_SPLITS:
+        raise BertkitError(
+            f"there is no split '{split}'{nearest(split, PAIR_SPLITS)}", code="split"
+        )
     source = as_source(data, "data")
     pairs = list(all_pairs(source, counts, good, bad))
     if not pairs:
@@ -120,7 +122,7 @@ def row_pairs(
         for _, place, row in rows:
             texts = row_texts(row, (good, bad), place, counts)
             if texts is not None:
-                yield MinimalPair(*texts, named(row, SET) or title, field_name(row), place)
+                yield MinimalPair(*texts, name_in(row, SET) or title, field_name(row), place)
     except MissingColumnError as error:
         where = title if isinstance(path, Records) else path
         flag = "--good" if error.column == good else "--bad"
@@ -129,14 +131,14 @@ def row_pairs(
         ) from None
 
 
-def named(row: Fields, column: str) -> str:
+def name_in(row: Fields, column: str) -> str:
     """Return an optional field of a row as a name, "" if the row lacks it."""
     return value_name(row.get(column))
 
 
 def field_name(row: Fields) -> str:
     """Return the linguistic field; one set of BLiMP spells "syntax_semantics" with a slash."""
-    return named(row, FIELD).replace("/", "_")
+    return name_in(row, FIELD).replace("/", "_")
 
 
 def line_pairs(file: Source, counts: TextCounts) -> Iterator[MinimalPair]:

@@ -45,7 +45,7 @@ PIECE_TOKENS = 1 << 17
 HEAD_ROWS = 128
 """The number of positions whose logits over the vocabulary are in memory at a time in a thread."""
 
-Ids = np.ndarray
+SentenceIds = np.ndarray
 """(tokens,) int32: a sentence without [CLS] and [SEP]."""
 
 
@@ -164,13 +164,13 @@ class SentenceScorer:
         """The maximum number of tokens of a sentence, without [CLS] and [SEP]."""
         return self.model.config.max_position_embeddings - 2
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: Sequence[str]) -> list[SentenceIds]:
         """Return the ids of sentences."""
         return [np.array(ids, dtype=np.int32) for ids in self.tokenizer.encode_batch(texts)]
 
     def score(
         self,
-        sentences: Sequence[Ids],
+        sentences: Sequence[SentenceIds],
         method: str,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[np.ndarray]:
@@ -280,7 +280,9 @@ def row_blocks(rows: np.ndarray) -> Iterator[slice]:
         start = end
 
 
-def equal_lengths(sentences: Sequence[Ids], cost: Callable[[int], int]) -> Iterator[list[int]]:
+def equal_lengths(
+    sentences: Sequence[SentenceIds], cost: Callable[[int], int]
+) -> Iterator[list[int]]:
     """Yield the indices of sentences of one length, longest first, in groups of limited cost.
 
     Sentences without tokens are left out.

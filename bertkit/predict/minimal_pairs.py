@@ -29,7 +29,7 @@ from bertkit.text.lines import TextCounts, describe_skipped
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import choose_device, environment
 
-RECORD, PAIRS = "minimal-pairs.json", "minimal-pairs.jsonl"
+RECORD_FILE, SCORES_FILE = "minimal-pairs.json", "minimal-pairs.jsonl"
 """The files of a saved evaluation."""
 
 
@@ -144,9 +144,9 @@ class MinimalPairEvaluation:
             )
             for one in self.scored
         )
-        write_text(out / PAIRS, "".join(f"{line}\n" for line in lines))
-        write_json(out / RECORD, self.to_dict())
-        return [out / RECORD, out / PAIRS]
+        write_text(out / SCORES_FILE, "".join(f"{line}\n" for line in lines))
+        write_json(out / RECORD_FILE, self.to_dict())
+        return [out / RECORD_FILE, out / SCORES_FILE]
 
 
 def evaluate_minimal_pairs(
