@@ -122,7 +122,8 @@ def row_pairs(
         for _, place, row in rows:
             texts = row_texts(row, (good, bad), place, counts)
             if texts is not None:
-                yield MinimalPair(*texts, name_in(row, SET) or title, field_name(row), place)
+                name = name_in(row, SET) or title
+                yield MinimalPair(texts[0], texts[1], name, field_name(row), place)
     except MissingColumnError as error:
         where = title if isinstance(path, Records) else path
         flag = "--good" if error.column == good else "--bad"
@@ -157,7 +158,7 @@ def line_pairs(file: Source, counts: TextCounts) -> Iterator[MinimalPair]:
         place = f"{file.path}:{number - 1}"
         texts = row_texts({GOOD: first, BAD: line}, (GOOD, BAD), place, counts)
         if texts is not None:
-            yield MinimalPair(*texts, title, "", place)
+            yield MinimalPair(texts[0], texts[1], title, "", place)
     if number % 2:
         raise BertkitError(
             f"{file.path}:{number}: the last line has no counterpart; lines must alternate between "

@@ -24,17 +24,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
 from bertkit.errors import BertkitError, nearest
-from bertkit.model.encoder import ModelConfig, check_vocabulary
+from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.inference import prepare_encoder
+from bertkit.model.inference import (
+    FloatProduct,
+    InferenceLayer,
+    SingleQuery,
+    prepare_encoder,
+    round_up_rows,
+)
 from bertkit.predict.engine import check_outputs, one_thread_each, shares
-from bertkit.pretraining_data.batch import from_arrays
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.shapes import Rows, VocabularyLogits
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
@@ -42,7 +50,7 @@ from bertkit.training.device import autocast
 METHODS = ("within-word-l2r", "pll", "causal")
 PIECE_TOKENS = 1 << 17
 """The number of tokens whose masked copies are in memory at a time."""
-HEAD_ROWS = 128
+HEAD_ROWS = 256
 """The number of positions whose logits over the vocabulary are in memory at a time in a thread."""
 
 SentenceIds = np.ndarray
@@ -155,9 +163,14 @@ class SentenceScorer:
         self.model = model.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
         self.threads = 1
+        self.single_query: SingleQuery | None = None
         if device.type == "cpu":
-            prepare_encoder(self.model.encoder, mode)
+            encoder = self.model.encoder
+            if mode == "fp32" and model.config.direction == "bidirectional":
+                self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
+            prepare_encoder(encoder, mode)
             self.threads = torch.get_num_threads()
+        self.decode = decoder(self.model, device)
 
     @property
     def max_tokens(self) -> int:
@@ -189,7 +202,7 @@ class SentenceScorer:
         index: dict[bytes, int] = {}
         places = [index.setdefault(ids.tobytes(), len(index)) for ids in sentences]
         unique = [np.frombuffer(key, dtype=np.int32) for key in index]
-        cost = (lambda n: n + 2) if method == "causal" else (lambda n: n * (n + 2))
+        cost = tokens_once if method == "causal" else tokens_of_copies
         total, done = sum(cost(len(ids)) for ids in unique), 0
         found: list[np.ndarray] = [np.zeros(0)] * len(unique)
         with ExitStack() as stack:
@@ -248,27 +261,72 @@ class SentenceScorer:
         sequences, length = ids.shape
         flat = ids.reshape(-1).astype(np.int64)
         packed = from_arrays(flat, np.zeros_like(flat), np.full(sequences, length))
-        read = (np.arange(sequences)[:, None] * length + positions).reshape(-1)
-        # prepared layers compute in their own precision, without autocast
-        precision = "fp32" if self.device.type == "cpu" else self.mode
-        with autocast(self.device, precision):
-            hidden = self.model.encoder(
-                packed.to(self.device), torch.from_numpy(read).to(self.device)
-            )
-            parts = [
-                self._head(hidden, torch.from_numpy(rows[own]), torch.from_numpy(targets[own]))
-                for own in row_blocks(rows)
-            ]
+        read = torch.from_numpy((np.arange(sequences)[:, None] * length + positions).reshape(-1))
+        if self.device.type == "cpu":
+            states = self._encode(packed, read)
+            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+        else:
+            with autocast(self.device, self.mode):
+                states = self.model.encoder(packed.to(self.device), read.to(self.device))
+                parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
         return np.concatenate(parts)
 
-    def _head(self, hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
-        """Return (targets,) log-probabilities from states at rows `rows`, which are ascending."""
+    def _encode(self, packed: Packed, read: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output at the tokens `read`, from the layers prepared for a CPU.
+
+        The first layer's input depends on a token's id and position alone, which the copies of a
+        sentence have in common but for the masks, so its products are computed once for all.
+        """
+        encoder = self.model.encoder
+        first, *rest = cast("list[InferenceLayer]", encoder.stack)
+        keys = packed.ids * packed.max_seqlen + packed.position_ids
+        unique, place = keys.unique(return_inverse=True)
+        ids, position_ids = unique // packed.max_seqlen, unique % packed.max_seqlen
+        distinct = replace(
+            packed, ids=ids, position_ids=position_ids, segment_ids=torch.zeros_like(ids)
+        )
+        embedded = encoder.embed(distinct)
+        projected = first.project(embedded).index_select(0, place)
+        hidden = embedded.index_select(0, place)
+        if not rest:
+            return first.attend(projected, hidden, packed, read)
+        hidden = first.attend(projected, hidden, packed, None)
+        *middle, last = rest
+        for layer in middle:
+            hidden = layer(hidden, packed)
+        if self.single_query is None:
+            return last(hidden, packed, read)
+        asking = hidden.index_select(0, read)
+        sequences = hidden.view(-1, packed.max_seqlen, hidden.shape[-1])
+        return last.complete(self.single_query(sequences, asking), asking)
+
+    def _pick(self, states: torch.Tensor, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities of targets (n,), from states at rows (n,), ascending."""
         first, last = int(rows[0]), int(rows[-1])
-        words = self.model.encoder.word_embeddings
-        logits = self.model.mlm(hidden[first : last + 1], words).float()
-        chances = logits.log_softmax(dim=-1)
-        picked = chances[(rows - first).to(self.device), targets.long().to(self.device)]
-        return picked.double().cpu().numpy()
+        chances = self.decode(states[first : last + 1]).float().log_softmax(dim=-1)
+        at, wanted = torch.from_numpy(rows - first), torch.from_numpy(targets.astype(np.int64))
+        return chances[at.to(self.device), wanted.to(self.device)].double().cpu().numpy()
+
+
+def decoder(model: PretrainingModel, device: torch.device) -> Callable[[Rows], VocabularyLogits]:
+    """Return the function from hidden states to logits, with weights prepared once on a CPU."""
+    words, head = model.encoder.word_embeddings, model.mlm
+    if device.type != "cpu":
+        return lambda hidden: head(hidden, words)
+    linear = torch.nn.Linear(1, 1, device="meta")
+    linear.weight, linear.bias = words.weight, head.bias
+    product = FloatProduct(linear, torch.float32)
+    return lambda hidden: product(round_up_rows(head.transform(hidden)))[: len(hidden)]
+
+
+def tokens_once(length: int) -> int:
+    """Return the number of tokens that are read to score a sentence in one pass."""
+    return length + 2
+
+
+def tokens_of_copies(length: int) -> int:
+    """Return the number of tokens in the masked copies of a sentence."""
+    return length * (length + 2)
 
 
 def row_blocks(rows: np.ndarray) -> Iterator[slice]:
