@@ -11,13 +11,14 @@ BERT paper) has a likelihood, which takes one pass. [CLS] and [SEP] are read but
 | pll              | all tokens but itself                                                    |
 | causal           | the tokens that the model has read before it                             |
 
-In `pll` the later tokens of a word betray the earlier ones ("##ov" for "so ##ov ##enir"), so rare
-words that are split into many tokens score too high. `within-word-l2r` (Kauf and Ivanova 2023, "A
-Better Way to Do Masked Language Model Scoring") hides those tokens too, and is the default.
+In `pll` the later tokens of a word betray the earlier ones ("##uve ##nir" leaves few words but
+"so ##uve ##nir"), so rare words that are split into several tokens score too high.
+`within-word-l2r` (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring") hides
+those tokens too, and is the default.
 
-A sentence of n tokens is n masked copies, and most of the work goes into them: copies that several
-sentences share are computed once, copies of equal length share a batch without padding, and the
-last layer and the vocabulary's product are computed for the masked position only.
+A sentence of n tokens makes n masked copies. A copy that several sentences have in common is
+computed once; batches consist of copies of one length, without padding; and the last layer and the
+product with the vocabulary are computed for the masked position only.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def choose_method(name: str, config: ModelConfig) -> str:
 
 
 def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Readings:
-    """Return the masked copies of sentences of one length, each distinct copy once.
+    """Return the masked copies of sentences of one length, each distinct copy once, in order.
 
     Args:
         ids: (sentences, n) the sentences' tokens.
@@ -118,10 +119,12 @@ def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Reading
     copies = with_special(np.repeat(ids, n, axis=0), tokenizer)
     copies[:, 1:-1][hidden.reshape(-1, n)] = tokenizer.mask_id
     places = np.tile(np.arange(1, n + 1, dtype=np.int32), sentences)
-    keys, rows = np.unique(
-        np.concatenate([copies, places[:, None]], axis=1), axis=0, return_inverse=True
-    )
-    return Readings(keys[:, :-1], keys[:, -1:], rows.reshape(-1), ids.reshape(-1))
+    keys = np.concatenate([copies, places[:, None]], axis=1)
+    _, firsts, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)  # copies of a sentence stay together, which `_encode` profits from
+    rows = np.argsort(order)[numbers.reshape(-1)]
+    kept = firsts[order]
+    return Readings(copies[kept], places[kept, None], rows, ids.reshape(-1))
 
 
 def causal_readings(ids: np.ndarray, tokenizer: Tokenizer, direction: str) -> Readings:

@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 import bertkit
+from benchmarks import minimal_pairs as benchmark
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
 from bertkit.console import Console
@@ -240,6 +242,21 @@ def test_real_sentences_of_blimp(model: Path, data: Path, tmp_path: Path) -> Non
     assert list(found.sets) == sorted(names)
     assert set(found.fields) == {"syntax_semantics", "syntax", "morphology"}
     assert len(found.scored) + sum(found.skipped.values()) == 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", list(benchmark.METHODS))
+def test_scores_of_real_sentences_equal_minicons(model: Path, data: Path, method: str) -> None:
+    pytest.importorskip("minicons")
+    if not (data / "blimp").is_dir():
+        pytest.skip(f"no {data / 'blimp'}")
+    pairs = read_minimal_pairs(data / "blimp", TextCounts())[:: 67_000 // 500]
+    bert = bertkit.load(model, device="cpu")
+    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
+    texts = [text for text in texts if len(bert.tokenizer.encode(text).ids) <= 38]
+    assert len(texts) > 500
+    wanted = benchmark.minicons(model, method)(16)(texts)
+    assert np.abs(benchmark.ours(model, method)(texts) - wanted).max() < 1e-4
 
 
 def test_the_command_prints_and_writes(
