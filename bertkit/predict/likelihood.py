@@ -282,11 +282,13 @@ class SentenceScorer:
         """
         encoder = self.model.encoder
         first, *rest = cast("list[InferenceLayer]", encoder.stack)
-        keys = packed.ids * packed.max_seqlen + packed.position_ids
-        unique, place = keys.unique(return_inverse=True)
-        ids, position_ids = unique // packed.max_seqlen, unique % packed.max_seqlen
+        keys = (packed.ids * packed.max_seqlen + packed.position_ids).numpy()
+        unique, place = map(torch.from_numpy, np.unique(keys, return_inverse=True))
         distinct = replace(
-            packed, ids=ids, position_ids=position_ids, segment_ids=torch.zeros_like(ids)
+            packed,
+            ids=unique // packed.max_seqlen,
+            position_ids=unique % packed.max_seqlen,
+            segment_ids=torch.zeros_like(unique),
         )
         embedded = encoder.embed(distinct)
         projected = first.project(embedded).index_select(0, place)
