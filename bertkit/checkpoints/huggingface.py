@@ -99,13 +99,13 @@ def no_language_head(tensors: Iterable[str], source: Path) -> str:
     """Return the message for a model without a masked-language head: what it is instead."""
     names = list(tensors)
     if any(name.startswith("discriminator_predictions.") for name in names):
-        what = "it is an ELECTRA discriminator, which tells replaced tokens from original ones"
+        what = "is an ELECTRA discriminator, which tells replaced tokens from original ones"
     elif tuned := tuned_tensors(names):
-        what = f"it holds the head of a fine-tuned model ({shown_names(tuned)})"
+        what = f"holds the head of a fine-tuned model ({shown_names(tuned)})"
     else:
-        what = "it is an encoder alone"
+        what = "is an encoder alone"
     return (
-        f"{source} lacks cls.predictions, the head that predicts tokens: {what}; choose a "
+        f"{source} lacks cls.predictions, the head that predicts tokens, and {what}; choose a "
         "pre-trained masked language model"
     )
 
