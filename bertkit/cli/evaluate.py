@@ -166,7 +166,7 @@ def accuracy_table(found: MinimalPairEvaluation) -> Table:
     blank = [""] * (1 + ties)
     for field, accuracy in sorted(found.fields.items()):
         table.add_row(f"mean of {escape(field)}", "", *blank, f"{accuracy:.1%}")
-    title = f"mean of {len(found.sets)} sets ({found.method}, {found.precision})"
+    title = f"mean of all sets ({found.method}, {found.precision})"
     table.add_row(title, "", *blank, f"{found.accuracy:.1%}")
     return table
 
