@@ -25,7 +25,8 @@ BENCHMARKS = (
     "embeddings",
     "short_runs",
 )
-"""Quality takes hours: `python -m benchmarks.reference`, then `python -m benchmarks.quality`."""
+"""Minimal pairs take half an hour (`python -m benchmarks.minimal_pairs`), and quality takes hours:
+`python -m benchmarks.reference`, then `python -m benchmarks.quality`."""
 
 
 def main() -> None:

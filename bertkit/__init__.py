@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from bertkit.predict.features import Extraction
     from bertkit.predict.files import predict_file
     from bertkit.predict.load import load, model_info
+    from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
     from bertkit.predict.text_vectors import embed_file, extract_file
     from bertkit.pretraining_data.batch import Packed, pack
     from bertkit.report.pretraining import write_report
@@ -89,6 +90,7 @@ _HOMES = {
     "diagnose": "bertkit.doctor.run",
     "embed_file": "bertkit.predict.text_vectors",
     "evaluate": "bertkit.predict.evaluate",
+    "evaluate_minimal_pairs": "bertkit.predict.minimal_pairs",
     "export_model": "bertkit.export.export",
     "extend_vocabulary": "bertkit.checkpoints.vocabulary",
     "extract_file": "bertkit.predict.text_vectors",
@@ -145,6 +147,7 @@ __all__ = [
     "diagnose",
     "embed_file",
     "evaluate",
+    "evaluate_minimal_pairs",
     "export_model",
     "extend_vocabulary",
     "extract_file",

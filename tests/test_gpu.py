@@ -6,6 +6,7 @@ torch.compile does not follow: `python -m tests.test_gpu DEVICE KERNEL`.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -28,6 +29,7 @@ from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
+from bertkit.predict.likelihood import SentenceScorer
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.buckets import on_rounded_batches, round_batch
 from bertkit.pretraining_data.loader import PretrainingBatch
@@ -239,6 +241,20 @@ def alone(*arguments: str) -> Any:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@gpu
+def test_sentence_scores_equal_the_cpus(tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    config = replace(CONFIG, vocab_size=tokenizer.size, initializer_range=0.2)
+    network = PretrainingModel(config, pairs=False)
+    texts = ["River stone bridge.", "The kettle mirror walking, singing!", "winter"]
+    found = []
+    for device in (CPU, torch.device("cuda")):
+        scorer = SentenceScorer(copy.deepcopy(network), tokenizer, device, "fp32")
+        scores = scorer.score(scorer.encode(texts), "within-word-l2r")
+        found.append([float(one.sum()) for one in scores])
+    assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
 @pytest.mark.slow

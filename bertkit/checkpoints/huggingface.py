@@ -15,7 +15,7 @@ leading "bert.", and LayerNorm parameters called gamma and beta.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,6 +84,8 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
         BertkitError: a file is missing or damaged, or is not a BERT with a masked-language head.
     """
     config, tensors = load_parts(directory)
+    if not any(name.startswith("cls.predictions.") for name in tensors):
+        raise BertkitError(no_language_head(tensors, directory), code="no-language-head")
     pairs = "cls.seq_relationship.weight" in tensors
     build = partial(PretrainingModel, pairs=pairs)
     loaded = load_into(config, tensors, build, directory)
@@ -91,6 +93,21 @@ def load_pretraining_model(directory: Path) -> PretrainingModel:
         needed = [name for name in loaded.missing_keys if not name.startswith("bert.pooler.")]
         loaded = dataclasses.replace(loaded, missing_keys=needed)
     return require_all_weights(loaded, directory)
+
+
+def no_language_head(tensors: Iterable[str], source: Path) -> str:
+    """Return the message for a model without a masked-language head: what it is instead."""
+    names = list(tensors)
+    if any(name.startswith("discriminator_predictions.") for name in names):
+        what = "is an ELECTRA discriminator, which tells replaced tokens from original ones"
+    elif tuned := tuned_tensors(names):
+        what = f"holds the head of a fine-tuned model ({shown_names(tuned)})"
+    else:
+        what = "is an encoder alone"
+    return (
+        f"{source} lacks cls.predictions, the head that predicts tokens, and {what}; choose a "
+        "pre-trained masked language model"
+    )
 
 
 def load_model(directory: Path, build: Callable[[ModelConfig], Model]) -> LoadResult[Model]:

@@ -52,7 +52,7 @@ COMMAND_GROUPS = {
     },
     "Tasks": {
         "finetune": "Fine-tune a model on labelled data: one run, or a grid of settings and seeds.",
-        "evaluate": "Score fine-tuned models on a data set, or write its official file.",
+        "evaluate": "Score models on a data set, or pre-trained ones on minimal pairs.",
         "submit": "Collect GLUE predictions into the zip file of its server.",
         "features": "Write a model's hidden states for the texts of a file.",
     },
@@ -70,6 +70,7 @@ COMMAND_GROUPS = {
 }
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 SUBCOMMANDS = {
+    "evaluate": ("minimal-pairs",),
     "predict": ("embed", "fill-mask", "next-sentence", "similar"),
     "vocab": ("extend", "measure"),
 }

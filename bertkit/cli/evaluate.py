@@ -1,10 +1,15 @@
-"""The command `bertkit evaluate`, which scores fine-tuned models or writes official files."""
+"""The command `bertkit evaluate`, for fine-tuned models and, on minimal pairs, pre-trained ones."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+
+import rich.console
+from cyclopts import App
+from rich.markup import escape
+from rich.table import Table
 
 import bertkit
 from bertkit.cli.options import (
@@ -19,6 +24,9 @@ from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.outputs import DATA, RESULTS, TEXT
+
+if TYPE_CHECKING:
+    from bertkit.predict.minimal_pairs import MinimalPairEvaluation
 
 
 def evaluate_command(
@@ -91,3 +99,77 @@ def evaluate_command(
         if out is not None:
             written = found.save(out, [model, *ensemble])
             console.say(f"{split} predictions: {', '.join(map(str, written))}")
+
+
+def minimal_pairs_command(
+    model: Path,
+    data: Annotated[str, TEXT],
+    *,
+    split: str = "all",
+    method: str = "auto",
+    good: str = "sentence_good",
+    bad: str = "sentence_bad",
+    out: Annotated[Path | None, RESULTS] = None,
+    precision: Precision = "fp32",
+    device: Device = "auto",
+) -> None:
+    """Measure how often a pre-trained model prefers the acceptable sentence of a minimal pair.
+
+    Sentences are compared by their pseudo-log-likelihood, or, if the model reads in one direction,
+    by its likelihood; equal scores count half. The accuracy is the mean over the sets of the data.
+
+    Parameters
+    ----------
+    model
+        A pre-trained model: a model directory, a run, or a model of the hub.
+    data
+        The folder of BLiMP; a file, folder or glob with a column for each sentence; or plain text
+        whose lines alternate: an acceptable sentence, then its unacceptable counterpart.
+    split
+        all; of BLiMP also dev, the tenth of its sets on which you may choose recipes, or test, the
+        others.
+    method
+        within-word-l2r, pll, causal, or auto: within-word-l2r for a masked language model, causal
+        for a model that reads in one direction.
+    good
+        The column of the acceptable sentence.
+    bad
+        The column of the unacceptable sentence.
+    out
+        The folder for a record of the evaluation and the scores of every pair.
+    """
+    with Console() as console:
+        found = bertkit.evaluate_minimal_pairs(
+            model,
+            data,
+            method=method,
+            split=split,
+            good=good,
+            bad=bad,
+            precision=precision,
+            device=device,
+            console=console,
+        )
+        rich.console.Console().print(accuracy_table(found))
+        if out is not None:
+            console.say(f"scores: {', '.join(map(str, found.save(out)))}")
+
+
+def accuracy_table(found: MinimalPairEvaluation) -> Table:
+    """Return the accuracy by set, by field and overall as a table."""
+    ties = any(one.ties for one in found.sets.values())
+    table = Table("set", "field", "pairs", *["ties"] * ties, "accuracy")
+    for name, one in sorted(found.sets.items(), key=lambda item: (item[1].field, item[0])):
+        counts = [f"{one.pairs:,}", *[f"{one.ties:,}"] * ties]
+        table.add_row(escape(name), escape(one.field), *counts, f"{one.accuracy:.1%}")
+    table.add_section()
+    blank = [""] * (1 + ties)
+    for field, accuracy in sorted(found.fields.items()):
+        table.add_row(f"mean of {escape(field)}", "", *blank, f"{accuracy:.1%}")
+    title = f"mean of all sets ({found.method}, {found.precision})"
+    table.add_row(title, "", *blank, f"{found.accuracy:.1%}")
+    return table
+
+
+evaluate_application = App(name="evaluate", default_command=evaluate_command)
+evaluate_application.command(minimal_pairs_command, name="minimal-pairs")

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from bertkit.model.encoder import Encoder, ModelConfig, activation, initialize
 from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Hidden, NextLogits, Pooled, TargetIndices, VocabularyLogits
+from bertkit.shapes import Hidden, NextLogits, Pooled, Rows, TargetIndices, VocabularyLogits
 
 
 class LanguageHead(nn.Module):
@@ -30,8 +30,11 @@ class LanguageHead(nn.Module):
 
     def forward(self, hidden: Hidden, word_embeddings: nn.Embedding) -> VocabularyLogits:
         """Return (targets, vocabulary) logits for hidden states (targets, width)."""
-        transformed = self.norm(activation(self.dense(hidden), self.config))
-        return F.linear(transformed, word_embeddings.weight, self.bias)
+        return F.linear(self.transform(hidden), word_embeddings.weight, self.bias)
+
+    def transform(self, hidden: Rows) -> Tensor:
+        """Return (targets, embedding width): what is multiplied by the word embeddings."""
+        return self.norm(activation(self.dense(hidden), self.config))
 
 
 class NextSentenceHead(nn.Module):

@@ -135,15 +135,27 @@ class InferenceLayer(nn.Module):
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
         """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
+        return self.attend(self.project(hidden), hidden, packed, rows)
+
+    def project(self, hidden: Hidden) -> Tensor:
+        """Return (tokens, 3 width): the queries, keys and values of tokens."""
+        blocks = torch.split(hidden.to(self.dtype), BLOCK)
+        return concatenate([self.query_key_value(round_up_rows(x))[: len(x)] for x in blocks])
+
+    def attend(
+        self, projected: Tensor, hidden: Hidden, packed: Packed, rows: TargetIndices | None
+    ) -> Rows:
+        """Return the layer's output, given its input and what `project` returned for it."""
         config = self.config
-        hidden = hidden.to(self.dtype)
-        blocks = torch.split(hidden, BLOCK)
-        projected = concatenate([self.query_key_value(round_up_rows(x))[: len(x)] for x in blocks])
         heads = projected.view(len(projected), 3, config.num_attention_heads, -1)
         query, key, value = heads.unbind(1)  # each (tokens, heads, head width)
         attended = attention(query, key, value, packed, direction=config.direction).flatten(1)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
+        return self.complete(attended, hidden.to(self.dtype))
+
+    def complete(self, attended: Rows, hidden: Rows) -> Rows:
+        """Return the output at some tokens, given their attention and the layer's input there."""
         pairs = zip(torch.split(attended, BLOCK), torch.split(hidden, BLOCK), strict=True)
         made = [
             self.after_attention(round_up_rows(a), round_up_rows(h))[: len(a)] for a, h in pairs
@@ -155,6 +167,42 @@ class InferenceLayer(nn.Module):
         hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
         expanded = self.intermediate(hidden, gelu=gelu_form(self.config))
         return self.output_norm(self.output(expanded, residual=hidden))
+
+
+class SingleQuery:
+    """Attention in which one token of each sequence looks at all, for a last layer in fp32.
+
+    A score is q (W_k x + b_k) = (q W_k) x + q b_k, whose last term is the same for all tokens, and
+    the result is W_v (sum of weights * x) + b_v. So keys and values are computed for no token, only
+    two products for each query: a fifteenth of the work for a sentence of fifteen tokens.
+
+    Args:
+        layer: the layer whose weights are used.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        linear, self.heads = layer.query_key_value, layer.config.num_attention_heads
+        assert linear.bias is not None
+        self.query, key, value = linear.weight.detach().chunk(3)
+        self.query_bias, _, self.value_bias = linear.bias.detach().chunk(3)
+        self.key = key.view(self.heads, -1, key.shape[1])  # (heads, head width, width)
+        self.value = value.view(self.key.shape).transpose(1, 2)  # (heads, width, head width)
+
+    def __call__(self, hidden: Tensor, queries: Rows) -> Rows:
+        """Return (sequences, width): the attention of `queries` to the tokens of their sequence.
+
+        Args:
+            hidden: (sequences, length, width) the layer's input.
+            queries: (sequences, width) its rows at the tokens that attend.
+        """
+        sequences, width = queries.shape
+        query = F.linear(queries, self.query, self.query_bias).view(sequences, self.heads, -1)
+        asked = torch.bmm(query.transpose(0, 1), self.key).transpose(0, 1)  # (.., heads, width)
+        scale = (width // self.heads) ** -0.5
+        weights = (torch.bmm(asked, hidden.transpose(1, 2)) * scale).softmax(dim=-1)
+        mixed = torch.bmm(weights, hidden).transpose(0, 1)  # (heads, sequences, width)
+        attended = torch.bmm(mixed, self.value).transpose(0, 1).reshape(sequences, width)
+        return attended + self.value_bias
 
 
 def round_up_rows(rows: Tensor) -> Tensor:

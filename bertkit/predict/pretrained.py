@@ -15,11 +15,11 @@ import torch
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
 from bertkit.errors import BertkitError, InputTypeError
-from bertkit.model.encoder import ONE_SEGMENT, check_vocabulary
+from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
-from bertkit.model.inference import prepare_encoder
 from bertkit.predict.embeddings import text_chunks
 from bertkit.predict.engine import check_outputs, choose_mode
+from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -80,14 +80,10 @@ class Predictor:
         *,
         order: bool = False,
     ) -> None:
-        check_vocabulary(model.config, tokenizer.size)
         self.precision = choose_mode(precision, device)
+        self._scorer = SentenceScorer(model, tokenizer, device, self.precision)
+        self.model, self.tokenizer, self.device = self._scorer.model, tokenizer, device
         self.order = order
-        self.model = model.to(device).eval()
-        if device.type == "cpu":
-            prepare_encoder(self.model.encoder, self.precision)
-        self.tokenizer = tokenizer
-        self.device = device
 
     @property
     def max_length(self) -> int:
@@ -277,6 +273,41 @@ class Predictor:
                     states = self.model.encoder(packed)
                 found += states.float().cpu().split(packed.lengths)
         return found
+
+    def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:
+        """Return the (pseudo-)log-likelihood of sentences, for example to choose among hypotheses.
+
+        They are computed in the predictor's precision; load the model in fp32 to compare sentences
+        that are almost equally likely.
+
+        Args:
+            texts: a list of sentences.
+            method: "within-word-l2r", "pll" or "causal" (see `bertkit.predict.likelihood`); "auto"
+                is within-word-l2r for a masked language model, else causal.
+
+        Returns:
+            For each sentence its tokens and their log-probabilities in nats; `score` is their sum.
+
+        Raises:
+            InputTypeError: the argument is one text, or an item is not a text.
+            BertkitError: the method does not fit the model, or a sentence is longer than
+                `max_length`.
+        """
+        method = choose_method(method, self.model.config)
+        sentences = [text for chunk in text_chunks(texts) for text in chunk]
+        ids = self._scorer.encode(sentences)
+        for number, one in enumerate(ids):
+            if len(one) > self._scorer.max_tokens:
+                raise BertkitError(
+                    f"sentence {number} has {len(one):,} tokens, and the model reads at most "
+                    f"{self._scorer.max_tokens:,}; split it",
+                    code="too-long",
+                )
+        vocabulary = self.tokenizer.vocabulary
+        return [
+            SentenceScore([vocabulary[i] for i in one], numbers.tolist())
+            for one, numbers in zip(ids, self._scorer.score(ids, method), strict=True)
+        ]
 
     def _surround(self, ids: Sequence[int]) -> list[int]:
         return [self.tokenizer.cls_id, *ids, self.tokenizer.sep_id]

@@ -13,8 +13,16 @@ from torch import nn
 from bertkit.checkpoints.huggingface import load_encoder
 from bertkit.errors import BertkitError
 from bertkit.model import inference
-from bertkit.model.encoder import Encoder, ModelConfig
-from bertkit.model.inference import FloatProduct, Int8Product, prepare_encoder, quantize
+from bertkit.model.encoder import Encoder, Layer, ModelConfig
+from bertkit.model.inference import (
+    FloatProduct,
+    InferenceLayer,
+    Int8Product,
+    SingleQuery,
+    prepare_encoder,
+    quantize,
+)
+from bertkit.pretraining_data.batch import pack
 from tests.model.test_encoder import spread
 
 CAPABLE = torch.cpu.get_capabilities().get("avx512_vnni", False)
@@ -161,3 +169,23 @@ def test_few_numbers_of_rows_reach_the_products(
             assert len(encoder(packed, torch.arange(0, tokens, 3))) == -(-tokens // 3)
     assert seen <= {*range(8, 65, 8), *range(96, 225, 32)}
     assert inference.BLOCK % inference.ROW_STEP == 0
+
+
+def test_a_single_query_is_the_row_of_the_whole_attention() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=64, initializer_range=0.5,
+    )  # fmt: skip
+    layer = Layer(config).eval()
+    torch.nn.init.normal_(layer.query_key_value.bias)
+    packed = pack([[1] * 7] * 3)
+    hidden = torch.randn(21, 32)
+    rows = torch.tensor([0, 10, 20])
+    with torch.inference_mode():
+        wanted = layer.attend(hidden, packed)[rows]
+        found = SingleQuery(layer)(hidden.view(3, 7, 32), hidden[rows])
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+        whole = InferenceLayer(layer, "fp32", None)
+        done = whole.complete(found, hidden[rows])
+        torch.testing.assert_close(done, whole(hidden, packed, rows), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,358 @@
+"""The log-likelihood of sentences under a pre-trained model.
+
+A masked language model has no likelihood of a sentence; its pseudo-log-likelihood (Salazar et al.
+2020, "Masked Language Model Scoring", section 2.2) is the sum over tokens of the log-probability of
+the token if it is masked. A model that reads in one direction (the ablation in section 5.1 of the
+BERT paper) has a likelihood, which takes one pass. [CLS] and [SEP] are read but not scored.
+
+| method           | a token is predicted from                                                |
+|------------------|--------------------------------------------------------------------------|
+| within-word-l2r  | all tokens but itself and the later tokens of its word                   |
+| pll              | all tokens but itself                                                    |
+| causal           | the tokens that the model has read before it                             |
+
+In `pll` the later tokens of a word betray the earlier ones ("##uve ##nir" leaves few words but
+"so ##uve ##nir"), so rare words that are split into several tokens score too high.
+`within-word-l2r` (Kauf and Ivanova 2023, "A Better Way to Do Masked Language Model Scoring") hides
+those tokens too, and is the default.
+
+A sentence of n tokens makes n masked copies. A copy that several sentences have in common is
+computed once; batches consist of copies of one length, without padding; and the last layer and the
+product with the vocabulary are computed for the masked position only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from bertkit.errors import BertkitError, nearest
+from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.inference import (
+    FloatProduct,
+    InferenceLayer,
+    SingleQuery,
+    prepare_encoder,
+    round_up_rows,
+)
+from bertkit.predict.engine import check_outputs, one_thread_each, shares
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.shapes import Rows, VocabularyLogits
+from bertkit.tasks.task import PREDICTION_TOKENS
+from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast
+
+METHODS = ("within-word-l2r", "pll", "causal")
+PIECE_TOKENS = 1 << 17
+"""The number of tokens whose masked copies are in memory at a time."""
+HEAD_ROWS = 256
+"""The number of positions whose logits over the vocabulary are in memory at a time in a thread."""
+
+SentenceIds = np.ndarray
+"""(tokens,) int32: a sentence without [CLS] and [SEP]."""
+
+
+class SentenceScore(NamedTuple):
+    """The log-probability of each token of a sentence, in nats."""
+
+    tokens: list[str]
+    log_probabilities: list[float]
+
+    @property
+    def score(self) -> float:
+        """The sum over all tokens: the sentence's (pseudo-)log-likelihood."""
+        return sum(self.log_probabilities)
+
+
+class Readings(NamedTuple):
+    """Sequences of one length for the network, and the tokens that it predicts in them."""
+
+    ids: np.ndarray
+    """(sequences, length) int32, with [CLS] and [SEP]."""
+    positions: np.ndarray
+    """(sequences, outputs) where the network's output is read in each sequence."""
+    rows: np.ndarray
+    """(tokens,) for each token of the sentences, which of all sequences x outputs predicts it."""
+    targets: np.ndarray
+    """(tokens,) the ids of these tokens."""
+
+
+def choose_method(name: str, config: ModelConfig) -> str:
+    """Check a method, and resolve "auto" to the model's own: within-word-l2r or causal.
+
+    Raises:
+        BertkitError: the method is unknown, or does not fit the direction in which the model reads.
+    """
+    masked = config.direction == "bidirectional"
+    if name == "auto":
+        return METHODS[0] if masked else "causal"
+    if name not in METHODS:
+        raise BertkitError(
+            f"no method is called '{name}'{nearest(name, (*METHODS, 'auto'))}", code="method"
+        )
+    if masked == (name == "causal"):
+        own = "is a masked language model" if masked else "predicts adjacent tokens, not masks"
+        raise BertkitError(f"the model {own}; leave out the method {name}", code="method")
+    return name
+
+
+def masked_copies(ids: np.ndarray, tokenizer: Tokenizer, method: str) -> Readings:
+    """Return the masked copies of sentences of one length, each distinct copy once, in order.
+
+    Args:
+        ids: (sentences, n) the sentences' tokens.
+        tokenizer: the tokenizer of the ids.
+        method: "within-word-l2r" or "pll".
+    """
+    sentences, n = ids.shape
+    hidden = np.broadcast_to(np.eye(n, dtype=bool), (sentences, n, n))
+    if method == "within-word-l2r":
+        word = np.cumsum(~tokenizer.continuation[ids], axis=1)
+        same = word[:, :, None] == word[:, None, :]
+        hidden = same & np.triu(np.ones((n, n), dtype=bool))
+    copies = with_special(np.repeat(ids, n, axis=0), tokenizer)
+    copies[:, 1:-1][hidden.reshape(-1, n)] = tokenizer.mask_id
+    places = np.tile(np.arange(1, n + 1, dtype=np.int32), sentences)
+    keys = np.concatenate([copies, places[:, None]], axis=1)
+    _, firsts, numbers = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)  # copies of a sentence stay together, which `_encode` profits from
+    rows = np.argsort(order)[numbers.reshape(-1)]
+    kept = firsts[order]
+    return Readings(copies[kept], places[kept, None], rows, ids.reshape(-1))
+
+
+def causal_readings(ids: np.ndarray, tokenizer: Tokenizer, direction: str) -> Readings:
+    """Return sentences of one length, each token of which is predicted from the adjacent one.
+
+    Args:
+        ids: (sentences, n) the sentences' tokens.
+        tokenizer: the tokenizer of the ids.
+        direction: "left_to_right" or "right_to_left".
+    """
+    sentences, n = ids.shape
+    first = 0 if direction == "left_to_right" else 2
+    positions = np.tile(np.arange(first, first + n), (sentences, 1))
+    whole = with_special(ids, tokenizer)
+    return Readings(whole, positions, np.arange(sentences * n), ids.reshape(-1))
+
+
+def with_special(ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+    """Return (sentences, n + 2) ids: [CLS], the n ids of each sentence, and [SEP]."""
+    whole = np.pad(ids, ((0, 0), (1, 1)))
+    whole[:, 0], whole[:, -1] = tokenizer.cls_id, tokenizer.sep_id
+    return whole
+
+
+class SentenceScorer:
+    """A pre-trained model prepared for scoring sentences, which can no longer be trained.
+
+    Args:
+        model: the model in fp32, which is changed and moved to the device.
+        tokenizer: the tokenizer with which the model was trained.
+        device: the device to compute on.
+        mode: "fp32", "bf16" or "int8", the result of `bertkit.predict.engine.choose_mode`.
+    """
+
+    def __init__(
+        self, model: PretrainingModel, tokenizer: Tokenizer, device: torch.device, mode: str
+    ) -> None:
+        check_vocabulary(model.config, tokenizer.size)
+        self.model = model.to(device).eval()
+        self.tokenizer, self.device, self.mode = tokenizer, device, mode
+        self.threads = 1
+        self.single_query: SingleQuery | None = None
+        if device.type == "cpu":
+            encoder = self.model.encoder
+            if mode == "fp32" and model.config.direction == "bidirectional":
+                self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
+            prepare_encoder(encoder, mode)
+            self.threads = torch.get_num_threads()
+
+    @cached_property
+    def decode(self) -> Callable[[Rows], VocabularyLogits]:
+        """The function from hidden states to logits, with weights prepared once on a CPU."""
+        words, head = self.model.encoder.word_embeddings, self.model.mlm
+        if self.device.type != "cpu":
+            return lambda hidden: head(hidden, words)
+        linear = torch.nn.Linear(1, 1, device="meta")
+        linear.weight, linear.bias = words.weight, head.bias
+        product = FloatProduct(linear, torch.float32)
+        return lambda hidden: product(round_up_rows(head.transform(hidden)))[: len(hidden)]
+
+    @property
+    def max_tokens(self) -> int:
+        """The maximum number of tokens of a sentence, without [CLS] and [SEP]."""
+        return self.model.config.max_position_embeddings - 2
+
+    def encode(self, texts: Sequence[str]) -> list[SentenceIds]:
+        """Return the ids of sentences."""
+        return [np.array(ids, dtype=np.int32) for ids in self.tokenizer.encode_batch(texts)]
+
+    def score(
+        self,
+        sentences: Sequence[SentenceIds],
+        method: str,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[np.ndarray]:
+        """Return the log-probability of each token of each sentence, (tokens,) float64 in nats.
+
+        Equal sentences get equal numbers, and a number depends on its batch only by rounding.
+
+        Args:
+            sentences: the sentences, none longer than `max_tokens`.
+            method: the result of `choose_method`.
+            progress: called with the number of tokens that the network has read, and the total.
+
+        Raises:
+            BertkitError: a number is NaN or infinite.
+        """
+        index: dict[bytes, int] = {}
+        places = [index.setdefault(ids.tobytes(), len(index)) for ids in sentences]
+        unique = [np.frombuffer(key, dtype=np.int32) for key in index]
+        cost = tokens_once if method == "causal" else tokens_of_copies
+        total, done = sum(cost(len(ids)) for ids in unique), 0
+        found: list[np.ndarray] = [np.zeros(0)] * len(unique)
+        with ExitStack() as stack:
+            each, tokens = self._workers(stack, total)
+            for group in equal_lengths(unique, cost):
+                progress(done, total)
+                ids = np.stack([unique[i] for i in group])
+                numbers = self._run(self._readings(ids, method), tokens, each)
+                for i, row in zip(group, numbers.reshape(ids.shape), strict=True):
+                    found[i] = row
+                done += ids.shape[0] * cost(ids.shape[1])
+        progress(total, total)
+        check_outputs(*found)
+        return [found[place] for place in places]
+
+    def _workers(self, stack: ExitStack, total: int) -> tuple[Callable[..., Iterable[Any]], int]:
+        """Return a version of `map` that may use threads, and the tokens of a batch for it."""
+        threads, tokens = shares(total, self.threads)
+        if threads == 1:
+            return map, PREDICTION_TOKENS
+        return stack.enter_context(one_thread_each(threads)).map, tokens
+
+    def _readings(self, ids: np.ndarray, method: str) -> Readings:
+        if method == "causal":
+            return causal_readings(ids, self.tokenizer, self.model.config.direction)
+        return masked_copies(ids, self.tokenizer, method)
+
+    def _run(
+        self, readings: Readings, tokens: int, each: Callable[..., Iterable[Any]]
+    ) -> np.ndarray:
+        """Return the log-probability of each target, (tokens,) float64."""
+        ids, positions, rows, targets = readings
+        outputs = positions.shape[1]
+        order = np.argsort(rows, kind="stable")
+        step = max(1, tokens // ids.shape[1])
+        starts = np.arange(0, len(ids), step)
+        cuts = np.searchsorted(rows[order], [*starts * outputs, len(ids) * outputs])
+
+        def compute(number: int) -> np.ndarray:
+            first = int(starts[number])
+            asked = order[cuts[number] : cuts[number + 1]]
+            own = slice(first, first + step)
+            return self._compute(
+                ids[own], positions[own], rows[asked] - first * outputs, targets[asked]
+            )
+
+        numbers = np.empty(len(targets))
+        numbers[order] = np.concatenate(list(each(compute, range(len(starts)))))
+        return numbers
+
+    @torch.inference_mode()
+    def _compute(
+        self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        """Return the log-probabilities of targets in a batch; see `Readings` for the arguments."""
+        sequences, length = ids.shape
+        flat = ids.reshape(-1).astype(np.int64)
+        packed = from_arrays(flat, np.zeros_like(flat), np.full(sequences, length))
+        read = torch.from_numpy((np.arange(sequences)[:, None] * length + positions).reshape(-1))
+        if self.device.type == "cpu":
+            states = self._encode(packed, read)
+            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+        else:
+            with autocast(self.device, self.mode):
+                states = self.model.encoder(packed.to(self.device), read.to(self.device))
+                parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+        return np.concatenate(parts)
+
+    def _encode(self, packed: Packed, read: torch.Tensor) -> torch.Tensor:
+        """Return the last layer's output at the tokens `read`, from the layers prepared for a CPU.
+
+        The first layer's input depends on a token's id and position alone, which the copies of a
+        sentence have in common but for the masks, so its products are computed once for all.
+        """
+        encoder = self.model.encoder
+        first, *rest = cast("list[InferenceLayer]", encoder.stack)
+        keys = (packed.ids * packed.max_seqlen + packed.position_ids).numpy()
+        unique, place = map(torch.from_numpy, np.unique(keys, return_inverse=True))
+        distinct = replace(
+            packed,
+            ids=unique // packed.max_seqlen,
+            position_ids=unique % packed.max_seqlen,
+            segment_ids=torch.zeros_like(unique),
+        )
+        embedded = encoder.embed(distinct)
+        projected = first.project(embedded).index_select(0, place)
+        hidden = embedded.index_select(0, place)
+        if not rest:
+            return first.attend(projected, hidden, packed, read)
+        hidden = first.attend(projected, hidden, packed, None)
+        *middle, last = rest
+        for layer in middle:
+            hidden = layer(hidden, packed)
+        if self.single_query is None:
+            return last(hidden, packed, read)
+        asking = hidden.index_select(0, read)
+        sequences = hidden.view(-1, packed.max_seqlen, hidden.shape[-1])
+        return last.complete(self.single_query(sequences, asking), asking)
+
+    def _pick(self, states: torch.Tensor, rows: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the log-probabilities of targets (n,), from states at rows (n,), ascending."""
+        first, last = int(rows[0]), int(rows[-1])
+        chances = self.decode(states[first : last + 1]).float().log_softmax(dim=-1)
+        at, wanted = torch.from_numpy(rows - first), torch.from_numpy(targets.astype(np.int64))
+        return chances[at.to(self.device), wanted.to(self.device)].double().cpu().numpy()
+
+
+def tokens_once(length: int) -> int:
+    """Return the number of tokens that are read to score a sentence in one pass."""
+    return length + 2
+
+
+def tokens_of_copies(length: int) -> int:
+    """Return the number of tokens in the masked copies of a sentence."""
+    return length * (length + 2)
+
+
+def row_blocks(rows: np.ndarray) -> Iterator[slice]:
+    """Yield slices of ascending `rows`, in each of which they differ by less than `HEAD_ROWS`."""
+    start = 0
+    while start < len(rows):
+        end = int(np.searchsorted(rows, rows[start] + HEAD_ROWS))
+        yield slice(start, end)
+        start = end
+
+
+def equal_lengths(
+    sentences: Sequence[SentenceIds], cost: Callable[[int], int]
+) -> Iterator[list[int]]:
+    """Yield the indices of sentences of one length, longest first, in groups of limited cost.
+
+    Sentences without tokens are left out.
+    """
+    lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+    for length in np.unique(lengths)[::-1].tolist():
+        if length:
+            same = np.flatnonzero(lengths == length)
+            step = max(1, PIECE_TOKENS // cost(length))
+            yield from (same[i : i + step].tolist() for i in range(0, len(same), step))

@@ -1,0 +1,231 @@
+"""Sentences are scored as a plain loop over transformers' networks scores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForMaskedLM, BertLMHeadModel
+
+from bertkit import load
+from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.save import save_model
+from bertkit.errors import BertkitError, InputTypeError
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.predict import likelihood
+from bertkit.predict.engine import compute_with
+from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_copies
+from bertkit.predict.pretrained import Predictor
+from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import WORDS
+
+CPU = torch.device("cpu")
+SENTENCES = [
+    "River stone bridge.",
+    "The kettle mirror walking, singing!",  # words of several tokens, and letters
+    "winter",
+    "saddle thunder saddle thunder river orchard",
+    "River stone bridge.",
+    "river bridge stone.",
+    "river stone bridges.",
+    "",
+]
+
+Save = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def save(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Save:
+    """Write a network of random weights that reads in a direction."""
+
+    def make(direction: str) -> Path:
+        torch.manual_seed(0)
+        config = ModelConfig(
+            vocab_size=tokenizer.size,
+            hidden_size=32,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=40,
+            initializer_range=0.3,
+        )
+        folder = tmp_path_factory.mktemp(direction) / "model"
+        network = PretrainingModel(replace(config, direction=direction), pairs=False)
+        save_model(folder, network, tokenizer, {"task": "pretraining"})
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def masked(save: Save) -> Path:
+    return save("bidirectional")
+
+
+@pytest.fixture(scope="module")
+def bert(masked: Path) -> Predictor:
+    return load(masked, device="cpu")
+
+
+def whole_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [tokenizer.cls_id, *tokenizer.encode(text).ids, tokenizer.sep_id]
+
+
+def plain_scores(
+    network: BertForMaskedLM, tokenizer: Tokenizer, text: str, *, later_of_word: bool
+) -> list[float]:
+    """The log-probability of each token of a sentence, one masked copy at a time."""
+    ids, found = whole_ids(tokenizer, text), []
+    for place in range(1, len(ids) - 1):
+        hidden = [place]
+        while later_of_word and tokenizer.vocabulary[ids[hidden[-1] + 1]].startswith("##"):
+            hidden.append(hidden[-1] + 1)
+        copy = [tokenizer.mask_id if i in hidden else one for i, one in enumerate(ids)]
+        with torch.no_grad():
+            logits = network(torch.tensor([copy])).logits[0, place]
+        found.append(logits.log_softmax(-1)[ids[place]].item())
+    return found
+
+
+@pytest.mark.parametrize("method", ["pll", "within-word-l2r"])
+def test_masked_scores_equal_a_plain_loop(bert: Predictor, masked: Path, method: str) -> None:
+    oracle = BertForMaskedLM.from_pretrained(masked).eval()
+    found = bert.score(SENTENCES, method=method)
+    for text, one in zip(SENTENCES, found, strict=True):
+        wanted = plain_scores(
+            oracle, bert.tokenizer, text, later_of_word=method == "within-word-l2r"
+        )
+        assert one.tokens == bert.tokenizer.encode(text).tokens
+        assert one.log_probabilities == pytest.approx(wanted, abs=1e-4)
+        assert one.score == pytest.approx(sum(wanted), abs=1e-4)
+    assert found[0] == found[4]
+    assert found[-1] == ([], [])
+
+
+def test_the_methods_differ_only_within_words(bert: Predictor) -> None:
+    one, other = (
+        bert.score(["river kettle stone"], method=method)[0]
+        for method in ("pll", "within-word-l2r")
+    )
+    assert one.tokens == ["river", "ket", "##tle", "stone"]
+    differs = [
+        abs(a - b) > 1e-3
+        for a, b in zip(one.log_probabilities, other.log_probabilities, strict=True)
+    ]
+    assert differs == [False, True, False, False]
+    assert bert.score(["river kettle stone"])[0] == other
+
+
+def test_left_to_right_scores_equal_transformers(save: Save) -> None:
+    folder = save("left_to_right")
+    oracle = BertLMHeadModel.from_pretrained(folder).eval()
+    bert = load(folder, device="cpu")
+    for text, one in zip(SENTENCES, bert.score(SENTENCES), strict=True):
+        ids = whole_ids(bert.tokenizer, text)
+        with torch.no_grad():
+            chances = oracle(torch.tensor([ids])).logits[0].log_softmax(-1)
+        wanted = [chances[i - 1, ids[i]].item() for i in range(1, len(ids) - 1)]
+        assert one.log_probabilities == pytest.approx(wanted, abs=1e-4)
+
+
+def test_right_to_left_scores_do_not_depend_on_earlier_words(save: Save) -> None:
+    bert = load(save("right_to_left"), device="cpu")
+    one, other = bert.score(["river stone bridge", "winter stone bridge"])
+    assert one.log_probabilities[1:] == pytest.approx(other.log_probabilities[1:], abs=1e-5)
+    assert one.log_probabilities[0] != pytest.approx(other.log_probabilities[0], abs=1e-3)
+
+
+def random_sentences(count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, int(rng.integers(1, 12)))) for _ in range(count)]
+
+
+def test_scores_do_not_depend_on_batches_order_or_threads(
+    bert: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = random_sentences(150)
+    wanted = [one.score for one in bert.score(texts)]
+    assert [one.score for one in bert.score(texts[::-1])][::-1] == pytest.approx(wanted, abs=1e-5)
+    alone = [bert.score([text])[0].score for text in texts[:20]]
+    assert alone == pytest.approx(wanted[:20], abs=1e-5)
+    monkeypatch.setattr(likelihood, "PIECE_TOKENS", 500)
+    monkeypatch.setattr(likelihood, "HEAD_ROWS", 3)
+    assert [one.score for one in bert.score(texts)] == pytest.approx(wanted, abs=1e-5)
+    before = torch.get_num_threads()
+    try:
+        compute_with(2)
+        assert [one.score for one in bert.score(texts)] == pytest.approx(wanted, abs=1e-5)
+    finally:
+        compute_with(before)
+
+
+def test_shared_copies_are_read_once(tokenizer: Tokenizer) -> None:
+    """Two sentences that differ in one token share the copy in which it is masked."""
+    ids = np.array([tokenizer.encode(t).ids for t in ("river stone .", "river bridge .")])
+    found = masked_copies(ids, tokenizer, "pll")
+    assert len(found.ids) == 5
+    assert found.rows[1] == found.rows[4]
+    assert found.targets.tolist() == ids.reshape(-1).tolist()
+
+
+def test_progress_reaches_the_total(masked: Path, tokenizer: Tokenizer) -> None:
+    scorer = SentenceScorer(load_pretraining_model(masked), tokenizer, CPU, "fp32")
+    seen: list[tuple[int, int]] = []
+    scorer.score(scorer.encode(random_sentences(30)), "pll", lambda *numbers: seen.append(numbers))
+    assert seen[0][0] == 0
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert scorer.score([], "pll") == []
+
+
+@pytest.mark.parametrize("mode", ["bf16", "int8"])
+def test_other_precisions_are_near(
+    masked: Path, bert: Predictor, tokenizer: Tokenizer, mode: str
+) -> None:
+    try:
+        scorer = SentenceScorer(load_pretraining_model(masked), tokenizer, CPU, mode)
+    except BertkitError as error:
+        pytest.skip(str(error))
+    texts = random_sentences(20)
+    found = scorer.score(scorer.encode(texts), "within-word-l2r")
+    wanted = np.array([one.score for one in bert.score(texts)])
+    scores = np.array([one.sum() for one in found])
+    assert np.abs(scores - wanted).max() < 0.1 * np.abs(wanted).mean()
+
+
+def codes(*calls: Callable[[], object]) -> list[str]:
+    found = []
+    for call in calls:
+        with pytest.raises(BertkitError) as caught:
+            call()
+        found.append(caught.value.code)
+    return found
+
+
+def test_what_cannot_be_scored_is_refused(bert: Predictor, save: Save) -> None:
+    causal = load(save("left_to_right"), device="cpu")
+    longest = bert.score(["river " * 38])[0]
+    assert len(longest.tokens) == 38
+    assert codes(
+        lambda: bert.score(["river", "river " * 39]),
+        lambda: bert.score(["river"], method="causal"),
+        lambda: causal.score(["river"], method="pll"),
+        lambda: bert.score(["river"], method="ppl"),
+    ) == ["too-long", "method", "method", "method"]
+    with pytest.raises(InputTypeError):
+        bert.score("river")
+
+
+def test_the_default_method_follows_the_direction() -> None:
+    config = ModelConfig(vocab_size=10)
+    directions: Sequence[str] = ("bidirectional", "left_to_right", "right_to_left")
+    assert [choose_method("auto", replace(config, direction=one)) for one in directions] == [
+        "within-word-l2r",
+        "causal",
+        "causal",
+    ]
