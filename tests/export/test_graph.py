@@ -22,7 +22,8 @@ from tests.markdown import blocks
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "encoder", "embedding"]
+HEADS = ["choose", "frozen", "answer", "albert", "left_to_right", "electra", "embedding"]
+"""Every operation is in one of them: what is written is a second each."""
 
 
 @pytest.mark.slow

@@ -38,6 +38,16 @@ for line in sys.stdin:
     print(json.dumps(found), flush=True)
 """
 
+COMMANDS = """
+import json, sys
+from bertkit.cli.app import main
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as end:
+        print("ended with", end.code)
+"""
+
 Ask = Callable[..., dict[str, Any]]
 
 
@@ -185,17 +195,19 @@ def test_commands_take_names_of_the_hub(hub: Hub, model: dict[str, bytes], tmp_p
     (tmp_path / "texts.txt").write_text("one text\nanother\n")
     given = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment = {**given, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    for words in (
+    commands = (
         ("predict", "fill-mask", "org/bert", "a [MASK] text"),
         ("predict", "embed", "hf:org/bert@main", "texts.txt", "--out", "vectors.npy"),
         ("explain", "org/bert", "a text"),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "bertkit", *words],
-            check=False,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended with 0") == len(commands)
+    assert (tmp_path / "vectors.npy").is_file()
