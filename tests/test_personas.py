@@ -30,7 +30,7 @@ from tests.hub_server import running_hub
 from tests.markdown import ROOT, blocks
 from tests.tools.installed import Person, finish, install_wheel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # which is built once
 
 
 @pytest.fixture(scope="module")

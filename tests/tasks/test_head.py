@@ -123,6 +123,7 @@ def answers(out: Path, kind: str) -> Any:
     return [predict("Where is it?", f"In the {place}.").answer for place in PLACES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["linear", "bilstm"])
 @pytest.mark.parametrize("kind", FILES)
 def test_left_to_right_tuned_saved_and_loaded(
@@ -185,6 +186,7 @@ def test_no_answer_is_read_where_everything_has_been_seen(begin: Any, tokenizer:
         assert len(logits[first].unique(dim=0)) == len(PLACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "discriminator", "architecture"),
     [
@@ -228,6 +230,7 @@ def test_a_bilstm_on_a_start_of_the_same_task_is_new(
     assert load_task_model(fourth, CPU).model.bilstm is None
 
 
+@pytest.mark.slow
 def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> None:
     left, right = (
         begin("ltr", direction="left_to_right"),
