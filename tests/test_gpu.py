@@ -378,7 +378,8 @@ def test_the_benchmark_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(benchmark, "DRY_CASES", (there,))
     monkeypatch.setattr(sys, "argv", ["gpu", *options])
     benchmark.main()
-    rows, failed = json.loads(out.read_text())["rows"], {}
+    rows = json.loads(out.read_text())["rows"]
+    failed: dict[str, str] = {}
     for case in here:
         for found in benchmark.run_case(case, 2, CPU):
             rows |= {f"{case}, {name}": row for name, row in found["rows"].items()}
