@@ -122,6 +122,7 @@ def test_names_of_the_hub() -> None:
     assert hub_commit(Path("/runs/model")) == ""
 
 
+@pytest.mark.slow
 def test_download_cache_and_offline(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     unwanted = {"pytorch_model.bin": b"pickle", "onnx/model.onnx": b"graph", "flax.msgpack": b"f"}
     hub.repositories = {"org/bert": Repository({**model, **unwanted}), "short": Repository(model)}
@@ -141,6 +142,7 @@ def test_download_cache_and_offline(hub: Hub, ask: Ask, model: dict[str, bytes])
     assert ask("org/bert", HF_ENDPOINT="http://127.0.0.1:9")["digest"] == found["digest"]
 
 
+@pytest.mark.slow
 def test_revisions(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     hub.repositories = {"org/two": Repository(model, {"main": "b" * 40, "v1": "c" * 40})}
     assert ask("org/two@v1")["commit"] == f"org/two@{'c' * 40}"
@@ -149,6 +151,7 @@ def test_revisions(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     assert ask("org/two@v2")["code"] == "hub-revision"
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     hub.repositories = {
         "org/gated": Repository(model, gated=True),
@@ -168,6 +171,7 @@ def test_what_the_hub_refuses(hub: Hub, ask: Ask, model: dict[str, bytes]) -> No
         assert "config.json" in ask(name)["message"]
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_is_never_taken_for_whole(
     hub: Hub, ask: Ask, model: dict[str, bytes]
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_download_that_breaks_is_never_taken_for_whole(
     assert ask("org/whole")["digest"] == found["digest"]
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written(hub: Hub, ask: Ask, model: dict[str, bytes]) -> None:
     hub.repositories = {"org/bert": Repository(model)}
     found = ask("org/bert", HF_HOME="/dev/null/cache")
