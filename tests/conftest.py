@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.shapes is imported
+# Without bytecode every worker of the tests, and every command that they start, compiles it all.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # networks this small lose by sharing their work
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import pytest
+import torch  # noqa: F401  before what is instrumented, or its bytecode is not found
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def known_speed() -> Iterator[None]:
+    """A number for the device's speed, which each pre-training would measure for half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertkit.training.pretrain.matmul_peak", lambda *_, **__: 1e12)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -96,19 +96,18 @@ def test_recipe_takes_a_shrunken_step(name: str, store: TokenStore, tmp_path: Pa
                for record in steps)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_position_is_trained(name: str) -> None:
-    recipe = read_recipe(PretrainRecipe, name)
-    assert recipe.model.max_position_embeddings == max(recipe.phases.lengths)
+def test_every_position_is_trained() -> None:
+    recipes = {name: read_recipe(PretrainRecipe, name) for name in RECIPES}
+    positions = {name: recipe.model.max_position_embeddings for name, recipe in recipes.items()}
+    assert positions == {name: max(recipe.phases.lengths) for name, recipe in recipes.items()}
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_recipe_says_what_it_is(name: str) -> None:
-    text = shipped_recipes()[name].read_text()
-    comment = text[: text.index("\n[")]
-    assert all(line.startswith("#") for line in comment.strip().splitlines())
-    if name != "demo":
-        assert f"bertkit pretrain {name} " in comment
+def test_recipes_say_what_they_are() -> None:
+    for name in RECIPES:
+        text = shipped_recipes()[name].read_text()
+        comment = text[: text.index("\n[")]
+        assert all(line.startswith("#") for line in comment.strip().splitlines()), name
+        assert name == "demo" or f"bertkit pretrain {name} " in comment, name
 
 
 def test_flags_win_over_the_file() -> None:

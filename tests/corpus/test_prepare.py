@@ -87,6 +87,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
     assert digests(tmp_path / "1") == digests(tmp_path / "2") == digests(tmp_path / "3")
 
 
+@pytest.mark.slow
 def test_stopped_preparation_goes_on(
     large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_foreign_folder_is_left_alone(tokenizer: Tokenizer, tmp_path: Path) -> N
         prepare([str(tmp_path / "text.txt")], tokenizer, tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_clear_line(
     large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

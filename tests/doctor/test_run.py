@@ -467,6 +467,7 @@ def test_damaged_files_do_not_crash_it(tmp_path: Path, name: str, content: bytes
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-9, 9), st.floats(), st.text(max_size=3))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_no_journal_crashes_it(

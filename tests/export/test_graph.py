@@ -23,9 +23,10 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 HEADS = [
-    *("choose", "frozen", "answer", "answer-left-to-right", "albert", "left_to_right", "electra"),
-    *("encoder", "embedding"),
+    *("choose", "frozen", "answer-left-to-right", "albert", "left_to_right", "electra", "encoder"),
+    "embedding",
 ]
+"""Every operation is in one of them: what is written is a second each."""
 
 
 @pytest.mark.slow

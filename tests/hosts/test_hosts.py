@@ -41,7 +41,7 @@ evaluate_every = 10000
 held_out_sequences = 16
 checkpoint_every = 10
 """
-STEPS = 200
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +78,10 @@ def launch(host: Host, first: Host, recipe: Path, store: TokenStore, out: Path) 
         "--nnodes", "2:3", "--nproc-per-node", "1", "--max-restarts", "3",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.address}:29400",
         "--rdzv-id", out.name,
-        "--rdzv-conf", f"last_call_timeout=3,is_host={int(host is first)}",
+        "--rdzv-conf", f"last_call_timeout=2,is_host={int(host is first)}",
         "--local-addr", host.address,
         "pretrain", str(recipe), "--store", str(store.folder), "--out", str(out),
-        "--timeout", "15",
+        "--timeout", "8",
     ]  # fmt: skip
 
 

@@ -211,6 +211,7 @@ def test_the_pooler_is_left_alone(model: ReplacedTokenModel) -> None:
     assert {name.split(".")[0] for name in names} == {"encoder", "rtd", "generator"}
 
 
+@pytest.mark.slow
 def test_losses_fall_in_training(sizes: ModelConfig) -> None:
     """Sequences of one repeated token: both networks learn that."""
     torch.manual_seed(0)

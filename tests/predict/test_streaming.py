@@ -230,6 +230,7 @@ def file_for(name: str, folder: Path) -> tuple[Path, ColumnFlags]:
     return file, ColumnFlags()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_the_output_is_that_of_the_whole_file(
     name: str, models: Path, tmp_path: Path, small_chunks: int, capsys: Any

@@ -318,6 +318,7 @@ def stopped_after(updates: int) -> Callable[..., Any]:
     return steps
 
 
+@pytest.mark.slow
 def test_run_over_a_mixture_is_recorded(
     finished: Path, mixture: MixedStore, languages: dict[str, TokenStore]
 ) -> None:
@@ -345,15 +346,13 @@ def test_run_over_a_mixture_is_recorded(
     assert counts == deal_examples(mixture.parts, [0] * len(folders), steps * size)[1]
 
 
-@pytest.mark.parametrize("updates", [7, 12])
 def test_stopped_run_ends_with_the_same_bytes(
     finished: Path,
     mixture: MixedStore,
     tmp_path: Path,
-    updates: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "train_steps", stopped_after(updates))
+    monkeypatch.setattr(module, "train_steps", stopped_after(7))  # between checkpoints
     assert pretrain(TOY, mixture, tmp_path) == signal.SIGTERM
     monkeypatch.undo()
     assert pretrain(TOY, mixture, tmp_path) is None
@@ -378,6 +377,7 @@ def test_other_mixtures_in_the_same_folder_are_refused(
     assert pretrain(TOY, moved, finished) is None, "a store may move"
 
 
+@pytest.mark.slow
 def test_command_line_makes_the_same_run(
     finished: Path,
     languages: dict[str, TokenStore],
@@ -427,6 +427,7 @@ def test_held_out_examples_have_the_shares(
     assert np.array_equal(table.first(9), table.first()[:9])
 
 
+@pytest.mark.slow
 def test_store_without_held_out_documents_is_named(store: TokenStore, tmp_path: Path) -> None:
     text = str(store.folder.parent / "corpus.txt")
     other = prepare([text], store.tokenizer, tmp_path / "bare", PrepareOptions(held_out=0))

@@ -191,6 +191,7 @@ def test_rows_of_a_window_are_shuffled() -> None:
     assert np.mean(np.diff(drawn) > 0) == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.slow
 def test_short_sequences_are_ten_percent_of_documents(tokenizer, tmp_path) -> None:
     rng = np.random.default_rng(3)
     text = tmp_path / "many.txt"

@@ -147,6 +147,7 @@ def test_added_targets_and_labels_are_ignored_ones() -> None:
     assert (rounded.target_positions[targets:] == len(batch.packed.ids)).all()
 
 
+@pytest.mark.slow
 def test_what_a_step_counts_is_real() -> None:
     """The loop reads lengths and counts off the batch as it was, and makes the same update."""
     records, weights = [], []

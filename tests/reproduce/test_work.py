@@ -89,6 +89,7 @@ def toy_scale(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
@@ -126,6 +127,7 @@ def test_a_figure_from_text_to_page(text: str, labelled: Path, tmp_path: Path) -
     assert "| 2 x 16, 2 | not run |" in (out / "reproduction.md").read_text()
 
 
+@pytest.mark.slow
 def test_absent_data_is_said_and_the_rest_is_run(text: str, labelled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sources = Sources(text=(text,), data=labelled)
@@ -266,6 +268,7 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelle
     assert work.absence(job) == "no-nsp: diverged (training has diverged)"
 
 
+@pytest.mark.slow
 def test_a_task_whose_every_seed_diverges_leaves_the_others_alone(
     text: str, labelled: Path, tmp_path: Path
 ) -> None:

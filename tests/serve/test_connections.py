@@ -230,6 +230,7 @@ def test_answers_are_bounded(models: Path) -> None:
             assert client.get("/v1/models").status_code == 200
 
 
+@pytest.mark.slow
 def test_unread_answers_together_are_bounded(models: Path) -> None:
     """What would go beyond is refused; small answers are given all the same."""
     long = post("/v1/embeddings", {"input": ["river"] * 2048, "encoding_format": "float"})

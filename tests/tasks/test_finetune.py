@@ -162,6 +162,7 @@ def test_transformers_reads_the_tuned_model(
         assert found[label] == pytest.approx(float(expected[number]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_multi_label_and_regress(pretrained: Path, tmp_path: Path, write: Write) -> None:
     lines = [
         {"text": text, "topics": topics, "score": score}
@@ -263,6 +264,7 @@ def squad_file(*, impossible: bool) -> str:
     return json.dumps({"version": "1", "data": [{"title": "t", "paragraphs": paragraphs}]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impossible", [False, True])
 def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool) -> None:
     data = write("questions.json", squad_file(impossible=impossible))
@@ -295,6 +297,7 @@ def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool
     assert found.answer == ("" if found.start is None else long[found.start : found.end])
 
 
+@pytest.mark.slow
 def test_predictions_of_an_earlier_best_run_do_not_stay(
     pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +386,7 @@ def test_more_models_of_a_finished_grid(
     assert "classification dev: accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_data_to_predict_of_a_finished_grid(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
@@ -444,6 +448,7 @@ def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Pat
     assert len(np.unique(values)) > 0.9 * len(texts)
 
 
+@pytest.mark.slow
 def test_a_grid_goes_on_where_it_was(
     pretrained: Path,
     weather: Path,
@@ -755,6 +760,7 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
     )
 
 
+@pytest.mark.slow
 def test_tuning_twice_keeps_a_head_of_the_same_labels(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
@@ -944,6 +950,7 @@ def test_wrong_requests(
         load(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_questions_and_words_by_columns(
     pretrained: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:

@@ -41,6 +41,8 @@ from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 CPU = torch.device("cpu")
 START = dict[str, Any]
+UNITS = 32
+"""Of a BiLSTM, instead of 768."""
 
 
 @pytest.fixture
@@ -94,6 +96,7 @@ def tuned(
     kind: str, start: Path, write: Callable[[str, str], Path], out: Path, *, epochs: int = 8,
     **head: Any,
 ) -> Path:  # fmt: skip
+    units = UNITS if head.get("head") == "bilstm" else 0
     file = str(write("train.jsonl", FILES[kind]))
     finetune(
         kind,
@@ -104,7 +107,7 @@ def tuned(
         settings=FinetuneSettings(
             grid=Grid(learning_rate=(5e-3,), batch_size=(4,), epochs=(epochs,)),
             training=TrainingSettings(precision="fp32"),
-            head=HeadSettings(**head),
+            head=HeadSettings(units=units, **head),
             device="cpu",
         ),
     )
@@ -120,6 +123,7 @@ def answers(out: Path, kind: str) -> Any:
     return [predict("Where is it?", f"In the {place}.").answer for place in PLACES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["linear", "bilstm"])
 @pytest.mark.parametrize("kind", FILES)
 def test_left_to_right_tuned_saved_and_loaded(
@@ -182,6 +186,7 @@ def test_no_answer_is_read_where_everything_has_been_seen(begin: Any, tokenizer:
         assert len(logits[first].unique(dim=0)) == len(PLACES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "discriminator", "architecture"),
     [
@@ -225,13 +230,7 @@ def test_a_bilstm_on_a_start_of_the_same_task_is_new(
     assert load_task_model(fourth, CPU).model.bilstm is None
 
 
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A BiLSTM of 8 units instead of 768."""
-    monkeypatch.setattr("bertkit.model.features.UNITS", 8)
-
-
-@pytest.mark.usefixtures("small_units")
+@pytest.mark.slow
 def test_an_elmo_of_two_directions(begin: Any, write: Any, tmp_path: Path) -> None:
     left, right = (
         begin("ltr", direction="left_to_right"),

@@ -404,6 +404,7 @@ def test_logits_that_are_not_finite_are_refused() -> None:
         decode(windows, zeros(windows), broken, "b c")
 
 
+@pytest.mark.slow
 def test_a_million_characters() -> None:
     rng = np.random.default_rng(0)
     words = ["a", "bc", "(1895-1943)", "🙂", "\u202f", "م"]
@@ -438,6 +439,7 @@ def oracle_answer(question: QuestionExample, tokenizer: Tokenizer) -> str:
     return decode(windows, starts, ends, question.context).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", ["bert-base-uncased", "bert-base-cased"])
 @pytest.mark.parametrize("compat", ["google", "hf"])
 def test_the_ceiling_on_real_questions(data: Path, vocabulary: str, compat: str) -> None:

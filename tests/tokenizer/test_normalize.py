@@ -34,8 +34,16 @@ casings = pytest.mark.parametrize("lowercase", [True, False], ids=["uncased", "c
 
 
 def every_character(step: int = 1) -> Iterator[list[str]]:
-    """All code points but surrogates in blocks; the tables of bertkit are emptied between them."""
-    points = [p for p in range(0, sys.maxunicode + 1, step) if not 0xD800 <= p <= 0xDFFF]
+    """All code points but surrogates in blocks; the tables of bertkit are emptied between them.
+
+    Of those that are unassigned or for private use, three quarters of all, one in 61 is there.
+    """
+    points = [
+        p
+        for p in range(0, sys.maxunicode + 1, step)
+        if not 0xD800 <= p <= 0xDFFF
+        and (p % 61 == 0 or unicodedata.category(chr(p)) not in ("Cn", "Co"))
+    ]
     for start in range(0, len(points), 1 << 14):
         yield [chr(point) for point in points[start : start + (1 << 14)]]
         for table in (normalize.CLEAN, normalize.SPLIT, normalize.STRIP_AND_SPLIT):

@@ -139,6 +139,7 @@ def test_same_recipe_gives_the_same_weights(
     assert weights(tmp_path / "other") != weights(finished)
 
 
+@pytest.mark.slow
 def test_records_reach_a_function_of_the_caller(
     finished: Path, store: TokenStore, tmp_path: Path
 ) -> None:
@@ -442,6 +443,7 @@ def test_a_run_of_a_version_without_some_field_resumes(
         pretrain(TOY, store, stopped)
 
 
+@pytest.mark.slow
 def test_how_a_run_is_watched_may_change(finished: Path, stopped: Path, store: TokenStore) -> None:
     closer = replace(TOY, logging=replace(TOY.logging, log_every=1, checkpoint_every=2))
     assert pretrain(closer, store, stopped) is None

@@ -25,6 +25,7 @@ from bertkit.training.distributed import ALONE, Ranks, check_equal, init_distrib
 from bertkit.training.journal import read_journal
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.xdist_group("ranks")  # they share runs
 
 RECIPE = """
 [model]
@@ -50,7 +51,7 @@ checkpoint_every = {every}
 """
 
 
-def write_recipe(folder: Path, *, first: int = 10, every: int = 8) -> Path:
+def write_recipe(folder: Path, *, first: int = 30, every: int = 16) -> Path:
     path = folder / f"toy-{first}-{every}.toml"
     path.write_text(RECIPE.format(first=first, every=every))
     return path
@@ -114,14 +115,19 @@ def shared_out(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder / "run"
 
 
-@pytest.mark.slow
-def test_processes_with_the_whole_model_train_as_one(
-    alone: Path, store: TokenStore, tmp_path: Path
-) -> None:
-    done = run(write_recipe(tmp_path), store, tmp_path / "run")
+@pytest.fixture(scope="module")
+def replicated(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by two processes, each with the whole model."""
+    folder = tmp_path_factory.mktemp("replicated")
+    done = run(write_recipe(folder), store, folder / "run")
     assert done.returncode == 0, done.stderr
-    assert_same_run(alone, tmp_path / "run")
     assert done.stderr.count("finished: the model is in") == 1, "only one process speaks"
+    return folder / "run"
+
+
+@pytest.mark.slow
+def test_processes_with_the_whole_model_train_as_one(alone: Path, replicated: Path) -> None:
+    assert_same_run(alone, replicated)
 
 
 @pytest.mark.slow
@@ -139,13 +145,13 @@ def assert_same_run(alone: Path, several: Path) -> None:
         counts = [[r[name] for r in records if r["kind"] == "step"] for records in (mine, theirs)]
         assert counts[0] == counts[1], f"{name} of all ranks are counted"
     saved = [r for r in mine if r["kind"] == "checkpoint"]
-    assert [r["step"] for r in saved] == [8, 16, 20]
+    assert [r["step"] for r in saved] == [16, 32, 40]
     assert all("background_seconds" in r for r in saved)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "processes"), [("shared_out", 1), ("alone", 4)], ids=["parts to one", "one to parts"]
+    ("made", "processes"), [("shared_out", 1), ("alone", 2)], ids=["parts to one", "one to parts"]
 )
 def test_a_run_goes_on_with_other_processes(
     request: pytest.FixtureRequest, store: TokenStore, tmp_path: Path, made: str, processes: int
@@ -155,37 +161,37 @@ def test_a_run_goes_on_with_other_processes(
     shutil.copytree(whole, out)
     # as if it had been killed after its second checkpoint
     shutil.rmtree(out / "model")
-    shutil.rmtree(out / "checkpoints" / "step-00000020")
-    files = {path.name for path in (out / "checkpoints" / "step-00000016").iterdir()}
+    shutil.rmtree(out / "checkpoints" / "step-00000040")
+    files = {path.name for path in (out / "checkpoints" / "step-00000032").iterdir()}
     assert any(name.startswith("shard-") for name in files) == (made == "shared_out")
     done = run(write_recipe(tmp_path), store, out, "--strategy", "fsdp", processes=processes)
     assert done.returncode == 0, done.stderr
-    assert "(16 updates made)" in done.stderr
+    assert "(32 updates made)" in done.stderr
     assert_same_model(whole, out)
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_started_again(store: TokenStore, tmp_path: Path) -> None:
+def test_a_killed_process_is_started_again(
+    replicated: Path, store: TokenStore, tmp_path: Path
+) -> None:
     """torchrun starts all processes of the run again, and they go on from the last checkpoint."""
-    recipe = write_recipe(tmp_path, first=60, every=10)
-    whole = run(recipe, store, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
+    out = tmp_path / "killed"
     running = subprocess.Popen(
-        command(recipe, store, tmp_path / "killed", "--max-restarts=2"),
+        command(write_recipe(tmp_path), store, out, "--max-restarts=2"),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for_checkpoint(tmp_path / "killed", running)
+    wait_for_checkpoint(out, running)
     victim = workers_of(running.pid)[1]
     os.kill(victim, signal.SIGKILL)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 0, errors
     assert "resuming from" in errors
     digests = [
-        hashlib.sha256((tmp_path / name / "model" / "model.safetensors").read_bytes()).hexdigest()
-        for name in ("whole", "killed")
+        hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+        for folder in (replicated, out)
     ]
     assert digests[0] == digests[1], "byte for byte, with as many processes"
 
@@ -239,7 +245,7 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["BertkitError", "ZeroDivisionError", "KeyboardInterrupt"])
+@pytest.mark.parametrize("error", ["ZeroDivisionError", "KeyboardInterrupt"])
 def test_whatever_fails_on_the_first_rank_ends_the_others(tmp_path: Path, error: str) -> None:
     """Nobody else ends them here: outside of torchrun they would wait for `--timeout` seconds."""
     fail = f"def fail():\n    raise {error}('on the first rank')"

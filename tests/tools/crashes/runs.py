@@ -55,7 +55,10 @@ class Ended:
 
 
 def warm() -> None:
-    """Import what the commands import, once, and leave out their reports, which take longer."""
+    """Import what the commands import, once; leave out their reports and the device's speed.
+
+    Both take longer than what is tried here.
+    """
     heavy = ("scipy.stats", "seqeval.metrics", "sklearn.metrics", "torch._dynamo", "transformers",
              "torch.utils.tensorboard")  # fmt: skip
     for name in (*heavy, "bertkit.export.directories", "bertkit.predict.load"):
@@ -64,6 +67,7 @@ def warm() -> None:
         import_module(f"bertkit.cli.{verb}")
     for verb in ("finetune", "pretrain"):
         vars(import_module(f"bertkit.cli.{verb}"))["write_report"] = lambda out: out
+    vars(import_module("bertkit.training.pretrain"))["matmul_peak"] = lambda *_, **__: 1e12
     import torch
 
     torch.set_num_threads(1)
