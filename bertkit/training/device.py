@@ -254,6 +254,17 @@ def git_commit() -> str | None:
     return answer.stdout.strip() if answer.returncode == 0 else None
 
 
+def seed_random(seed: int, device: torch.device) -> None:
+    """Seed the random numbers of a device, such as those of dropout, as `torch.manual_seed` does.
+
+    On a CPU that function takes a third of a millisecond, for GPUs that may be used later.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
 def step_seed(seed: int, step: int, micro_batch: int) -> int:
     """Return the 63-bit dropout seed of one micro-batch of a step, on whichever rank it runs.
 

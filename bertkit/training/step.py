@@ -19,7 +19,7 @@ from bertkit.errors import BertkitError, DivergedError
 from bertkit.model.encoder import ModelConfig
 from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import autocast, step_seed, training_flops
+from bertkit.training.device import autocast, seed_random, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
 from bertkit.training.optimizer import clip_gradients, set_learning_rate
 
@@ -133,7 +133,7 @@ def train_steps(
         kept: Sums | None = None
         for number, batch in enumerate(micro_batches):
             share = ranks.rank + number * ranks.world
-            torch.manual_seed(step_seed(settings.seed, step, share))
+            seed_random(step_seed(settings.seed, step, share), settings.device)
             with synchronized(model, ranks, last=number == len(micro_batches) - 1):
                 sums = run_objective(objective, model, batch, settings)
                 counts = counts or exchanged()
