@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.peers import INPUTS
 from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
@@ -32,7 +33,6 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel, SpanModel
 
 GRAPHS = ("plain", "fused")
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 CLASSES = 32
 """Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
 CALIBRATION = 64

@@ -47,7 +47,7 @@ from benchmarks.contestants import (
     tune_alone,
     worker_of,
 )
-from benchmarks.exports import has_integer_products, write_model
+from benchmarks.exports import fused_operators, has_integer_products, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
 from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
@@ -343,6 +343,10 @@ def run(
                 "repeats": settings.repeats,
                 "workloads": workload.described(),
                 "skipped": contest.skipped,
+                "fused_operators": {
+                    path.stem: fused_operators(path)
+                    for path in sorted((folder / "exported").glob(f"{workload.head}-fused-*.onnx"))
+                },
                 "peers": {peer: found.described(rate) for peer, found in contest.trials.items()},
             }
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
