@@ -47,16 +47,13 @@ from benchmarks.contestants import (
     tune_alone,
     worker_of,
 )
-from benchmarks.exports import fused_operators, has_integer_products, write_model
+from benchmarks.exports import fused_operators, write_model
 from benchmarks.peers import LIBRARIES, Setting, longest_first
 from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
-from benchmarks.workloads import SIZES, Workload, forward_flops, read_workload
+from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
-from bertkit.model.attention import has_bf16
-from bertkit.training.device import matmul_peak
 
-CPU = torch.device("cpu")
 TEXTS = 50
 """Short texts of about the mean length that take turns in the latency test."""
 TABLES = (*SIZES, "latency", "scores")
@@ -93,30 +90,6 @@ QUICK = Settings(
     training_rows=4,
     dev_rows=4,
 )
-
-
-def int8_peak(seconds: float, size: int = 1024) -> float:
-    """The most operations per second of an int8 matrix product with int32 sums here."""
-    generator = torch.Generator().manual_seed(0)
-    draw = {"dtype": torch.int8, "generator": generator}
-    left, right = (torch.randint(-127, 128, (size, size), **draw) for _ in range(2))  # type: ignore[call-overload]
-    torch._int_mm(left, right)
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        started = time.perf_counter()
-        torch._int_mm(left, right)
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
-    return best
-
-
-def measure_peaks(seconds: float) -> dict[str, float]:
-    """Operations per second of matrix products, by each precision that the processor has."""
-    peaks = {"fp32": matmul_peak(CPU, "fp32", seconds)}
-    if has_bf16():
-        peaks["bf16"] = matmul_peak(CPU, "bf16", seconds)
-    if has_integer_products():
-        peaks["int8"] = int8_peak(seconds)
-    return peaks
 
 
 @dataclass
@@ -219,7 +192,9 @@ def measure(
             **rates(workload, name, seconds),
             "tokens_per_cpu_second": summary([workload.tokens / cpu for cpu in busy[name]]),
             **compared(outputs[name], contest.expected),
-            **share(workload, start, seconds[name], peaks.get(precision_of(name), [])),
+            **share_of_peak(
+                workload, start.config, seconds[name], peaks.get(precision_of(name), [])
+            ),
             "peak_mebibytes": round(memory[name]),
             "first_call_seconds": round(first_calls[name], 3),
         }
@@ -254,18 +229,6 @@ def rates(workload: Workload, name: str, seconds: Mapping[str, list[float]]) -> 
         "real_tokens_per_second": summary([tokens / s for s in seconds[name]]),
         **{f"over_{other.replace(' ', '_')}": over(other) for other in others if other in seconds},
     }
-
-
-def share(
-    workload: Workload, start: PretrainedWeights, seconds: Sequence[float], peaks: Sequence[float]
-) -> Row:
-    """Needed work per second over that of matrix products of the same round."""
-    if not peaks:
-        return {}
-    rows = len(workload.sequences) if workload.head == "classification" else None
-    flops = forward_flops(start.config, workload.lengths, rows=rows)
-    shares = [flops / s / peak for s, peak in zip(seconds, peaks, strict=False)]
-    return {"share_of_matmul_peak_needed": summary(shares)}
 
 
 def alone(workload: Workload) -> Workload:

@@ -25,9 +25,9 @@ from benchmarks.contestants import (
     reference_outputs,
     worker_of,
 )
-from benchmarks.quality import METRICS, dataset
+from benchmarks.quality import METRICS
+from benchmarks.quality_data import dataset, make_slices
 from benchmarks.record import data_folder, write_result
-from benchmarks.slices import make_slices
 from benchmarks.workloads import Workload, flat
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
