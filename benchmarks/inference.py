@@ -75,7 +75,7 @@ class Settings:
     block: int = 50
     """Calls in a row of one contestant."""
     training_rows: int = 2000
-    """Of SST-2, for the models that are scored; MRPC has 3,668."""
+    """Of SST-2 and of MRPC, for the models that are scored."""
     dev_rows: int | None = None
     """None for all."""
 

@@ -95,14 +95,13 @@ def peer_scores(
         data: the folder of data sets.
         folder: keeps the tuned models and their exports.
         start: the encoder.
-        training_rows: of each task, at most; MRPC has all of its 3,668 from 2,000 on.
+        training_rows: of each task.
         dev_rows: of each task; None for all.
     """
     rows: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     for name in ("sst-2", "mrpc"):
-        at_most = 3668 if name == "mrpc" and training_rows >= 2000 else training_rows
-        model, task, calibration = tuned_model(name, data, folder / "scores", start, at_most)
+        model, task, calibration = tuned_model(name, data, folder / "scores", start, training_rows)
         inputs = read_glue(name, data / "glue", "dev", TextCounts())[:dev_rows]
         sequences = flat(task.items(inputs, start.tokenizer))
         known = Workload(f"{name}-training", "classification", calibration)
