@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,51 +154,63 @@ def tuned_contest(
     return Contest(entries, skipped, expected, trials)
 
 
+@dataclass
+class Rounds:
+    """What was measured, one value a round."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Of all threads."""
+    outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
+    """Operations per second of matrix products, by precision."""
+
+    def measure(self, title: str, workers: Mapping[str, Worker], settings: Settings) -> None:
+        """Go through all contestants in turn, several times."""
+        for repeat in range(settings.repeats):
+            for precision, peak in measure_peaks(settings.peak_seconds).items():
+                self.peaks.setdefault(precision, []).append(peak)
+            for name, worker in workers.items():
+                if repeat and name == AS_GIVEN:  # by far the slowest, and there for scale only
+                    continue
+                taken, busy, self.outputs[name] = worker.ask("run")
+                self.seconds.setdefault(name, []).append(taken)
+                self.cpu_seconds.setdefault(name, []).append(busy)
+                print(title, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
+
+
 def measure(
     workload: Workload, contest: Contest, start: PretrainedWeights, settings: Settings
 ) -> Row:
     """Rows of one workload, by contestant."""
-    sequences = workload.sequences
-    seconds: dict[str, list[float]] = {}
-    busy: dict[str, list[float]] = {}
-    peaks: dict[str, list[float]] = {}
-    outputs: dict[str, list[np.ndarray]] = {}
+    sequences, threads, rounds = workload.sequences, torch.get_num_threads(), Rounds()
+    given, reference = Setting("", 32, 1, threads, by_length=False), contest.entries[0]
     with ExitStack() as stack:
         workers, first_calls = contest.start(stack, sequences)
-        own = worker_of(contest.entries[0], sequences)
-        given = Setting("", 32, 1, torch.get_num_threads(), by_length=False)
-        workers[AS_GIVEN] = stack.enter_context(own)
-        first_calls[AS_GIVEN] = workers[AS_GIVEN].ask(
-            "load", contest.entries[0].model(given), given
-        )
+        slowest = workers[AS_GIVEN] = stack.enter_context(worker_of(reference, sequences))
+        first_calls[AS_GIVEN] = slowest.ask("load", reference.model(given), given)
         for worker in workers.values():
             worker.ask("run", longest_first(sequences)[::8])
-        for repeat in range(settings.repeats):
-            for precision, peak in measure_peaks(settings.peak_seconds).items():
-                peaks.setdefault(precision, []).append(peak)
-            for name, worker in workers.items():
-                if repeat and name == AS_GIVEN:  # by far the slowest, and there for scale only
-                    continue
-                taken, cpu, outputs[name] = worker.ask("run")
-                seconds.setdefault(name, []).append(taken)
-                busy.setdefault(name, []).append(cpu)
-                print(workload.name, name, f"{taken:.2f} s, {cpu:.2f} s of processors", flush=True)
+        rounds.measure(workload.name, workers, settings)
         memory = {name: worker.ask("peak_mebibytes") for name, worker in workers.items()}
-    words = {**contest.settings, AS_GIVEN: str(given)}
+    words = {AS_GIVEN: str(given), **contest.settings}
     return {
         name: {
-            "setting": words[name],
-            "threads": torch.get_num_threads(),
-            **rates(workload, name, seconds),
-            "tokens_per_cpu_second": summary([workload.tokens / cpu for cpu in busy[name]]),
-            **compared(outputs[name], contest.expected),
+            "setting": setting,
+            "threads": threads,
+            **rates(workload, name, rounds.seconds),
+            "tokens_per_cpu_second": summary(
+                [workload.tokens / busy for busy in rounds.cpu_seconds[name]]
+            ),
+            **compared(rounds.outputs[name], contest.expected),
             **share_of_peak(
-                workload, start.config, seconds[name], peaks.get(precision_of(name), [])
+                *(workload, start.config, rounds.seconds[name]),
+                rounds.peaks.get(precision_of(name), []),
             ),
             "peak_mebibytes": round(memory[name]),
             "first_call_seconds": round(first_calls[name], 3),
         }
-        for name in [AS_GIVEN, *contest.settings]
+        for name, setting in words.items()
     }
 
 
@@ -289,31 +301,33 @@ def run(
                 data, folder, start, settings.training_rows, settings.dev_rows
             )
         else:
-            kind = "short" if name == "latency" else name
-            workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
-            workload = alone(workload) if name == "latency" else workload
-            model = write_model(folder, start, workload.head)
-            contest = tuned_contest(
-                workload, model, folder / "exported", settings, alone=name == "latency"
-            )
-            tables[name] = (
-                measure_latency(workload, contest, settings)
-                if name == "latency"
-                else measure(workload, contest, start, settings)
-            )
-            rate = "calls_per_second" if name == "latency" else "tokens_per_second"
-            details[name] = {
-                "repeats": settings.repeats,
-                "workloads": workload.described(),
-                "skipped": contest.skipped,
-                "fused_operators": {
-                    path.stem: fused_operators(path)
-                    for path in sorted((folder / "exported").glob(f"{workload.head}-fused-*.onnx"))
-                },
-                "peers": {peer: found.described(rate) for peer, found in contest.trials.items()},
-            }
+            tables[name], details[name] = compete(name, data, folder, start, settings)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     return tables, details
+
+
+def compete(
+    name: str, data: Path, folder: Path, start: PretrainedWeights, settings: Settings
+) -> tuple[Row, Row]:
+    """The table of a workload or of the latency, and its details; see `run`."""
+    is_latency = name == "latency"
+    kind = "short" if is_latency else name
+    workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
+    workload = alone(workload) if is_latency else workload
+    model, exported = write_model(folder, start, workload.head), folder / "exported"
+    contest = tuned_contest(workload, model, exported, settings, alone=is_latency)
+    if is_latency:
+        table, rate = measure_latency(workload, contest, settings), "calls_per_second"
+    else:
+        table, rate = measure(workload, contest, start, settings), "tokens_per_second"
+    fused = sorted(exported.glob(f"{workload.head}-fused-*.onnx"))
+    return table, {
+        "repeats": settings.repeats,
+        "workloads": workload.described(),
+        "skipped": contest.skipped,
+        "fused_operators": {path.stem: fused_operators(path) for path in fused},
+        "peers": {peer: found.described(rate) for peer, found in contest.trials.items()},
+    }
 
 
 def write_table(name: str, table: Any, details: Row) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from benchmarks.contestants import (
     Entry,
     Failed,
-    cosines,
     fast_modes,
     make_field,
     reference_outputs,
@@ -31,6 +31,7 @@ from benchmarks.record import data_folder, write_result
 from benchmarks.workloads import Workload, flat
 from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.checkpoints.save import save_model
+from bertkit.datasets.examples import TextExample
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.finetuning.run import train_task
 from bertkit.finetuning.settings import RunSettings, TrainingSettings
@@ -86,6 +87,25 @@ def outputs_of(
         return []
 
 
+def scored(
+    task: Classification,
+    name: str,
+    inputs: Sequence[TextExample],
+    outputs: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+) -> dict[str, float]:
+    """Columns of one task: the scores of some logits, and how they differ from the reference's."""
+    labels = [task.labels[int(logits.argmax())] for logits in outputs]
+    found = task.score(inputs, [LabelPrediction(one, 1.0, {}) for one in labels])
+    pairs = zip(outputs, expected, strict=True)
+    change = np.abs(softmax(outputs, axis=1) - softmax(expected, axis=1))
+    return {
+        **{f"{name} {metric}": round(100 * found[metric], 2) for metric in task.metrics},
+        f"{name} other labels": sum(int(a.argmax() != b.argmax()) for a, b in pairs),
+        f"{name} largest change of a probability": round(float(change.max()), 4),
+    }
+
+
 def peer_scores(
     data: Path, folder: Path, start: PretrainedWeights, training_rows: int, dev_rows: int | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,20 +133,10 @@ def peer_scores(
         expected = reference_outputs(entries[0], sequences)
         for entry in entries:
             for graph in entry.graphs:
-                outputs = outputs_of(entry, graph, sequences, skipped)
-                if not outputs:
-                    continue
-                labels = [task.labels[int(logits.argmax())] for logits in outputs]
-                found = task.score(inputs, [LabelPrediction(one, 1.0, {}) for one in labels])
-                row = rows.setdefault(f"{entry.name}{', ' * bool(graph)}{graph}", {})
-                row |= {
-                    f"{name} {metric}": round(100 * found[metric], 2) for metric in task.metrics
-                }
-                row[f"{name} other labels"] = sum(
-                    int(a.argmax() != b.argmax()) for a, b in zip(outputs, expected, strict=True)
-                )
-                row[f"{name} lowest cosine"] = round(min(cosines(outputs, expected)), 4)
-                print(entry.name, graph, row, flush=True)
+                if outputs := outputs_of(entry, graph, sequences, skipped):
+                    row = rows.setdefault(f"{entry.name}{', ' * bool(graph)}{graph}", {})
+                    row |= scored(task, name, inputs, outputs, expected)
+                    print(entry.name, graph, row, flush=True)
     return rows, {"skipped": skipped, "tuned": vars(TUNED), "training_rows": training_rows}
 
 
