@@ -213,7 +213,8 @@ def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, 
     step = max(1, len(workload.sequences) // CALIBRATION)
     chosen = workload.sequences[::step][:CALIBRATION]
     plain = export(model, workload.head, folder)["plain fp32"]
-    paths = export_openvino(plain, folder, workload.name, [padded([one]) for one in chosen])
+    inputs = [padded([one]) for one in chosen]
+    paths = export_openvino(plain, folder, f"{workload.name}-{len(inputs)}", inputs)
     types = {"fp32": "f32", "bf16": "bf16"}
     rest = {"INFERENCE_PRECISION_HINT": types[precisions()[-1]]}
     found = {

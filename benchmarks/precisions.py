@@ -60,7 +60,7 @@ def tuned_model(
     items = task.items(
         read_glue(name, data / "glue", "train", TextCounts())[:rows], start.tokenizer
     )
-    path = folder / name / "model"
+    path = folder / "model"
     if not (path / "model.safetensors").is_file():
         print(f"tuning {name} on {len(items.items)} rows", flush=True)
         model = train_task(
@@ -121,12 +121,13 @@ def peer_scores(
     rows: dict[str, Any] = {}
     skipped: dict[str, str] = {}
     for name in ("sst-2", "mrpc"):
-        model, task, calibration = tuned_model(name, data, folder / "scores", start, training_rows)
+        own = folder / "scores" / f"{name}-{training_rows}"
+        model, task, calibration = tuned_model(name, data, own, start, training_rows)
         inputs = read_glue(name, data / "glue", "dev", TextCounts())[:dev_rows]
         sequences = flat(task.items(inputs, start.tokenizer))
         known = Workload(f"{name}-training", "classification", calibration)
         entries, absent = make_field(
-            *(model, folder / "scores" / name / "exported", known, torch.get_num_threads()),
+            *(model, own / "exported", known, torch.get_num_threads()),
             classes=len(task.labels),
         )
         skipped |= absent
