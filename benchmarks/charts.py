@@ -30,7 +30,10 @@ WIDTH, TOP, BOTTOM = 8.4, 0.35, 0.55
 
 
 class Comparison(NamedTuple):
-    """One bar of the chart of speed: bertkit over another library at the same precision."""
+    """One bar of the chart of speed: bertkit over another library at the same precision.
+
+    {} stands for int8, or for fp32 in a file from a processor that has no int8.
+    """
 
     label: str
     other: str
@@ -71,18 +74,18 @@ COMPARISONS = (
         "over_sentence_transformers",
     ),
     Comparison(
-        "Classifying 512 short texts, int8",
+        "Classifying 512 short texts, {}",
         "onnxruntime",
         "inference-short",
-        "bertkit int8",
-        "over_onnxruntime_int8",
+        "bertkit {}",
+        "over_onnxruntime_{}",
     ),
     Comparison(
-        "Classifying one short text at a time, int8",
+        "Classifying one short text at a time, {}",
         "onnxruntime",
         "inference-latency",
-        "bertkit int8",
-        "p50_over_onnxruntime_int8",
+        "bertkit {}",
+        "p50_over_onnxruntime_{}",
         is_time=True,
     ),
 )
@@ -117,7 +120,8 @@ def speed(results: Path) -> str:
     figure, axes = canvas(len(COMPARISONS), row=0.42, left=0.36, right=0.02)
     axes.set_xlabel("times as fast as the other library at the same precision")
     axes.axvline(1, color=TEXT, linewidth=1)
-    for place, comparison in enumerate(COMPARISONS):
+    compared = [in_precision(results, comparison) for comparison in COMPARISONS]
+    for place, comparison in enumerate(compared):
         low, middle, high = ratios(results, comparison)
         axes.barh(place, middle, height=0.55, color=BERTKIT if middle >= 1 else SLOWER)
         axes.plot([low, high], [place, place], color=TEXT, linewidth=1)
@@ -128,10 +132,19 @@ def speed(results: Path) -> str:
         0.94,
         "bertkit against other libraries on the same two CPU cores; line: range of the runs",
     )
-    labels = [f"{each.label}\nagainst {each.other}" for each in COMPARISONS]
+    labels = [f"{each.label}\nagainst {each.other}" for each in compared]
     axes.set_yticks(range(len(labels)), labels, fontsize=9)
     axes.set_xlim(0, 5)
     return drawn(figure)
+
+
+def in_precision(results: Path, comparison: Comparison) -> Comparison:
+    """A comparison with its {} filled."""
+    precision = "int8" if "bertkit int8" in rows_of(results, comparison.file) else "fp32"
+    label, row, column = (
+        text.format(precision) for text in (comparison.label, comparison.row, comparison.column)
+    )
+    return comparison._replace(label=label, row=row, column=column)
 
 
 def ratios(results: Path, comparison: Comparison) -> tuple[float, float, float]:

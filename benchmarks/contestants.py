@@ -1,30 +1,183 @@
-"""Who takes part in the inference benchmark: the peers and bertkit, on one model directory."""
+"""Who takes part in the inference benchmark, and how each peer is set.
+
+Every contestant runs in a process of its own (`benchmarks.peers`) and has the same number of
+threads in all. A peer is tuned on a slice of the workload before anything is measured: first its
+graph, and whether all threads share a batch or each computes its own; then, with the best of
+these, the batch size. A setting whose lowest cosine is below 0.9 is chosen only if all are.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from benchmarks.exports import export, fused_operators
-from benchmarks.peers import Contestant, OnnxPeer, TransformersPeer, build_head, tune
-from benchmarks.record import precisions
+from benchmarks.exports import (
+    CALIBRATION,
+    CLASSES,
+    export,
+    export_ctranslate2,
+    export_openvino,
+)
+from benchmarks.peers import LIBRARIES, Encoded, Model, Setting, longest_first, padded
+from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
-from bertkit.checkpoints.huggingface import load_model
+from bertkit.checkpoints.huggingface import load_config
 from bertkit.model.inference import possible_modes
-from bertkit.predict.engine import Engine
-from bertkit.tasks.task import Encoded, Item, ItemPart, Items
 
-REFERENCE = "transformers fp32, sorted"
+REFERENCE = "transformers fp32"
 AS_GIVEN = "transformers fp32, padded as given"
+BATCHES = (4, 8, 16, 32)
+FIRST_BATCH = 8
+"""With which graphs and callers are compared."""
+LONG = 2.0
+"""Seconds: a shorter trial runs twice, the first time to warm up."""
+WRONG = 0.9
+"""Outputs with a lowest cosine below this are not those of the model."""
 
 Row = dict[str, Any]
+
+
+class Failed(Exception):  # noqa: N818 - what happened to a contestant
+    """A contestant's process gave no answer."""
+
+
+class Worker:
+    """The process of one contestant; see `benchmarks.peers.Server` for what it can be asked."""
+
+    def __init__(self, library: str) -> None:
+        self.connection, theirs = Pipe()
+        number = theirs.fileno()
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers", str(number)]
+        self.process = subprocess.Popen(
+            command, pass_fds=[number], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+        theirs.close()
+        self.ask("import", library)
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        """The answer to a request.
+
+        Raises:
+            Failed: the library raised an error, or the process has ended.
+        """
+        try:
+            self.connection.send((method, arguments))
+            answer, error = self.connection.recv()
+        except (EOFError, OSError):
+            raise Failed(f"its process ended with {self.process.wait()}") from None
+        if error:
+            raise Failed(error)
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self.process.wait()
+
+
+@contextmanager
+def worker_of(entry: Entry, sequences: Sequence[Encoded]) -> Iterator[Worker]:
+    """A process with the sequences, which ends with the block."""
+    worker = Worker(entry.library)
+    try:
+        worker.ask("give", [tuple(sequence) for sequence in sequences])
+        yield worker
+    finally:
+        worker.close()
+
+
+class Graph(NamedTuple):
+    """A file that a library loads, and what it is told beside it."""
+
+    path: Path
+    options: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A library in one precision."""
+
+    library: str
+    precision: str
+    directory: Path
+    """The model directory."""
+    head: str
+    graphs: Mapping[str, Graph]
+    threads: int
+    """In all."""
+
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        return f"{self.library} {self.precision}"
+
+    def model(self, setting: Setting) -> Model:
+        """What the library loads."""
+        path, options = self.graphs[setting.graph]
+        return Model(self.directory, self.head, self.precision, path, options)
+
+    def shapes(self, batch: int = FIRST_BATCH) -> list[Setting]:
+        """Every graph, with all threads on one batch and with a thread for each of them."""
+        if self.library == "bertkit":  # chooses itself
+            return [Setting("", 0, 1, self.threads)]
+        callers = dict.fromkeys((1, self.threads))
+        return [
+            Setting(graph, batch, many, self.threads // many)
+            for graph in self.graphs
+            for many in callers
+        ]
+
+    def alone(self) -> list[Setting]:
+        """Every graph with one text at a time, on one thread and on all."""
+        counts = dict.fromkeys((1, self.threads))
+        return [Setting(graph, 1, 1, count) for graph in self.graphs for count in counts]
+
+
+def make_field(
+    model: Path, folder: Path, workload: Workload, threads: int, classes: int = CLASSES
+) -> tuple[list[Entry], dict[str, str]]:
+    """All contestants, the reference first; and why others do not take part.
+
+    Args:
+        model: a model directory.
+        folder: keeps exported files.
+        workload: its head, and the sequences by which the static quantization is calibrated, 64 of
+            them; those that are measured, unless others are given, which can only help it.
+        threads: of each contestant.
+        classes: of the model's classification head.
+    """
+    entries: list[Entry] = []
+    skipped: dict[str, str] = {}
+
+    def enter(library: str, graphs: Mapping[str, Mapping[str, Graph]]) -> None:
+        entries.extend(
+            Entry(library, precision, model, workload.head, found, threads)
+            for precision, found in graphs.items()
+        )
+
+    enter("transformers", {precision: {"": Graph(model)} for precision in precisions()})
+    makers = {"onnxruntime": onnx_graphs, "ctranslate2": ctranslate2_graphs}
+    needed = {library: (LIBRARIES[library].package,) for library in makers}
+    needed["openvino"] = ("openvino", "nncf", "onnx")
+    needed["onnxruntime"] = ("onnxruntime", "onnx")
+    for library, packages in needed.items():
+        if missing := [package for package in packages if not installed(package)]:
+            skipped[library] = f"{' and '.join(missing)} not installed"
+        elif library == "openvino":
+            enter(library, openvino_graphs(model, folder, workload))
+        else:
+            enter(library, makers[library](model, folder, workload.head))
+    enter("bertkit", {mode: {"": Graph(model, {"classes": classes})} for mode in fast_modes()})
+    return entries, skipped
 
 
 def fast_modes() -> list[str]:
@@ -32,72 +185,158 @@ def fast_modes() -> list[str]:
     return [mode for mode in possible_modes() if mode == "int8" or mode in precisions()]
 
 
-class Bertkit:
-    """Bertkit's inference as a contestant: the one place that knows how it is called."""
-
-    def __init__(self, folder: Path, head: str, mode: str) -> None:
-        self.head = head
-        model = load_model(folder, lambda config: build_head(head, config)).model
-        self.engine = Engine(model, torch.device("cpu"), mode)
-
-    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """See `Contestant`."""
-        items = Items(
-            [Item(i, [ItemPart((sequence,))]) for i, sequence in enumerate(sequences)],
-            *(len(sequences), 0, {}),
-        )
-        outputs = self.engine.run(items)
-        return [parts[0][0] if self.head == "classification" else parts[0] for parts in outputs]
+def onnx_graphs(model: Path, folder: Path, head: str) -> dict[str, dict[str, Graph]]:
+    """The graphs of each precision: fp32 and int8."""
+    found: dict[str, dict[str, Graph]] = {"fp32": {}, "int8": {}}
+    for name, path in export(model, head, folder).items():
+        kind, precision, *weights = name.split(" ")
+        found[precision][" ".join([kind, *weights])] = Graph(path)
+    return found
 
 
-@dataclass(frozen=True)
-class Field:
-    """The contestants of one head, each as a function that builds it."""
+def ctranslate2_graphs(model: Path, folder: Path, _: str) -> dict[str, dict[str, Graph]]:
+    """The types of computation for each precision that this processor has."""
+    import ctranslate2  # type: ignore[import-not-found]
 
-    makers: dict[str, Callable[[], Contestant]]
-    details: Row
-    """What the peers were given."""
+    path = export_ctranslate2(model, folder)
+    wanted = {"fp32": ["float32"], "bf16": ["bfloat16"], "int8": ["int8_float32", "int8_bfloat16"]}
+    possible = set(ctranslate2.get_supported_compute_types("cpu"))
+    return {
+        precision: {kind: Graph(path, {"compute_type": kind}) for kind in kinds if kind in possible}
+        for precision, kinds in wanted.items()
+        if possible & set(kinds)
+    }
 
 
-def make_field(
-    model: Path, onnx: Path, workload: Workload, batches: Sequence[int], every: int = 8
-) -> Field:
-    """All contestants, onnxruntime's with the graph and batch size that are fastest here."""
-    head = workload.head
-    makers: dict[str, Callable[[], Contestant]] = {}
-    for name, precision, by_length in (
-        (AS_GIVEN, "fp32", False),
-        *((f"transformers {precision}, sorted", precision, True) for precision in precisions()),
-    ):
-        makers[name] = partial(
-            TransformersPeer, model, head, precision=precision, by_length=by_length
-        )
-    graphs, details = export(model, head, onnx), {}
-    for precision in ("fp32", "int8"):
-        paths = {name: path for name, path in graphs.items() if name.endswith(precision)}
-        name, batch, rates = tune(paths, workload.sequences, batches=batches, every=every)
-        makers[f"onnxruntime {precision}"] = partial(OnnxPeer, paths[name], batch)
-        details[f"onnxruntime {precision}"] = {
-            "graph": name,
-            "batch": batch,
-            "fused_operators": {name: fused_operators(path) for name, path in paths.items()},
-            "tokens_per_second_by_graph_and_batch": rates,
+def openvino_graphs(model: Path, folder: Path, workload: Workload) -> dict[str, dict[str, Graph]]:
+    """One graph for each precision; what is not in 8 bits is in bf16 where the processor has it."""
+    step = max(1, len(workload.sequences) // CALIBRATION)
+    chosen = workload.sequences[::step][:CALIBRATION]
+    plain = export(model, workload.head, folder)["plain fp32"]
+    inputs = [padded([one]) for one in chosen]
+    paths = export_openvino(plain, folder, f"{workload.name}-{len(inputs)}", inputs)
+    types = {"fp32": "f32", "bf16": "bf16"}
+    rest = {"INFERENCE_PRECISION_HINT": types[precisions()[-1]]}
+    found = {
+        precision: {"": Graph(paths["fp32"], {"INFERENCE_PRECISION_HINT": types[precision]})}
+        for precision in precisions()
+    }
+    groups = {f"groups of {size}": size for size in (32, load_config(model).hidden_size)}
+    found["int8 weights"] = {
+        label: Graph(paths["int8 weights"], {**rest, "DYNAMIC_QUANTIZATION_GROUP_SIZE": size})
+        for label, size in groups.items()
+    }
+    found["int8 static"] = {"": Graph(paths["int8 static"], rest)}
+    return found
+
+
+def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
+    """One for each sequence, of all its logits."""
+    found = []
+    for a, b in zip(own, theirs, strict=True):
+        x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
+        found.append(float(x @ y / np.sqrt((x @ x) * (y @ y))))
+    return found
+
+
+def sample(sequences: Sequence[Encoded], batch: int, every: int, least: int = 1) -> list[int]:
+    """Indices of the sequences of every n-th batch, and of `least` batches if there are so many.
+
+    Run alone, they form the same batches again.
+    """
+    order = longest_first(sequences)
+    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+    step = max(1, min(every, len(batches) // least))
+    # begins in the middle of a stride: the first batch has the longest sequences
+    return [i for rows in batches[min(step // 2, (len(batches) - 1) // 2) :: step] for i in rows]
+
+
+@dataclass
+class Trials:
+    """What was tried for a contestant."""
+
+    rates: dict[Setting, float] = field(default_factory=dict)
+    """Real tokens per second, or calls per second."""
+    lowest_cosines: dict[Setting, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Setting:
+        """The fastest setting, among those whose outputs are right if there are any."""
+        right = [setting for setting, low in self.lowest_cosines.items() if low >= WRONG]
+        return max(right or self.rates, key=self.rates.__getitem__)
+
+    def described(self, rate: str) -> Row:
+        """For the results file; `rate` names the unit."""
+        return {
+            "chosen": str(self.best),
+            "tried": {
+                str(setting): {rate: round(found, 1), "lowest_cosine": round(low, 4)}
+                for (setting, found), low in zip(
+                    self.rates.items(), self.lowest_cosines.values(), strict=True
+                )
+            },
         }
-    for mode in fast_modes():
-        makers[f"bertkit {mode}"] = partial(Bertkit, model, head, mode)
-    return Field(makers, details)
 
 
-def prepare(
-    field: Field, sequences: Sequence[Encoded]
-) -> tuple[dict[str, Contestant], dict[str, float]]:
-    """Build each contestant; the seconds from its files to its answer to the first text."""
-    import transformers.models.bert.modeling_bert  # noqa: F401 (loading libraries does not count)
+def tune(
+    entry: Entry,
+    sequences: Sequence[Encoded],
+    expected: Sequence[np.ndarray],
+    *,
+    batches: Sequence[int] = BATCHES,
+    every: int = 8,
+) -> Trials:
+    """Try graphs and callers, then batch sizes; real tokens per second of the faster run.
 
-    contestants, seconds = {}, {}
-    for name, make in field.makers.items():
-        started = time.perf_counter()
-        contestants[name] = make()
-        contestants[name].run(sequences[:1])
-        seconds[name] = time.perf_counter() - started
-    return contestants, seconds
+    Args:
+        entry: the contestant.
+        sequences: the workload.
+        expected: the reference's outputs.
+        batches: to be tried.
+        every: one batch of so many is timed.
+    """
+    trials = Trials()
+    with worker_of(entry, sequences) as worker:
+
+        def attempt(setting: Setting) -> None:
+            chosen = sample(sequences, setting.batch or FIRST_BATCH, every, 2 * setting.callers)
+            tokens = sum(len(sequences[i][0]) for i in chosen)
+            worker.ask("load", entry.model(setting), setting)
+            runs = [worker.ask("run", chosen)]
+            if runs[0][0] < LONG:
+                runs.append(worker.ask("run", chosen))
+            same = cosines(runs[-1][2], [expected[i] for i in chosen])
+            trials.rates[setting] = tokens / min(seconds for seconds, _, _ in runs)
+            trials.lowest_cosines[setting] = min(same)
+
+        for setting in entry.shapes():
+            attempt(setting)
+        best = trials.best
+        if best.batch:
+            for batch in batches:
+                if batch != best.batch:
+                    attempt(best._replace(batch=batch))
+    return trials
+
+
+def tune_alone(
+    entry: Entry, texts: Sequence[Encoded], expected: Sequence[np.ndarray], calls: int
+) -> Trials:
+    """Try graphs and threads for one text at a time; calls per second by their median."""
+    trials = Trials()
+    with worker_of(entry, texts) as worker:
+        for setting in entry.alone():
+            worker.ask("load", entry.model(setting), setting)
+            _, _, outputs = worker.ask("run")
+            taken = worker.ask("calls", 0, calls)
+            trials.rates[setting] = 1 / statistics.median(taken)
+            trials.lowest_cosines[setting] = min(cosines(outputs, expected))
+    return trials
+
+
+def reference_outputs(entry: Entry, sequences: Sequence[Encoded]) -> list[np.ndarray]:
+    """What every contestant should compute."""
+    with worker_of(entry, sequences) as worker:
+        setting = Setting("", 32, 1, entry.threads)
+        worker.ask("load", entry.model(setting), setting)
+        return worker.ask("run")[2]

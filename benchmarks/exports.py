@@ -1,30 +1,71 @@
-"""ONNX graphs of a model directory: plain, fused, and both quantized to int8.
+"""What the inference benchmark computes with: model directories, and what peers make of them.
 
-The graphs come from transformers' own BERT. onnxruntime's optimizer finds its fusions in graphs
-of the TorchScript exporter with `attn_implementation="eager"` only: it does not recognise what the
-newer exporter writes.
+- onnxruntime: graphs of transformers' own BERT, plain and fused, both also quantized dynamically.
+  onnxruntime's optimizer finds its fusions in graphs of the TorchScript exporter with
+  `attn_implementation="eager"` only: it does not recognise what the newer exporter writes.
+- ctranslate2: its converter's format, whose weights it quantizes as it loads them.
+- OpenVINO: the plain graph, the same with weights in int8, and quantized by `nncf.quantize`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.peers import INPUTS
 from bertkit.checkpoints.huggingface import load_config
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.save import save_model
 from bertkit.export.onnx import silence as silence  # noqa: PLC0414 - others take it from here
 from bertkit.files import write_atomic
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import ClassificationModel, SpanModel
 
 GRAPHS = ("plain", "fused")
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+CLASSES = 32
+"""Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
+CALIBRATION = 64
+"""Inputs from which `nncf.quantize` takes the ranges of activations."""
+
+
+def build_head(
+    head: str, config: ModelConfig, classes: int = CLASSES
+) -> ClassificationModel | SpanModel:
+    """The network with a head of `Workload.head`."""
+    return ClassificationModel(config, classes) if head == "classification" else SpanModel(config)
+
+
+def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
+    """A model directory in `folder`: the start's encoder and a head drawn from seed 0."""
+    path = folder / head
+    if not (path / "model.safetensors").is_file():
+        torch.manual_seed(0)
+        loaded = start.build(lambda config: build_head(head, config), keep_head=False)
+        save_model(path, loaded.model, start.tokenizer, {"task": head})
+    return path
+
+
+def has_integer_products() -> bool:
+    """Whether the processor has VNNI; without it, products of uint8 and int8 saturate."""
+    return bool(torch.cpu.get_capabilities().get("avx512_vnni", False))
 
 
 def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
-    """Every graph of a model: "plain fp32", "fused fp32", "plain int8" and "fused int8".
+    """Every graph for onnxruntime by name.
+
+    They are "plain fp32", "fused fp32", "plain int8" and "fused int8"; without VNNI also "plain
+    int8 u8" and "fused int8 u8", whose unsigned weights do not saturate.
 
     Args:
         model: a model directory.
@@ -35,9 +76,10 @@ def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
         RuntimeError: the optimizer of this version did not find the attention of every layer.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    kinds = ["fp32", "int8", *([] if has_integer_products() else ["int8 u8"])]
     files = {
-        f"{graph} {precision}": folder / f"{head}-{graph}-{precision}.onnx"
-        for precision in ("fp32", "int8")
+        f"{graph} {kind}": folder / f"{head}-{graph}-{kind.replace(' ', '-')}.onnx"
+        for kind in kinds
         for graph in GRAPHS
     }
     makers: dict[str, Callable[[Path], object]] = {
@@ -45,12 +87,82 @@ def export(model: Path, head: str, folder: Path) -> dict[str, Path]:
         "fused fp32": lambda path: write_fused(model, files["plain fp32"], path),
         "plain int8": lambda path: write_int8(files["plain fp32"], path),
         "fused int8": lambda path: write_int8(files["fused fp32"], path),
+        "plain int8 u8": lambda path: write_int8(files["plain fp32"], path, signed=False),
+        "fused int8 u8": lambda path: write_int8(files["fused fp32"], path, signed=False),
     }
     for name, path in files.items():
         if not path.is_file():
             with silence():
                 write_atomic(path, makers[name])
     return files
+
+
+def made_folder(path: Path, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` fills, unless it is there already; it appears only when it is whole."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+            make(Path(temporary) / "made")
+            (Path(temporary) / "made").rename(path)
+    return path
+
+
+def export_ctranslate2(model: Path, folder: Path) -> Path:
+    """The encoder and pooler of a model directory for ctranslate2, in fp32."""
+
+    def make(path: Path) -> None:
+        from ctranslate2.converters import TransformersConverter  # type: ignore[import-not-found]
+
+        with tempfile.TemporaryDirectory() as temporary:
+            source = Path(shutil.copytree(model, Path(temporary) / "model"))
+            config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+            config["position_embedding_type"] = "absolute"  # transformers 5 has no such field
+            (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            with silence(), redirect_stdout(StringIO()):
+                TransformersConverter(str(source)).convert(str(path))
+
+    return made_folder(folder / f"{model.name}-ctranslate2", make)
+
+
+def export_openvino(
+    plain: Path, folder: Path, name: str, calibration: Sequence[dict[str, np.ndarray]]
+) -> dict[str, Path]:
+    """OpenVINO's graphs: "fp32", "int8 weights" and "int8 static".
+
+    Args:
+        plain: the graph "plain fp32" of `export`.
+        folder: keeps the files; those that are there are not made again.
+        name: of the calibration inputs.
+        calibration: inputs of the graph, from which the ranges of activations are taken.
+    """
+    import openvino  # type: ignore[import-not-found]
+
+    def quantized(kind: str) -> Any:
+        import nncf  # type: ignore[import-not-found]
+
+        logging.getLogger("nncf").setLevel(logging.ERROR)
+        network = openvino.convert_model(str(plain))
+        if kind == "int8 weights":
+            return nncf.compress_weights(network, mode=nncf.CompressWeightsMode.INT8_SYM)
+        return nncf.quantize(
+            network,
+            nncf.Dataset(calibration),
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(calibration),
+        )
+
+    def make(kind: str, path: Path) -> None:
+        with silence(), redirect_stdout(StringIO()):
+            network = openvino.convert_model(str(plain)) if kind == "fp32" else quantized(kind)
+            path.mkdir()
+            openvino.save_model(network, str(path / "graph.xml"), compress_to_fp16=False)
+
+    found = {}
+    for kind in ("fp32", "int8 weights", "int8 static"):
+        of = f"{plain.stem}-{name}" if kind == "int8 static" else plain.stem
+        path = folder / f"{of}-openvino-{kind.replace(' ', '-')}"
+        found[kind] = made_folder(path, lambda target, kind=kind: make(kind, target)) / "graph.xml"
+    return found
 
 
 class Logits(torch.nn.Module):
@@ -112,8 +224,8 @@ def write_fused(model: Path, plain: Path, path: Path) -> None:
     fused.save_model_to_file(str(path))
 
 
-def write_int8(source: Path, path: Path) -> None:
-    """Quantize the matrix products: weights int8 per channel, inputs uint8 as they come."""
+def write_int8(source: Path, path: Path, *, signed: bool = True) -> None:
+    """Quantize the matrix products: weights in 8 bits per channel, inputs uint8 as they come."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
@@ -122,7 +234,7 @@ def write_int8(source: Path, path: Path) -> None:
         str(path),
         op_types_to_quantize=["MatMul", "Attention"],
         per_channel=True,
-        weight_type=QuantType.QInt8,
+        weight_type=QuantType.QInt8 if signed else QuantType.QUInt8,
         # shapes are not inferred through fused operators, so the type has to be told
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
     )

@@ -1,17 +1,19 @@
-"""Speed of inference beside onnxruntime and transformers, on the same model and texts in one run.
+"""Speed of inference beside transformers, onnxruntime, ctranslate2 and OpenVINO.
 
-Rounds go through all contestants in turn; transformers with texts padded as they come takes part
-in the first one only. Rates count sequences and real tokens; ratios are between runs of one round.
-Work is counted in two ways, and both are set against the matrix products that were measured in the
-same round:
+All compute the same model on the same texts, each in a process of its own, with equally many
+threads and the setting that was fastest for it (`benchmarks.contestants`). Rounds go through all
+contestants in turn; transformers with texts padded as they come takes part in the first one only.
+Rates count sequences and real tokens; ratios are between runs of one round. Tokens per second of
+processor time are there beside wall time, because other programs hardly change them.
 
-- `share_of_matmul_peak` takes every layer as whole, as the field counts;
-- `share_of_matmul_peak_needed` leaves out what a head on [CLS] does not need of the last layer,
-  which bertkit does not compute either: this is how busy the machine was kept.
-
+`share_of_matmul_peak_needed` is the work per second over that of matrix products which were
+measured in the same round. It leaves out what a head on [CLS] does not need of the last layer.
 Outputs are compared with those of transformers in fp32, by the cosine of each sequence's logits.
 
     python -m benchmarks.inference --data FOLDER
+
+Each workload writes a results file; `latency` is one short text at a time, and `scores` are those
+of tuned models (`benchmarks.precisions`).
 """
 
 from __future__ import annotations
@@ -21,24 +23,40 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.contestants import AS_GIVEN, REFERENCE, Field, make_field, prepare
-from benchmarks.peers import BATCHES, write_model
-from benchmarks.record import data_folder, summary, write_result
+from benchmarks import precisions
+from benchmarks.contestants import (
+    AS_GIVEN,
+    BATCHES,
+    WRONG,
+    Entry,
+    Failed,
+    Trials,
+    Worker,
+    cosines,
+    make_field,
+    reference_outputs,
+    tune,
+    tune_alone,
+    worker_of,
+)
+from benchmarks.exports import fused_operators, write_model
+from benchmarks.peers import LIBRARIES, Setting, longest_first
+from benchmarks.record import data_folder, installed, summary, write_result
 from benchmarks.settings import start_model
-from benchmarks.workloads import SIZES, Workload, forward_flops, read_workload
+from benchmarks.workloads import SIZES, Workload, measure_peaks, read_workload, share_of_peak
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
-from bertkit.training.device import matmul_peak
 
-CPU = torch.device("cpu")
 TEXTS = 50
 """Short texts of about the mean length that take turns in the latency test."""
+TABLES = (*SIZES, "latency", "scores")
 
 Row = dict[str, Any]
 
@@ -47,6 +65,7 @@ Row = dict[str, Any]
 class Settings:
     """How long to measure."""
 
+    tables: Sequence[str] = TABLES
     repeats: int = 3
     sizes: Mapping[str, int]
     batches: Sequence[int] = BATCHES
@@ -55,31 +74,144 @@ class Settings:
     """Of the latency test."""
     block: int = 50
     """Calls in a row of one contestant."""
+    training_rows: int = 2000
+    """Of SST-2 and of MRPC, for the models that are scored."""
+    dev_rows: int | None = None
+    """None for all."""
 
 
 QUICK = Settings(
-    repeats=1, sizes=dict.fromkeys(SIZES, 4), batches=(2,), peak_seconds=0.02, calls=4, block=2
+    repeats=1,
+    sizes=dict.fromkeys(SIZES, 4),
+    batches=(2,),
+    peak_seconds=0.02,
+    calls=4,
+    block=2,
+    training_rows=4,
+    dev_rows=4,
 )
 
 
-def int8_peak(seconds: float, size: int = 1024) -> float:
-    """The most operations per second of an int8 matrix product with int32 sums here."""
-    generator = torch.Generator().manual_seed(0)
-    draw = {"dtype": torch.int8, "generator": generator}
-    left, right = (torch.randint(-127, 128, (size, size), **draw) for _ in range(2))  # type: ignore[call-overload]
-    torch._int_mm(left, right)
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        started = time.perf_counter()
-        torch._int_mm(left, right)
-        best = max(best, 2 * size**3 / (time.perf_counter() - started))
-    return best
+@dataclass
+class Contest:
+    """The contestants of a workload, ready to run."""
+
+    entries: list[Entry]
+    skipped: dict[str, str]
+    """Who does not take part, and why."""
+    expected: list[np.ndarray]
+    """The reference's outputs."""
+    trials: dict[str, Trials]
+
+    def start(
+        self, stack: ExitStack, sequences: Sequence[Any]
+    ) -> tuple[dict[str, Worker], dict[str, float]]:
+        """Each in a fresh process with its best setting; the seconds to its first answer."""
+        workers, seconds = {}, {}
+        for entry in self.entries:
+            if entry.name in self.trials:
+                setting = self.trials[entry.name].best
+                workers[entry.name] = stack.enter_context(worker_of(entry, sequences))
+                seconds[entry.name] = workers[entry.name].ask("load", entry.model(setting), setting)
+        return workers, seconds
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """In words, by contestant."""
+        return {name: str(trials.best) for name, trials in self.trials.items()}
 
 
-def measure_peaks(seconds: float) -> dict[str, float]:
+def tuned_contest(
+    workload: Workload, model: Path, folder: Path, settings: Settings, *, alone: bool = False
+) -> Contest:
+    """All contestants with the settings that are fastest for them here.
+
+    Args:
+        workload: what is to be computed.
+        model: a model directory.
+        folder: keeps exported files.
+        settings: see `Settings`.
+        alone: whether texts come one at a time.
+    """
+    sequences = workload.sequences
+    entries, skipped = make_field(model, folder, workload, torch.get_num_threads())
+    expected, trials = reference_outputs(entries[0], sequences), {}
+    for entry in entries:
+        began = time.perf_counter()
+        try:
+            if alone:
+                found = tune_alone(entry, sequences, expected, min(settings.calls, 30))
+            else:
+                found = tune(entry, sequences, expected, batches=settings.batches)
+            trials[entry.name] = found
+            print(workload.name, entry.name, f"tuned in {time.perf_counter() - began:.0f} s:",
+                  found.best, flush=True)  # fmt: skip
+        except Failed as failure:
+            if entry.library in ("transformers", "bertkit"):
+                raise
+            skipped[entry.name] = str(failure)
+            print(workload.name, entry.name, failure, flush=True)
+    return Contest(entries, skipped, expected, trials)
+
+
+@dataclass
+class Rounds:
+    """What was measured, one value a round."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    cpu_seconds: dict[str, list[float]] = field(default_factory=dict)
+    """Of all threads."""
+    outputs: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    peaks: dict[str, list[float]] = field(default_factory=dict)
     """Operations per second of matrix products, by precision."""
-    peaks = {precision: matmul_peak(CPU, precision, seconds) for precision in ("fp32", "bf16")}
-    return {**peaks, "int8": int8_peak(seconds)}
+
+    def measure(self, title: str, workers: Mapping[str, Worker], settings: Settings) -> None:
+        """Go through all contestants in turn, several times."""
+        for repeat in range(settings.repeats):
+            for precision, peak in measure_peaks(settings.peak_seconds).items():
+                self.peaks.setdefault(precision, []).append(peak)
+            for name, worker in workers.items():
+                if repeat and name == AS_GIVEN:  # by far the slowest, and there for scale only
+                    continue
+                taken, busy, self.outputs[name] = worker.ask("run")
+                self.seconds.setdefault(name, []).append(taken)
+                self.cpu_seconds.setdefault(name, []).append(busy)
+                print(title, name, f"{taken:.2f} s, {busy:.2f} s of processors", flush=True)
+
+
+def measure(
+    workload: Workload, contest: Contest, start: PretrainedWeights, settings: Settings
+) -> Row:
+    """Rows of one workload, by contestant."""
+    sequences, threads, rounds = workload.sequences, torch.get_num_threads(), Rounds()
+    given, reference = Setting("", 32, 1, threads, by_length=False), contest.entries[0]
+    with ExitStack() as stack:
+        workers, first_calls = contest.start(stack, sequences)
+        slowest = workers[AS_GIVEN] = stack.enter_context(worker_of(reference, sequences))
+        first_calls[AS_GIVEN] = slowest.ask("load", reference.model(given), given)
+        for worker in workers.values():
+            worker.ask("run", longest_first(sequences)[::8])
+        rounds.measure(workload.name, workers, settings)
+        memory = {name: worker.ask("peak_mebibytes") for name, worker in workers.items()}
+    words = {AS_GIVEN: str(given), **contest.settings}
+    return {
+        name: {
+            "setting": setting,
+            "threads": threads,
+            **rates(workload, name, rounds.seconds),
+            "tokens_per_cpu_second": summary(
+                [workload.tokens / busy for busy in rounds.cpu_seconds[name]]
+            ),
+            **compared(rounds.outputs[name], contest.expected),
+            **share_of_peak(
+                *(workload, start.config, rounds.seconds[name]),
+                rounds.peaks.get(precision_of(name), []),
+            ),
+            "peak_mebibytes": round(memory[name]),
+            "first_call_seconds": round(first_calls[name], 3),
+        }
+        for name, setting in words.items()
+    }
 
 
 def precision_of(name: str) -> str:
@@ -87,109 +219,63 @@ def precision_of(name: str) -> str:
     return next(word for word in ("fp32", "bf16", "int8") if word in name)
 
 
-def cosines(own: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> list[float]:
-    """One for each sequence, of all its logits."""
-    found = []
-    for a, b in zip(own, theirs, strict=True):
-        x, y = a.ravel().astype(np.float64), b.ravel().astype(np.float64)
-        found.append(float(x @ y / np.sqrt((x @ x) * (y @ y))))
-    return found
-
-
-def measure(
-    workload: Workload, field: Field, start: PretrainedWeights, settings: Settings
-) -> dict[str, Row]:
-    """Rows of one workload, by contestant."""
-    sequences = workload.sequences
-    contestants, first_calls = prepare(field, sequences)
-    by_length = sorted(sequences, key=lambda sequence: -len(sequence.ids))
-    for contestant in contestants.values():
-        contestant.run(by_length[::8])
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    peaks: dict[str, list[float]] = {"fp32": [], "bf16": [], "int8": []}
-    outputs: dict[str, list[np.ndarray]] = {}
-    for repeat in range(settings.repeats):
-        for precision, peak in measure_peaks(settings.peak_seconds).items():
-            peaks[precision].append(peak)
-        for name, contestant in contestants.items():
-            if repeat and name == AS_GIVEN:  # by far the slowest, and there for scale only
-                continue
-            began = time.perf_counter()
-            outputs[name] = contestant.run(sequences)
-            seconds[name].append(time.perf_counter() - began)
-            print(workload.name, name, f"{seconds[name][-1]:.2f} s", flush=True)
-    rows = {}
-    for name in contestants:
-        same = cosines(outputs[name], outputs[REFERENCE])
-        rows[name] = {
-            **rates(workload, name, seconds),
-            "cosine": round(statistics.mean(same), 6),
-            "lowest_cosine": round(min(same), 6),
-            **shares(workload, start, seconds[name], peaks[precision_of(name)]),
-            "first_call_seconds": round(first_calls[name], 3),
-        }
-    return rows
+def compared(own: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Row:
+    """The lowest cosine, and a remark where it says that the outputs are not the model's."""
+    lowest = min(cosines(own, expected))
+    remark = {"remark": f"not the same outputs: cosine below {WRONG}"} if lowest < WRONG else {}
+    return {"lowest_cosine": round(lowest, 6), **remark}
 
 
 def rates(workload: Workload, name: str, seconds: Mapping[str, list[float]]) -> Row:
-    """Sequences and real tokens per second, and how often that of onnxruntime."""
+    """Sequences and real tokens per second, and how often those of others."""
 
     def over(other: str) -> dict[str, float]:
         pairs = zip(seconds[name], seconds[other], strict=False)  # some run in the first round only
         return summary([theirs / own for own, theirs in pairs])
 
     count, tokens = len(workload.sequences), workload.tokens
+    others = ("onnxruntime fp32", "onnxruntime int8", "bertkit fp32")
     return {
         "runs": len(seconds[name]),
         "sequences_per_second": summary([count / s for s in seconds[name]]),
         "real_tokens_per_second": summary([tokens / s for s in seconds[name]]),
-        "over_onnxruntime_fp32": over("onnxruntime fp32"),
-        "over_onnxruntime_int8": over("onnxruntime int8"),
+        **{f"over_{other.replace(' ', '_')}": over(other) for other in others if other in seconds},
     }
 
 
-def shares(
-    workload: Workload, start: PretrainedWeights, seconds: Sequence[float], peaks: Sequence[float]
-) -> Row:
-    """Work per second over that of matrix products of the same round."""
-    rows = len(workload.sequences) if workload.head == "classification" else None
-    work = {
-        "share_of_matmul_peak": forward_flops(start.config, workload.lengths),
-        "share_of_matmul_peak_needed": forward_flops(start.config, workload.lengths, rows=rows),
-    }
-    return {
-        name: summary([flops / s / peak for s, peak in zip(seconds, peaks, strict=False)])
-        for name, flops in work.items()
-    }
-
-
-def measure_latency(
-    workload: Workload, model: Path, onnx: Path, settings: Settings
-) -> dict[str, Row]:
-    """Milliseconds of one short text at a time, by contestant; they take turns in blocks."""
+def alone(workload: Workload) -> Workload:
+    """The texts of about the mean length, for one at a time."""
     mean = workload.tokens / len(workload.sequences)
     texts = sorted(workload.sequences, key=lambda text: abs(len(text.ids) - mean))[:TEXTS]
-    alone = replace(workload, name="latency", sequences=texts)
-    field = make_field(model, onnx, alone, batches=(1,), every=1)
-    del field.makers[AS_GIVEN]  # alone, no text is padded
-    contestants, _ = prepare(field, texts)
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for begin in range(-settings.block, settings.calls, settings.block):
-        for name, contestant in contestants.items():
-            for call in range(settings.block):
-                started = time.perf_counter()
-                contestant.run([texts[call % len(texts)]])
+    return replace(workload, name="latency", sequences=texts)
+
+
+def measure_latency(workload: Workload, contest: Contest, settings: Settings) -> Row:
+    """Milliseconds of one short text at a time, by contestant; they take turns in blocks."""
+    texts = workload.sequences
+    with ExitStack() as stack:
+        workers, _ = contest.start(stack, texts)
+        taken: dict[str, list[float]] = {name: [] for name in workers}
+        outputs = {name: worker.ask("run")[2] for name, worker in workers.items()}
+        for begin in range(-settings.block, settings.calls, settings.block):
+            for name, worker in workers.items():
+                found = worker.ask("calls", max(begin, 0), settings.block)
                 if begin >= 0:  # the first block warms up
-                    taken[name].append(1000 * (time.perf_counter() - started))
+                    taken[name] += [1000 * seconds for seconds in found]
     medians = {name: statistics.median(found) for name, found in taken.items()}
+    others = [name for name in ("onnxruntime fp32", "onnxruntime int8") if name in medians]
     return {
         name: {
+            "setting": contest.settings[name],
             "calls": len(found),
             "mean_tokens": round(statistics.mean(len(text.ids) for text in texts), 1),
             "p50_milliseconds": round(medians[name], 3),
             "p99_milliseconds": round(float(np.percentile(found, 99)), 3),
-            "p50_over_onnxruntime_fp32": round(medians[name] / medians["onnxruntime fp32"], 3),
-            "p50_over_onnxruntime_int8": round(medians[name] / medians["onnxruntime int8"], 3),
+            **{
+                f"p50_over_{other.replace(' ', '_')}": round(medians[name] / medians[other], 3)
+                for other in others
+            },
+            **compared(outputs[name], contest.expected),
         }
         for name, found in taken.items()
     }
@@ -197,57 +283,78 @@ def measure_latency(
 
 def run(
     data: Path, folder: Path, start: PretrainedWeights, settings: Settings
-) -> tuple[dict[str, Any], Row]:
-    """All tables by name, the workloads' and "latency"; and the details that belong to them.
+) -> tuple[dict[str, Any], dict[str, Row]]:
+    """All tables by name, and the details that belong to each.
 
     Args:
         data: the folder of data sets.
-        folder: for models and exported graphs; what is there is used again.
+        folder: for models and exported files; what is there is used again.
         start: the encoder.
         settings: see `Settings`.
     """
     tables: dict[str, Any] = {}
-    details: Row = {"repeats": settings.repeats, "workloads": {}, "peers": {}}
-    for name, count in settings.sizes.items():
-        workload = read_workload(name, data, start.tokenizer, count)
-        model = write_model(folder, start, workload.head)
-        field = make_field(model, folder / "onnx", workload, settings.batches)
-        details["workloads"][name] = workload.described()
-        details["peers"][name] = field.details
-        tables[name] = measure(workload, field, start, settings)
-        if name == "short":
-            tables["latency"] = measure_latency(workload, model, folder / "onnx", settings)
+    details: dict[str, Row] = {}
+    for name in settings.tables:
+        began = time.perf_counter()
+        if name == "scores":
+            tables[name], details[name] = precisions.peer_scores(
+                data, folder, start, settings.training_rows, settings.dev_rows
+            )
+        else:
+            tables[name], details[name] = compete(name, data, folder, start, settings)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     return tables, details
 
 
-def write_tables(tables: Mapping[str, Any], details: Row) -> None:
-    """A file of its own for each table."""
-    for name, table in tables.items():
-        described = {part: details[part].get(name, {}) for part in ("workloads", "peers")}
-        print(
-            write_result(f"inference-{name}", table, {"repeats": details["repeats"], **described})
-        )
+def compete(
+    name: str, data: Path, folder: Path, start: PretrainedWeights, settings: Settings
+) -> tuple[Row, Row]:
+    """The table of a workload or of the latency, and its details; see `run`."""
+    is_latency = name == "latency"
+    kind = "short" if is_latency else name
+    workload = read_workload(kind, data, start.tokenizer, settings.sizes[kind])
+    workload = alone(workload) if is_latency else workload
+    model, exported = write_model(folder, start, workload.head), folder / "exported"
+    contest = tuned_contest(workload, model, exported, settings, alone=is_latency)
+    if is_latency:
+        table, rate = measure_latency(workload, contest, settings), "calls_per_second"
+    else:
+        table, rate = measure(workload, contest, start, settings), "tokens_per_second"
+    fused = sorted(exported.glob(f"{workload.head}-fused-*.onnx"))
+    return table, {
+        "repeats": settings.repeats,
+        "workloads": workload.described(),
+        "skipped": contest.skipped,
+        "fused_operators": {path.stem: fused_operators(path) for path in fused},
+        "peers": {peer: found.described(rate) for peer, found in contest.trials.items()},
+    }
+
+
+def write_table(name: str, table: Any, details: Row) -> None:
+    """The results file of a table."""
+    versions = {library: installed(library) for library in (*LIBRARIES, "nncf")}
+    print(write_result(f"inference-{name}", table, {"libraries": versions, **details}))
 
 
 def main() -> None:
-    """Measure every workload and the latency."""
+    """Measure the workloads, the latency and the scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--work", type=Path, help="keeps exported graphs for the next time")
+    parser.add_argument("--work", type=Path, help="keeps models and exports for the next time")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workloads", nargs="+", choices=list(SIZES), default=list(SIZES))
+    parser.add_argument("--workloads", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--quick", action="store_true", help="a few texts; writes no results")
     arguments = parser.parse_args()
-    sizes = {name: SIZES[name] for name in arguments.workloads}
-    settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats, sizes=sizes)
+    settings = QUICK if arguments.quick else Settings(repeats=arguments.repeats, sizes=SIZES)
     data, start = data_folder(arguments.data), read_pretrained(start_model())
     with tempfile.TemporaryDirectory() as temporary:
-        tables, details = run(data, arguments.work or Path(temporary), start, settings)
-    for name, table in tables.items():
-        for contestant, row in table.items():
-            print(name, contestant, row)
-    if not arguments.quick:
-        write_tables(tables, details)
+        work = arguments.work or Path(temporary)
+        for name in arguments.workloads:
+            tables, details = run(data, work, start, replace(settings, tables=[name]))
+            for contestant, row in tables[name].items():
+                print(name, contestant, row)
+            if not arguments.quick:
+                write_table(name, tables[name], details[name])
 
 
 if __name__ == "__main__":

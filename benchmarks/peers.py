@@ -1,163 +1,329 @@
-"""The strongest fair ways to run the same model with onnxruntime and transformers.
+"""The libraries of the inference benchmark, each in a process of its own.
 
-All contestants read the same model directory and have one method, `run`: sequences in, outputs in
-their order. What each peer gets:
+`python -m benchmarks.peers FD` is such a process. It answers the requests that come over a pipe and
+imports nothing heavy but the library that it measures, so its memory and its processor time are
+those of that library. Every library computes the logits of the same model directory:
 
-- onnxruntime fp32: the graph that transformers' own BERT exports to, as it is (the session fuses
-  what it can) and with attention, LayerNorm, GELU and embeddings fused by
-  `onnxruntime.transformers.optimizer`; whichever is faster here.
-- onnxruntime int8: both graphs quantized dynamically, weights int8 per channel.
-- Batches of onnxruntime are sorted by length, padded to their longest and of the size that is
-  fastest here.
-- transformers: its default attention, batches of 32; in the order given as its own pipelines do,
-  and sorted by length.
+- transformers: its own BERT with `sdpa` attention, by default sorted by length like all others.
+- onnxruntime: a session of an exported graph.
+- ctranslate2: its encoder of a converted model; the head is a product in numpy, since the
+  converter keeps none.
+- openvino: a compiled graph with as many streams as callers, and the hint that belongs to it.
+- bertkit: its engine, which chooses batches and threads itself.
+
+Peers get batches of sequences that are sorted by length and padded to their longest. Several
+callers compute batches at the same time, each with its own share of the threads.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from benchmarks.exports import logits_of, open_session, their_model
-from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.checkpoints.save import save_model
-from bertkit.export.verify import padded_arrays
-from bertkit.model.encoder import ModelConfig
-from bertkit.model.task_heads import ClassificationModel, SpanModel
-from bertkit.tasks.task import Encoded, ItemPart
-
-CLASSES = 32
-"""Of the classification head: so many random views of the pooled [CLS] say how equal it is."""
-BATCH = 32
-BATCHES = (4, 8, 16, 32)
-"""Tried for onnxruntime."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 Arrays = dict[str, np.ndarray]
+"""A padded batch, each array (sequences, longest) int64."""
+Encoded = tuple[np.ndarray, int]
+"""The ids of a sequence, and how many of them are in segment 0 (`bertkit.tasks.task.Encoded`)."""
+Forward = Callable[[Arrays], np.ndarray]
+"""A padded batch to logits: (sequences, classes), or (sequences, longest, 2) of an answer."""
 
 
-class Contestant(Protocol):
-    """A model that is ready to run."""
+class Setting(NamedTuple):
+    """How a contestant is run: what is tuned for it."""
 
-    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """Logits of each sequence: (classes,) of a classification, (tokens, 2) of an answer."""
+    graph: str = ""
+    """The name of an exported file; "" if there is only one."""
+    batch: int = 32
+    callers: int = 1
+    """Batches that are computed at the same time."""
+    threads: int = 1
+    """Of each caller."""
+    by_length: bool = True
+
+    def __str__(self) -> str:
+        """The setting in words."""
+        callers = "1 caller" if self.callers == 1 else f"{self.callers} callers"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        sizes = {0: "its own batches and callers", 1: "1 text at a time"}
+        batch = sizes.get(self.batch, f"batches of {self.batch}")
+        order = () if self.by_length else ("not sorted",)
+        named = (self.graph,) if self.graph else ()
+        shared = threads if self.batch == 0 else f"{callers} with {threads}"
+        return ", ".join((*named, batch, *order, shared))
 
 
-def build_head(head: str, config: ModelConfig) -> ClassificationModel | SpanModel:
-    """The network with a head of `Workload.head`."""
-    return ClassificationModel(config, CLASSES) if head == "classification" else SpanModel(config)
+class Model(NamedTuple):
+    """What a library loads."""
 
-
-def write_model(folder: Path, start: PretrainedWeights, head: str) -> Path:
-    """A model directory in `folder`: the start's encoder and a head drawn from seed 0."""
-    path = folder / head
-    if not (path / "model.safetensors").is_file():
-        torch.manual_seed(0)
-        loaded = start.build(lambda config: build_head(head, config), keep_head=False)
-        save_model(path, loaded.model, start.tokenizer, {"task": head})
-    return path
+    directory: Path
+    """The model directory in the format of Hugging Face."""
+    head: str
+    """ "classification" or "question-answering"."""
+    precision: str
+    """ "fp32", "bf16", or one that begins with "int8"."""
+    path: Path
+    """The exported file; the directory itself where nothing is exported."""
+    options: Mapping[str, Any] = {}
+    """What the library is told beside the file."""
 
 
 def padded(sequences: Sequence[Encoded]) -> Arrays:
-    """A batch as padded models take it, each array (sequences, longest) int64."""
-    return padded_arrays([ItemPart((sequence,)) for sequence in sequences], head="classification")
+    """A batch as padded models take it."""
+    shape = len(sequences), max(len(ids) for ids, _ in sequences)
+    arrays = {name: np.zeros(shape, np.int64) for name in INPUTS}
+    for row, (ids, first) in enumerate(sequences):
+        arrays["input_ids"][row, : len(ids)] = ids
+        arrays["attention_mask"][row, : len(ids)] = 1
+        arrays["token_type_ids"][row, first : len(ids)] = 1
+    return arrays
 
 
 def longest_first(sequences: Sequence[Encoded]) -> list[int]:
     """Indices, sorted by length."""
-    return sorted(range(len(sequences)), key=lambda i: -len(sequences[i].ids))
+    return sorted(range(len(sequences)), key=lambda i: -len(sequences[i][0]))
 
 
-def run_padded(
-    sequences: Sequence[Encoded],
-    order: Sequence[int],
-    batch: int,
-    forward: Callable[[Arrays], np.ndarray],
-) -> list[np.ndarray]:
-    """The outputs in the order of the sequences, computed in batches of another order."""
-    outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
-    for start in range(0, len(order), batch):
-        rows = order[start : start + batch]
-        for row, output in zip(rows, forward(padded([sequences[i] for i in rows])), strict=True):
-            outputs[row] = output if output.ndim == 1 else output[: len(sequences[row].ids)]
-    return outputs
-
-
-class TransformersPeer:
-    """transformers' model of a directory, in fp32 or with weights in bf16."""
-
-    def __init__(self, folder: Path, head: str, *, precision: str, by_length: bool) -> None:
-        self.by_length = by_length
-        self.model = their_model(folder, head, precision, attention="sdpa")
-
-    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """See `Contestant`."""
-        order = longest_first(sequences) if self.by_length else range(len(sequences))
-        return run_padded(sequences, order, BATCH, self._forward)
-
-    @torch.inference_mode()
-    def _forward(self, arrays: Arrays) -> np.ndarray:
-        inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return logits_of(self.model(**inputs)).float().numpy()
-
-
-class OnnxPeer:
-    """An exported graph in onnxruntime, on as many threads as torch uses."""
-
-    def __init__(self, path: Path, batch: int = 1) -> None:
-        self.path, self.batch = path, batch
-        self.session = open_session(path)
-
-    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
-        """See `Contestant`."""
-        return run_padded(sequences, longest_first(sequences), self.batch, self._forward)
-
-    def _forward(self, arrays: Arrays) -> np.ndarray:
-        return self.session.run(None, arrays)[0]
-
-
-def sample(sequences: Sequence[Encoded], batch: int, every: int) -> list[Encoded]:
-    """The sequences of every n-th batch: run alone, they form the same batches again."""
-    order = longest_first(sequences)
-    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
-    # begins in the middle of a stride: the first batch has the longest sequences
-    chosen = batches[min(every // 2, (len(batches) - 1) // 2) :: every]
-    return [sequences[i] for rows in chosen for i in rows]
-
-
-def tune(
-    paths: Mapping[str, Path],
-    sequences: Sequence[Encoded],
-    *,
-    batches: Sequence[int] = BATCHES,
-    every: int = 8,
-) -> tuple[str, int, dict[str, float]]:
-    """The graph and the batch size with the most real tokens per second.
+class Padded:
+    """A library that computes padded batches.
 
     Args:
-        paths: name → graph.
-        sequences: the workload.
-        batches: to be tried.
-        every: one batch of so many is timed.
-
-    Returns:
-        The name, the batch size, and all rates by "name, batch".
+        forward: computes one batch; it is called by several threads at once.
+        setting: see `Setting`.
     """
-    peers = {name: OnnxPeer(path) for name, path in paths.items()}
-    rates: dict[tuple[str, int], float] = {}
-    for batch in batches:
-        chosen = sample(sequences, batch, every)
-        tokens = sum(len(sequence.ids) for sequence in chosen)
-        for _ in range(2):  # the first one also warms up
-            for name, peer in peers.items():
-                peer.batch = batch
-                started = time.perf_counter()
-                peer.run(chosen)
-                rate = tokens / (time.perf_counter() - started)
-                rates[name, batch] = max(rate, rates.get((name, batch), 0.0))
-    name, batch = max(rates, key=lambda key: rates[key])
-    return name, batch, {f"{name}, {batch}": round(rate) for (name, batch), rate in rates.items()}
+
+    def __init__(self, forward: Forward, setting: Setting) -> None:
+        self.forward, self.setting = forward, setting
+        self.pool = ThreadPoolExecutor(setting.callers) if setting.callers > 1 else None
+
+    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
+        """Logits of each sequence: (classes,) of a classification, (tokens, 2) of an answer."""
+        order = longest_first(sequences) if self.setting.by_length else range(len(sequences))
+        size = self.setting.batch
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        outputs: list[np.ndarray] = [np.empty(0)] * len(sequences)
+
+        def compute(rows: Sequence[int]) -> None:
+            found = self.forward(padded([sequences[i] for i in rows]))
+            for row, output in zip(rows, found, strict=True):
+                outputs[row] = output if output.ndim == 1 else output[: len(sequences[row][0])]
+
+        for _ in self.pool.map(compute, batches) if self.pool else map(compute, batches):
+            pass
+        return outputs
+
+
+def with_transformers(model: Model, setting: Setting) -> Padded:
+    """transformers, in fp32 or with weights in bf16."""
+    import torch
+
+    from benchmarks.exports import logits_of, their_model
+
+    network = their_model(model.directory, model.head, model.precision, attention="sdpa")
+
+    @torch.inference_mode()
+    def forward(arrays: Arrays) -> np.ndarray:
+        if torch.get_num_threads() != setting.threads:  # it belongs to the calling thread
+            torch.set_num_threads(setting.threads)
+        inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return logits_of(network(**inputs)).float().numpy()
+
+    return Padded(forward, setting)
+
+
+def with_onnxruntime(model: Model, setting: Setting) -> Padded:
+    """onnxruntime: callers share one session, whose calls each compute with `threads`."""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = setting.threads, 1
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(
+        str(model.path), options, providers=["CPUExecutionProvider"]
+    )
+    return Padded(lambda arrays: session.run(None, arrays)[0], setting)
+
+
+def with_ctranslate2(model: Model, setting: Setting) -> Padded:
+    """ctranslate2: `callers` copies of its workers with `threads` each."""
+    import ctranslate2  # type: ignore[import-not-found]
+    from safetensors.numpy import load_file
+
+    encoder = ctranslate2.Encoder(
+        str(model.path),
+        device="cpu",
+        inter_threads=setting.callers,
+        intra_threads=setting.threads,
+        **model.options,
+    )
+    layer = "classifier" if model.head == "classification" else "qa_outputs"
+    weights = load_file(model.directory / "model.safetensors")
+    weight, bias = weights[f"{layer}.weight"].T.copy(), weights[f"{layer}.bias"]
+    hidden = "pooler_output" if model.head == "classification" else "last_hidden_state"
+
+    def forward(arrays: Arrays) -> np.ndarray:
+        lengths = arrays["attention_mask"].sum(1)
+
+        def lists(name: str) -> list[list[int]]:
+            return [row[:n].tolist() for row, n in zip(arrays[name], lengths, strict=True)]
+
+        found = encoder.forward_batch(lists("input_ids"), token_type_ids=lists("token_type_ids"))
+        output = getattr(found, hidden).to(ctranslate2.DataType.float32)
+        return np.array(output) @ weight + bias
+
+    return Padded(forward, setting)
+
+
+def with_openvino(model: Model, setting: Setting) -> Padded:
+    """OpenVINO: a stream for each caller."""
+    import openvino  # type: ignore[import-not-found]
+
+    compiled = openvino.Core().compile_model(
+        str(model.path),
+        "CPU",
+        {
+            "PERFORMANCE_HINT": "LATENCY" if setting.callers == 1 else "THROUGHPUT",
+            "NUM_STREAMS": setting.callers,
+            "INFERENCE_NUM_THREADS": setting.callers * setting.threads,
+            **model.options,
+        },
+    )
+    own = threading.local()  # requests of different threads run in different streams
+
+    def forward(arrays: Arrays) -> np.ndarray:
+        if not hasattr(own, "request"):
+            own.request = compiled.create_infer_request()
+        return own.request.infer(arrays)[0].copy()
+
+    return Padded(forward, setting)
+
+
+class Bertkit:
+    """bertkit's inference: the one place that knows how it is called."""
+
+    def __init__(self, model: Model, setting: Setting) -> None:
+        import torch
+
+        from benchmarks.exports import CLASSES, build_head
+        from bertkit.checkpoints.huggingface import load_model
+        from bertkit.predict.engine import Engine
+
+        torch.set_num_threads(setting.callers * setting.threads)
+        self.head, classes = model.head, dict(model.options).get("classes", CLASSES)
+        loaded = load_model(
+            model.directory, lambda config: build_head(self.head, config, classes)
+        ).model
+        self.engine = Engine(loaded, torch.device("cpu"), model.precision)
+
+    def run(self, sequences: Sequence[Encoded]) -> list[np.ndarray]:
+        """See `Padded.run`."""
+        from bertkit.tasks.task import Encoded, Item, ItemPart, Items
+
+        parts = [ItemPart((Encoded(*sequence),)) for sequence in sequences]
+        items = Items([Item(i, [part]) for i, part in enumerate(parts)], *(len(parts), 0, {}))
+        outputs = self.engine.run(items)
+        return [found[0][0] if self.head == "classification" else found[0] for found in outputs]
+
+
+class Library(NamedTuple):
+    """How a library is imported and called."""
+
+    modules: tuple[str, ...]
+    """Imported before the clock of the first call runs."""
+    make: Callable[[Model, Setting], Padded | Bertkit]
+    package: str = ""
+    """Its distribution where it is a peer that may be absent."""
+
+
+LIBRARIES = {
+    "transformers": Library(
+        ("benchmarks.exports", "transformers.models.bert.modeling_bert"), with_transformers
+    ),
+    "onnxruntime": Library(("onnxruntime",), with_onnxruntime, "onnxruntime"),
+    "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2, "ctranslate2"),
+    "openvino": Library(("openvino",), with_openvino, "openvino"),
+    "bertkit": Library(
+        ("bertkit.checkpoints.huggingface", "bertkit.predict.engine", "benchmarks.exports"), Bertkit
+    ),
+}
+
+
+class Server:
+    """Answers the requests of `benchmarks.contestants.Worker`; each method is one."""
+
+    def __init__(self, library: str) -> None:
+        for module in LIBRARIES[library].modules:
+            import_module(module)
+        self.make = LIBRARIES[library].make
+        self.sequences: list[Encoded] = []
+        self.contestant: Padded | Bertkit
+
+    def give(self, sequences: list[Encoded]) -> None:
+        """Keep the sequences that later requests name by index."""
+        self.sequences = sequences
+
+    def load(self, model: Model, setting: Setting) -> float:
+        """Make the contestant; the seconds from its files to its answer to the first sequence."""
+        began = time.perf_counter()
+        self.contestant = self.make(model, setting)
+        self.contestant.run(self.sequences[:1])
+        return time.perf_counter() - began
+
+    def run(self, chosen: Sequence[int] | None = None) -> tuple[float, float, list[np.ndarray]]:
+        """Seconds, processor seconds of all threads, and the outputs of all or chosen sequences."""
+        given = self.sequences if chosen is None else [self.sequences[i] for i in chosen]
+        began, busy = time.perf_counter(), time.process_time()
+        outputs = self.contestant.run(given)
+        return time.perf_counter() - began, time.process_time() - busy, outputs
+
+    def calls(self, first: int, count: int) -> list[float]:
+        """Seconds of calls with one sequence each, which take turns."""
+        taken = []
+        for call in range(first, first + count):
+            given = [self.sequences[call % len(self.sequences)]]
+            began = time.perf_counter()
+            self.contestant.run(given)
+            taken.append(time.perf_counter() - began)
+        return taken
+
+    def peak_mebibytes(self) -> float:
+        """The most memory that this process has had."""
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        [peak] = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(peak) / 1024
+
+
+def serve(connection: Connection) -> None:
+    """Answer (method, arguments) with (result, "") or (None, error) until the other side closes."""
+    server: Server | None = None
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            if server is None:
+                if arguments == ("ctranslate2",):  # its converters import these two if they can
+                    sys.modules["torch"] = sys.modules["transformers"] = None  # type: ignore[assignment]
+                server = Server(*arguments)
+                result: Any = None
+            else:
+                result = partial(getattr(server, method), *arguments)()
+            connection.send((result, ""))
+        except Exception as error:
+            connection.send((None, f"{type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.quality_data import dataset, grid_values, start_folder
+from benchmarks.quality_data import dataset, grid_values, make_slices, start_folder
 from benchmarks.record import ROOT, data_folder, made, summary, write_result
 from benchmarks.settings import SETTINGS, Setting
-from benchmarks.slices import make_slices
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.console import Console
 from bertkit.files import read_json, write_json

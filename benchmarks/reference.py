@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.quality_data import start_folder
+from benchmarks.quality_data import make_slices, start_folder
 from benchmarks.record import data_folder, made
 from benchmarks.settings import SETTINGS, Setting, start_model
-from benchmarks.slices import make_slices
 from bertkit.errors import HeldError
 from bertkit.files import exclusive_lock, write_json
 from bertkit.training.device import choose_precision

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value:([\w-]+)/([^/]+)/(\w+) -->).*?(<!-- / -->)", re.DOTALL)
 MISSING = "Not measured yet."
-LONGEST_TABLE = 14
+LONGEST_TABLE = 18
 SPREAD = ("median", "lowest", "highest")
 PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|mfu)(?:$|_)")
 
@@ -72,13 +72,15 @@ def render(results: Path, name: str) -> str:
 
 
 def parts_of(result: Row) -> list[str]:
-    """Of a file that was made in parts: which came from which commit, and in which precision."""
+    """Of a file that was made in parts, their origins; of a comparison, who did not take part."""
     if runs := result.get("runs"):
         sides = [side for task in runs.values() for side in task.values()]
         made = dict.fromkeys(made for side in sides for made in side["made"])
         split = [text.partition(", ") for text in made]
         said = [f"{short(commit)} in {precision}" for commit, _, precision in split]
         return [f"runs of {', '.join(said)}"]
+    if skipped := result.get("skipped"):
+        return [f"without {name}: {' '.join(why.split())}" for name, why in skipped.items()]
     return [
         f"{part['cells'] if isinstance(part['cells'], str) else ' and '.join(part['cells'])}: "
         f"{part['date'][:10]}, {short(part['commit'])}"

@@ -10,23 +10,29 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
+from benchmarks.record import summary
 from benchmarks.tokenization import read_sentences
 from bertkit.datasets.glue import GLUE, read_glue
 from bertkit.datasets.squad import read_squad
+from bertkit.model.attention import has_bf16
 from bertkit.model.encoder import ModelConfig
+from bertkit.model.inference import possible_modes
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.task import Encoded, Items
 from bertkit.tasks.windows import surround
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import training_flops
+from bertkit.training.device import matmul_peak, training_flops
 
 MEAN_SHORT = 31
 DEVIATION_SHORT = 0.5
@@ -168,3 +174,39 @@ def forward_flops(
     h, inner = config.hidden_size, config.intermediate_size
     unneeded = 0 if rows is None else tokens - rows
     return whole / 3 - 2.0 * (h * h + 2 * h * inner) * unneeded
+
+
+def int8_peak(seconds: float, size: int = 1024) -> float:
+    """The most operations per second of an int8 matrix product with int32 sums here."""
+    generator = torch.Generator().manual_seed(0)
+    draw = {"dtype": torch.int8, "generator": generator}
+    left, right = (torch.randint(-127, 128, (size, size), **draw) for _ in range(2))  # type: ignore[call-overload]
+    torch._int_mm(left, right)
+    best, end = 0.0, time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        started = time.perf_counter()
+        torch._int_mm(left, right)
+        best = max(best, 2 * size**3 / (time.perf_counter() - started))
+    return best
+
+
+def measure_peaks(seconds: float) -> dict[str, float]:
+    """Operations per second of matrix products, by each precision that the processor has."""
+    peaks = {"fp32": matmul_peak(torch.device("cpu"), "fp32", seconds)}
+    if has_bf16():
+        peaks["bf16"] = matmul_peak(torch.device("cpu"), "bf16", seconds)
+    if "int8" in possible_modes():
+        peaks["int8"] = int8_peak(seconds)
+    return peaks
+
+
+def share_of_peak(
+    workload: Workload, config: ModelConfig, seconds: Sequence[float], peaks: Sequence[float]
+) -> dict[str, Any]:
+    """Needed work per second over that of matrix products of the same round."""
+    if not peaks:
+        return {}
+    rows = len(workload.sequences) if workload.head == "classification" else None
+    flops = forward_flops(config, workload.lengths, rows=rows)
+    shares = [flops / s / peak for s, peak in zip(seconds, peaks, strict=False)]
+    return {"share_of_matmul_peak_needed": summary(shares)}

@@ -6,6 +6,7 @@ No time is tested.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import growth, inference, quality, record, seeds, tables
-from benchmarks.contestants import AS_GIVEN, Bertkit
-from benchmarks.inference import cosines
-from benchmarks.peers import (
-    CLASSES,
-    Contestant,
-    OnnxPeer,
-    TransformersPeer,
-    longest_first,
-    padded,
-    run_padded,
+from benchmarks import contestants, growth, inference, quality, record, seeds, tables
+from benchmarks.contestants import (
+    AS_GIVEN,
+    Entry,
+    Failed,
+    Graph,
+    Trials,
+    cosines,
+    make_field,
     sample,
-    write_model,
 )
+from benchmarks.exports import CLASSES, fused_operators, write_model
+from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -61,16 +61,23 @@ def start(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pre
     return read_pretrained(folder)
 
 
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    """The number of threads is as before after contestants have set theirs in this process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 5), st.booleans())
 def test_padded_batches_give_each_sequence_its_own_output(
     lengths: list[int], batch: int, by_length: bool
 ) -> None:
     sequences = draw(lengths)
-    order = longest_first(sequences) if by_length else list(range(len(sequences)))
-    keys = ("input_ids", "attention_mask", "token_type_ids")
-    found = run_padded(
-        sequences, order, batch, lambda arrays: np.stack([arrays[key] for key in keys], axis=-1)
+    setting = Setting(batch=batch, by_length=by_length, callers=2)
+    found = Padded(lambda arrays: np.stack([arrays[key] for key in INPUTS], axis=-1), setting).run(
+        sequences
     )
     for output, (ids, first) in zip(found, sequences, strict=True):
         assert output[:, 0].tolist() == ids.tolist()
@@ -96,9 +103,12 @@ def test_a_sample_consists_of_batches_of_the_whole(
         rows = [order[begin : begin + batch] for begin in range(0, len(order), batch)]
         return [[id(chosen[i].ids) for i in row] for row in rows]
 
-    chosen = sample(sequences, batch, every)
+    chosen = [sequences[i] for i in sample(sequences, batch, every)]
     whole = batches(sequences)
     assert chosen
+    assert len(batches([sequences[i] for i in sample(sequences, batch, every, 2)])) >= min(
+        2, len(whole)
+    )
     assert all(found in whole for found in batches(chosen))
 
 
@@ -138,42 +148,66 @@ def test_workloads_are_real_texts_with_boundaries(
     assert work.described()["tokens"] == sum(len(ids) for ids, _ in work.sequences)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_threads")
 @pytest.mark.parametrize("head", ["classification", "question-answering"])
 def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnx")
-    from benchmarks.exports import export, fused_operators
-
     sequences = draw([7, 2, 19, 7, 40, 3])
     model = write_model(tmp_path, start, head)
-    graphs = export(model, head, tmp_path / "onnx")
-    theirs = TransformersPeer(model, head, precision="fp32", by_length=False).run(sequences)
+    workload = Workload("drawn", head, sequences)
+    entries, skipped = make_field(model, tmp_path / "exported", workload, threads=2)
+    assert {entry.library for entry in entries} | set(skipped) == set(LIBRARIES)
     shapes = [(CLASSES,) if head == "classification" else (len(ids), 2) for ids, _ in sequences]
-    assert [output.shape for output in theirs] == shapes
-    exact: dict[str, Contestant] = {
-        "sorted": TransformersPeer(model, head, precision="fp32", by_length=True),
-        "plain": OnnxPeer(graphs["plain fp32"], batch=2),
-        "fused": OnnxPeer(graphs["fused fp32"], batch=4),
-        "bertkit": Bertkit(model, head, "fp32"),
-    }
-    for contestant in exact.values():
-        for own, other in zip(contestant.run(sequences), theirs, strict=True):
-            np.testing.assert_allclose(own, other, rtol=1e-3, atol=2e-4)
-    rough: dict[str, Contestant] = {
-        "bf16": TransformersPeer(model, head, precision="bf16", by_length=True)
-    }
-    if torch.cpu.get_capabilities().get("avx512_vnni"):  # else its products of integers saturate
-        rough["plain int8"] = OnnxPeer(graphs["plain int8"], batch=3)
-        rough["fused int8"] = OnnxPeer(graphs["fused int8"], batch=3)
-    for name, contestant in rough.items():
-        found = cosines(contestant.run(sequences), theirs)
-        assert min(found) > 0.95, name
-        assert max(found) < 1 - 1e-7, name  # else it did not compute in fewer bits
-    fused = fused_operators(graphs["fused int8"])
-    assert fused["QAttention"] == start.config.num_hidden_layers
-    before = {path: path.stat().st_mtime_ns for path in graphs.values()}
-    assert export(model, head, tmp_path / "onnx") == graphs
-    assert {path: path.stat().st_mtime_ns for path in graphs.values()} == before
+    outputs: dict[str, list[np.ndarray]] = {}
+    for entry in entries:
+        server = Server(entry.library)
+        server.give(sequences)
+        for setting in (*entry.shapes(batch=2), *entry.alone()):
+            assert server.load(entry.model(setting), setting) > 0
+            *_, found = server.run()
+            assert [output.shape for output in found] == shapes
+            expected = outputs.setdefault("reference", found)
+            if entry.precision == "fp32":
+                for own, other in zip(found, expected, strict=True):
+                    np.testing.assert_allclose(own, other, rtol=1e-3, atol=2e-4)
+            else:
+                same = cosines(found, expected)
+                assert np.mean(same) > 0.85, (entry.name, setting)
+                assert max(same) < 1 - 1e-7, (entry.name, "did not compute in fewer bits")
+    for path in (tmp_path / "exported").glob("*-fused-int8.onnx"):
+        assert fused_operators(path)["QAttention"] == start.config.num_hidden_layers
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    again, _ = make_field(model, tmp_path / "exported", workload, threads=2)
+    assert again == entries
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
+
+
+def test_a_contestant_runs_in_a_process_of_its_own(
+    start: PretrainedWeights, tmp_path: Path
+) -> None:
+    model = write_model(tmp_path, start, "classification")
+    entry = Entry("bertkit", "fp32", model, "classification", {"": Graph(model)}, threads=1)
+    [setting] = entry.shapes()
+    with contestants.worker_of(entry, draw([7, 2, 19])) as worker:
+        worker.ask("load", entry.model(setting), setting)
+        seconds, busy, outputs = worker.ask("run", [2, 0])
+        assert seconds > 0 < busy
+        assert [output.shape for output in outputs] == [(CLASSES,)] * 2
+        assert len(worker.ask("calls", 1, 3)) == 3
+        assert worker.ask("peak_mebibytes") > 50
+        with pytest.raises(Failed, match="IndexError"):
+            worker.ask("run", [3])
+        worker.process.kill()
+        with pytest.raises(Failed, match="ended"):
+            worker.ask("run")
+
+
+def test_the_fastest_setting_with_right_outputs_is_chosen() -> None:
+    quick, right, slow = (Setting(batch=size) for size in (1, 2, 3))
+    rates = {quick: 30.0, right: 20.0, slow: 10.0}
+    assert Trials(rates, {quick: 0.5, right: 0.95, slow: 1.0}).best == right
+    assert Trials(rates, dict.fromkeys(rates, 0.5)).best == quick
+    assert Trials(rates, dict.fromkeys(rates, 1.0)).best == quick
 
 
 def test_incomplete_fusion_is_an_error(start: PretrainedWeights, tmp_path: Path) -> None:
@@ -191,28 +225,64 @@ def test_incomplete_fusion_is_an_error(start: PretrainedWeights, tmp_path: Path)
         exports.write_fused(deeper, tmp_path / "plain.onnx", tmp_path / "fused.onnx")
 
 
+class Here:
+    """A contestant in this process: starting a process for each takes minutes."""
+
+    def __init__(self, library: str) -> None:
+        self.server = Server(library)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.server, method)(*arguments)
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("own_threads")
 def test_inference_from_texts_to_tables(
     data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(contestants, "Worker", Here)
     found, details = inference.run(
         data, tmp_path / "work", start, replace(inference.QUICK, repeats=2)
     )
-    assert set(found) == {"short", "mrpc", "squad", "latency"}
+    assert list(found) == list(inference.TABLES)
     assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit fp32")] == [1, 2]
     assert AS_GIVEN not in found["latency"]
-    assert found["squad"]["bertkit fp32"]["cosine"] == pytest.approx(1.0, abs=1e-4)
-    assert found["mrpc"]["onnxruntime int8"]["over_onnxruntime_int8"]["median"] == 1
-    needed, whole = (
-        found["short"]["bertkit fp32"][name]["median"]
-        for name in ("share_of_matmul_peak_needed", "share_of_matmul_peak")
-    )
-    assert needed <= whole
+    assert found["squad"]["bertkit fp32"]["lowest_cosine"] == pytest.approx(1.0, abs=1e-4)
+    assert found["mrpc"]["bertkit fp32"]["over_bertkit_fp32"]["median"] == 1
+    assert found["short"]["bertkit fp32"]["share_of_matmul_peak_needed"]["median"] > 0
+    assert found["scores"]["bertkit fp32"]["mrpc other labels"] == 0
+    taking_part = {name.split(" ")[0] for name in found["short"]} | set(details["short"]["skipped"])
+    assert taking_part == set(LIBRARIES)
     monkeypatch.setattr(record, "ROOT", tmp_path)
-    inference.write_tables(found, details)
-    for name in (f"inference-{table}" for table in found):
-        assert "bertkit fp32" in tables.render(tmp_path / "results", name)
+    for name, table in found.items():
+        inference.write_table(name, table, details[name])
+        assert "bertkit fp32" in tables.render(tmp_path / "results", f"inference-{name}")
+
+
+@pytest.mark.usefixtures("own_threads")
+def test_peers_that_are_not_installed_are_left_out_and_named(
+    data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contestants, "Worker", Here)
+    monkeypatch.setattr(contestants, "installed", lambda package: None)
+    quick = replace(inference.QUICK, tables=["short", "latency"])
+    found, details = inference.run(data, tmp_path / "work", start, quick)
+    assert set(details["short"]["skipped"]) == set(LIBRARIES) - {"transformers", "bertkit"}
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    for name in found:
+        inference.write_table(name, found[name], details[name])
+        shown = tables.render(tmp_path / "results", f"inference-{name}")
+        assert "without openvino: openvino and nncf and onnx not installed" in shown
+
+
+def test_wrong_outputs_are_marked() -> None:
+    expected = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
+    assert inference.compared(expected, expected) == {"lowest_cosine": 1.0}
+    wrong = [expected[0], np.array([1.0, 1.0])]
+    assert "0.9" in inference.compared(wrong, expected)["remark"]
 
 
 def test_growth_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
