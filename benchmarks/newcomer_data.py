@@ -113,6 +113,23 @@ def conll(path: Path) -> None:
         (path / f"{name}.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
+def blimp(path: Path) -> None:
+    """Two of BLiMP's files in their official form, one of each split."""
+    path.mkdir()
+    for name in ("adjunct_island", "anaphor_number_agreement"):
+        rows = [
+            {
+                "sentence_good": f"The {place} is in the garden.",
+                "sentence_bad": f"The {place} are in the garden.",
+                "field": "syntax",
+                "UID": name,
+            }
+            for place in PLACES
+        ]
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        (path / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
 def folder(path: Path) -> None:
     """An empty one: no data set is at hand."""
     path.mkdir()
@@ -128,6 +145,7 @@ STAND_INS: dict[str, Callable[[Path], None]] = {
     "GLUE": glue,
     "SQUAD": squad,
     "CONLL": conll,
+    "BLIMP": blimp,
     "DATA": folder,
 }
 """What a reader's own file or folder is called on the pages → what makes a small one."""

@@ -17,11 +17,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import pytest
-import torch  # noqa: F401  before what is instrumented, or its bytecode is not found
+import torch  # before what is instrumented, or its bytecode is not found
 
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Each test begins with one thread, also after one that has left another number behind."""
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,13 +19,13 @@ from tests.test_cli import TOY
 INPUTS = {"--model", "--tokenizer", "--ensemble", "--init-from", "--path", "--store"}
 """Parameters of type `Path` that are read, which the rule takes those without a mark for."""
 NO_PATHS = {
-    *("--task", "--split", "--format", "--column", "--device", "--precision", "--pooling", "--to"),
+    *("--task", "--format", "--column", "--device", "--precision", "--pooling", "--to"),
     *("--head", "--text", "--pair", "--label", "--choices", "--id", "--separator", "--question"),
     *("--passage", "--answers", "--words", "--tags", "--document", "--layers", "--dtype", "--init"),
     *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
     *("--sbatch", "--machine", "--place", "--strategy", "--objectives.token", "TABLES"),
     *("--objectives.pair", "--training.schedule", "--training.precision", "--track", "--metric"),
-    "--class-weights",
+    *("--class-weights", "--method", "--split", "--good", "--bad"),
 }
 """Parameters of text that name no file, in the commands that write."""
 COMMANDS = {
