@@ -33,7 +33,7 @@ from bertkit.tasks.task import Items, Task, TaskBatch, make_batch, split_parts
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.distributed import ALONE
 from bertkit.training.journal import RunLog
-from bertkit.training.optimizer import build_optimizer
+from bertkit.training.optimizer import AdamW, build_optimizer
 from bertkit.training.recipe import learning_rate
 from bertkit.training.step import LoopSettings, MetricWindow, StepRecord, train_steps
 
@@ -172,7 +172,7 @@ class TaskNetwork:
     model: TaskModel
     compact: CompactEmbeddings | None
     """The word embeddings in use; None if they are frozen."""
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW
 
 
 def silent_log(done: int) -> RunLog:

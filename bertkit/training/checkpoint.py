@@ -30,13 +30,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.weights import read_tensors, write_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors, new_folder, read_json, sha256_file, write_json
 from bertkit.training.distributed import Ranks
+from bertkit.training.optimizer import AdamW
 from bertkit.training.state import (
     model_tensors,
     optimizer_tensors,
@@ -275,7 +275,7 @@ class CheckpointWriter:
         self,
         folder: Path,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: AdamW,
         ranks: Ranks,
         *,
         sharded: bool = False,

@@ -1,7 +1,7 @@
 """The optimizer: AdamW or BERT's original Adam, its two parameter groups, and gradient clipping.
 
-Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. `OriginalAdam` follows
-Google's `optimization.py` where it goes beyond that text.
+Paper section A.2: Adam with beta1 0.9, beta2 0.999 and weight decay 0.01. Without bias
+correction it follows Google's `optimization.py` where that goes beyond this text.
 """
 
 from __future__ import annotations
@@ -18,38 +18,82 @@ PAST_BIAS_CORRECTION = 2.0**40
 """A step at which 1 - beta ** step is exactly 1; in float32, adding 1 does not change it."""
 
 
-class OriginalAdam(torch.optim.AdamW):
-    """The Adam that BERT was trained with, without bias correction of the two averages.
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019), or the Adam that BERT was trained with, fused by torch.
 
     With gradient g, learning rate r and weight decay d, an update of a parameter p is
 
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g * g
-        p = p - r * (m / (sqrt(v) + epsilon) + d * p)
+        p = p - r * (m' / (sqrt(v') + epsilon) + d * p)
 
-    which is AdamW at a step so late that the corrections 1 - beta ** step are 1. So every parameter
-    starts at such a step, and torch's fused kernel computes the update. Early updates are larger
-    than those of AdamW: the first is 0.1 / sqrt(0.001) = 3.2 learning rates instead of 1.
+    where m' and v' are m and v, corrected for their start at zero: divided by 1 - beta ** step.
+    BERT was trained without that correction, so its early updates are larger: the first is 0.1 /
+    sqrt(0.001) = 3.2 learning rates instead of 1. There every parameter starts at a step so late
+    that the corrections are 1.
+
+    `torch.optim.AdamW` computes the same numbers by the same kernel, but the first one that a
+    process makes imports torch's compiler, which takes seconds.
+
+    Args:
+        groups: dictionaries with `params`, the parameters, and their `weight_decay`.
+        learning_rate: the learning rate of the first update; see `set_learning_rate`.
+        betas: the decay rates of the two running averages.
+        epsilon: the constant added to the square root of the second average.
+        bias_correction: whether to correct the averages.
     """
 
-    def step(self, closure: Any = None) -> Any:
-        """Update every parameter that has a gradient; `closure` is as in torch."""
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        *,
+        learning_rate: float,
+        betas: tuple[float, float],
+        epsilon: float,
+        bias_correction: bool,
+    ) -> None:
+        self.param_groups = [{**group, "lr": learning_rate} for group in groups]
+        self.betas, self.epsilon, self.bias_correction = betas, epsilon, bias_correction
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not given:
+                continue
+            for parameter in given:
+                if parameter not in self.state:
+                    self.state[parameter] = initial_state(self, parameter)
+            steps, averages, squares = (
+                [self.state[parameter][name] for parameter in given]
+                for name in ("step", "exp_avg", "exp_avg_sq")
+            )
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                *(given, [parameter.grad for parameter in given], averages, squares, [], steps),
+                lr=group["lr"],
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                weight_decay=group["weight_decay"],
+                eps=self.epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if not self.state[parameter]:
-                    self.state[parameter] = initial_state(self, parameter)
-        return super().step(closure)
+                parameter.grad = None
 
 
-def initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+def initial_state(optimizer: AdamW, parameter: Tensor) -> dict[str, Tensor]:
     """Return the state of a parameter before its first update: zero averages and a scalar step."""
-    first = PAST_BIAS_CORRECTION if isinstance(optimizer, OriginalAdam) else 0.0
-    fused = optimizer.defaults.get("fused", False)
+    first = 0.0 if optimizer.bias_correction else PAST_BIAS_CORRECTION
     return {
-        # the fused kernel reads the step where the parameter lives, the others on the CPU
-        "step": torch.tensor(
-            first, dtype=torch.float32, device=parameter.device if fused else "cpu"
-        ),
+        "step": torch.tensor(first, dtype=torch.float32, device=parameter.device),
         "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
     }
@@ -102,8 +146,8 @@ def build_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-6,
     bias_correction: bool = True,
-) -> torch.optim.Optimizer:
-    """Build an AdamW over the two `parameter_groups`, with torch's fused kernel.
+) -> AdamW:
+    """Build an AdamW over the two `parameter_groups`.
 
     Args:
         model: the model, already on the device that it is trained on.
@@ -111,7 +155,7 @@ def build_optimizer(
         weight_decay: each update subtracts this times the learning rate times the parameter.
         betas: the decay rates of the two running averages.
         epsilon: the constant added to the square root of the second average.
-        bias_correction: whether to correct the averages; if not, the optimizer is `OriginalAdam`.
+        bias_correction: whether to correct the averages; see `AdamW`.
 
     Raises:
         BertkitError: the model has no trainable parameter.
@@ -119,11 +163,16 @@ def build_optimizer(
     groups = parameter_groups(model, weight_decay)
     if not any(group["params"] for group in groups):
         raise BertkitError("the model has no parameter to train; unfreeze some of them")
-    kind = torch.optim.AdamW if bias_correction else OriginalAdam
-    return kind(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
+    return AdamW(
+        groups,
+        learning_rate=learning_rate,
+        betas=betas,
+        epsilon=epsilon,
+        bias_correction=bias_correction,
+    )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+def set_learning_rate(optimizer: AdamW, value: float) -> None:
     """Set the learning rate of the next update in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = value

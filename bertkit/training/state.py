@@ -23,7 +23,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import check_memory
 from bertkit.training.optimizer import (
     PAST_BIAS_CORRECTION,
-    OriginalAdam,
+    AdamW,
     build_optimizer,
     initial_state,
     trainable_parameters,
@@ -36,7 +36,7 @@ class TrainState:
     """A network in training, on its device, with its optimizer and progress."""
 
     model: Any
-    optimizer: torch.optim.Optimizer
+    optimizer: AdamW
     loss_fn: Callable[..., Any]
     """(model, batch) → sums; compiled if that was requested."""
     eval_loss_fn: Callable[..., Any]
@@ -204,7 +204,7 @@ def copy_tensor(own: Tensor, saved: Tensor) -> None:
     own.copy_(saved)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     """Return an AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
 
     NAME is the name of the parameter in the model. A parameter that never had a gradient has no
@@ -218,9 +218,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def restore_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
-) -> None:
+def restore_optimizer(model: nn.Module, optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
     """Restore an optimizer's saved state exactly; the inverse of `optimizer_tensors`.
 
     Raises:
@@ -232,7 +230,7 @@ def restore_optimizer(
     }
     expected = {f"{key}.{name}": state[key] for name, state in fresh.items() for key in MOMENTS}
     check_tensors("optimizer", expected, tensors)
-    original = isinstance(optimizer, OriginalAdam)
+    original = not optimizer.bias_correction
     if any((tensors[f"step.{name}"] >= PAST_BIAS_CORRECTION) != original for name in fresh):
         raise BertkitError(
             f"the optimizer checkpoint was made {'with' if original else 'without'} bias "

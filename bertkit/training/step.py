@@ -21,7 +21,7 @@ from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import autocast, seed_random, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
-from bertkit.training.optimizer import clip_gradients, set_learning_rate
+from bertkit.training.optimizer import AdamW, clip_gradients, set_learning_rate
 
 
 class BatchLike(Protocol):
@@ -102,7 +102,7 @@ def merge_sums(first: Sums | None, second: Sums) -> Sums:
 
 def train_steps(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AdamW,
     objective: Objective[AnyBatch],
     steps: Iterable[tuple[Sequence[AnyBatch], Position]],
     settings: LoopSettings,
@@ -142,7 +142,7 @@ def train_steps(
         assert kept is not None, "a step has at least one micro-batch"
         norm = clip_gradients(model, settings.max_gradient_norm)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         yield StepRecord(
             step=step + 1,
             after=after,

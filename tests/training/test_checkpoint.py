@@ -20,7 +20,7 @@ from bertkit.checkpoints import weights
 from bertkit.errors import BertkitError
 from bertkit.training import checkpoint
 from bertkit.training.checkpoint import checkpoints, load_latest, save_checkpoint, save_shards
-from bertkit.training.optimizer import build_optimizer
+from bertkit.training.optimizer import AdamW, build_optimizer
 from bertkit.training.state import (
     model_tensors,
     optimizer_tensors,
@@ -46,7 +46,7 @@ class Tied(nn.Module):
         return nn.functional.dropout(self.decoder(self.norm(self.words(ids))), 0.2)
 
 
-def train(model: Tied, optimizer: torch.optim.Optimizer, steps: range) -> None:
+def train(model: Tied, optimizer: AdamW, steps: range) -> None:
     for step in steps:
         torch.manual_seed(step)
         loss = model(torch.randint(7, (8,))).logsumexp(-1).mean()
