@@ -262,8 +262,11 @@ def read_model_config(path: Path) -> ModelConfig:
             raise BertkitError(f"{path}: {name} is {values[name]!r}; only {value!r} is supported")
     if "vocab_size" not in values:
         raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    fields = {name: values[name] for name in known if name in values}
+    types = {field.name: field.type for field in dataclasses.fields(ModelConfig)}
+    fields = {name: values[name] for name in types if name in values}
+    for name, value in fields.items():
+        if types[name] == "float" and type(value) is int:  # such as a dropout of 0
+            fields[name] = float(value)
     fields = {name: fields[name] for name in fields if name not in OWN_FIELDS}
     fields |= read_family(values, path)
     act = str(fields.get("hidden_act", "gelu"))

@@ -63,12 +63,10 @@ def apply_fsdp(model: nn.Module, device: torch.device) -> None:
 def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     """Wrap a model in DDP, whose backward pass sums gradients over the ranks.
 
-    All ranks start with the weights of rank 0.
+    All ranks start with the weights of rank 0. The networks have no buffers to keep equal.
     """
     one = [device] if device.type == "cuda" else None
-    wrapped = DistributedDataParallel(
-        model, device_ids=one, forward_sync_buffers=False, gradient_as_bucket_view=True
-    )
+    wrapped = DistributedDataParallel(model, device_ids=one, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(None, lambda state, bucket: add_gradients(bucket))
     return wrapped
 
