@@ -27,7 +27,7 @@ from benchmarks.exports import (
     export_ctranslate2,
     export_openvino,
 )
-from benchmarks.peers import LIBRARIES, Encoded, Model, Setting, longest_first, padded
+from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload
 from bertkit.checkpoints.huggingface import load_config
@@ -166,9 +166,11 @@ def make_field(
 
     enter("transformers", {precision: {"": Graph(model)} for precision in precisions()})
     makers = {"onnxruntime": onnx_graphs, "ctranslate2": ctranslate2_graphs}
-    needed = {library: (LIBRARIES[library].package,) for library in makers}
-    needed["openvino"] = ("openvino", "nncf", "onnx")
-    needed["onnxruntime"] = ("onnxruntime", "onnx")
+    needed = {
+        "onnxruntime": ("onnxruntime", "onnx"),
+        "ctranslate2": ("ctranslate2",),
+        "openvino": ("openvino", "nncf", "onnx"),
+    }
     for library, packages in needed.items():
         if missing := [package for package in packages if not installed(package)]:
             skipped[library] = f"{' and '.join(missing)} not installed"

@@ -20,18 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.record import data_folder, installed, summary, write_result
-from bertkit.checkpoints.huggingface import load_pretraining_model
+from bertkit.checkpoints.huggingface import load_config
 from bertkit.checkpoints.pretrained import model_folder
 from bertkit.config import read_recipe
 from bertkit.corpus.from_text import TextOptions, store_from_text
 from bertkit.datasets.minimal_pairs import MinimalPair, read_minimal_pairs
-from bertkit.predict.likelihood import SentenceScorer
 from bertkit.predict.minimal_pairs import MinimalPairEvaluation, evaluate_minimal_pairs
+from bertkit.predict.pretrained import load_pretrained
 from bertkit.text.lines import TextCounts
-from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.pretrain import pretrain
 from bertkit.training.recipe import PretrainRecipe
 
@@ -89,9 +87,7 @@ def slice_of(pairs: Sequence[MinimalPair], count: int) -> list[str]:
 
 def ours(model: Path, method: str) -> Scorer:
     """Return bertkit's scorer in fp32, from texts to scores: tokenizing counts."""
-    folder = model_folder(model)
-    network, tokenizer = load_pretraining_model(folder), Tokenizer.load(folder)
-    scorer = SentenceScorer(network, tokenizer, torch.device("cpu"), "fp32")
+    scorer = load_pretrained(model, device="cpu", precision="fp32").scorer
     return lambda texts: np.array([one.sum() for one in scorer.score(scorer.encode(texts), method)])
 
 
@@ -171,7 +167,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
         model: a pre-trained masked language model.
         settings: see `Settings`.
     """
-    network = load_pretraining_model(model_folder(model)).config
+    network = load_config(model_folder(model))
     details: dict[str, Any] = {
         "precision": "fp32",
         "layers": network.num_hidden_layers,

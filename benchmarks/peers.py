@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -242,17 +241,15 @@ class Library(NamedTuple):
     modules: tuple[str, ...]
     """Imported before the clock of the first call runs."""
     make: Callable[[Model, Setting], Padded | Bertkit]
-    package: str = ""
-    """Its distribution where it is a peer that may be absent."""
 
 
 LIBRARIES = {
     "transformers": Library(
         ("benchmarks.exports", "transformers.models.bert.modeling_bert"), with_transformers
     ),
-    "onnxruntime": Library(("onnxruntime",), with_onnxruntime, "onnxruntime"),
-    "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2, "ctranslate2"),
-    "openvino": Library(("openvino",), with_openvino, "openvino"),
+    "onnxruntime": Library(("onnxruntime",), with_onnxruntime),
+    "ctranslate2": Library(("ctranslate2", "safetensors.numpy"), with_ctranslate2),
+    "openvino": Library(("openvino",), with_openvino),
     "bertkit": Library(
         ("bertkit.checkpoints.huggingface", "bertkit.predict.engine", "benchmarks.exports"), Bertkit
     ),
@@ -319,7 +316,7 @@ def serve(connection: Connection) -> None:
                 server = Server(*arguments)
                 result: Any = None
             else:
-                result = partial(getattr(server, method), *arguments)()
+                result = getattr(server, method)(*arguments)
             connection.send((result, ""))
         except Exception as error:
             connection.send((None, f"{type(error).__name__}: {error}"))

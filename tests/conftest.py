@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 os.environ["BERTKIT_CHECK_SHAPES"] = "1"  # before bertkit.shapes is imported
 # Without bytecode every worker of the tests, and every command that they start, compiles it all.
@@ -23,6 +24,9 @@ from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
+if TYPE_CHECKING:
+    from bertkit.model.encoder import ModelConfig
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
@@ -37,6 +41,15 @@ def known_speed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bertkit.training.pretrain.matmul_peak", lambda *_, **__: 1e12)
         yield
+
+
+def tiny_config(tokenizer: Tokenizer, **changes: Any) -> ModelConfig:
+    """The sizes of a network that is made and run in milliseconds, with changes."""
+    from bertkit.model.encoder import ModelConfig  # instrumented, so not before pytest has begun
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "max_position_embeddings": 40}
+    return ModelConfig(vocab_size=tokenizer.size, **{**sizes, **changes})
 
 
 @pytest.fixture(scope="session")

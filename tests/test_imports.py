@@ -103,6 +103,7 @@ def test_public_names_exist_and_are_sorted() -> None:
         ("bertkit.cli.clean", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.cli.plan", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.cli.pretrain", ["torch", "matplotlib", "datasets", "transformers"]),
+        ("bertkit.cli.demo", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.corpus.build", ["torch", "matplotlib", "datasets", "transformers"]),
         ("bertkit.training.pretrain", ["matplotlib", "datasets", "transformers", "tensorboard"]),
     ],

@@ -22,10 +22,9 @@ from huggingface_hub import ModelCard
 
 from benchmarks.newcomer_data import STAND_INS
 from bertkit.checkpoints.save import save_model
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import WORDS, make_document
+from tests.conftest import WORDS, make_document, tiny_config
 from tests.hub_server import running_hub
 from tests.markdown import ROOT, blocks
 from tests.tools.installed import Person, finish, install_wheel
@@ -54,15 +53,7 @@ def person(site: Path, tmp_path: Path) -> Person:
 def published(tokenizer: Tokenizer, person: Person) -> None:
     """A small BERT that somebody gave to the person, as the folder `bert`."""
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.1,
-    )
+    config = tiny_config(tokenizer, initializer_range=0.1)
     save_model(person.folder / "bert", PretrainingModel(config), tokenizer, {})
 
 

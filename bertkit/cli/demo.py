@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
-
 from bertkit.config import refuse_foreign
 from bertkit.console import Console
 from bertkit.outputs import FOLDER
@@ -22,6 +20,8 @@ def demo_command(*, out: Annotated[Path, FOLDER] = Path("runs/demo")) -> int:
     out
         The run directory, in which the report is report.html.
     """
+    import torch
+
     from bertkit.demo.run import run_demo
 
     refuse_foreign(out / "recipe.json", "a run")

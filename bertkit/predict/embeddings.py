@@ -30,7 +30,6 @@ from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import Encoder, check_vocabulary
-from bertkit.model.inference import prepare_encoder
 from bertkit.model.pooling import (
     OVER_TOKENS,
     TextPooling,
@@ -39,8 +38,14 @@ from bertkit.model.pooling import (
     summary_vectors,
     weighted_vectors,
 )
-from bertkit.predict.engine import check_outputs, choose_mode, one_thread_each, shares
-from bertkit.tasks.task import PREDICTION_TOKENS, Encoded, ItemPart, make_batch, split_parts
+from bertkit.predict.engine import (
+    autocast_precision,
+    batch_map,
+    check_outputs,
+    choose_mode,
+    prepare_for,
+)
+from bertkit.tasks.task import Encoded, ItemPart, make_batch, split_parts
 from bertkit.tasks.windows import context_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
@@ -99,10 +104,7 @@ class Embedder:
             )
         self.encoder = encoder.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
-        self.threads = 1
-        if device.type == "cpu":
-            prepare_encoder(self.encoder, mode)
-            self.threads = torch.get_num_threads()
+        self.threads = prepare_for(device, self.encoder, mode)
 
     @property
     def width(self) -> int:
@@ -182,22 +184,16 @@ class Embedder:
 
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
         """Yield the weighted vectors of windows, batch by batch and in order."""
-        threads, tokens = shares(sum(part.tokens for part in parts), self.threads)
-        if threads == 1:
-            yield from map(self._compute, split_parts(parts, PREDICTION_TOKENS))
-            return
-        with one_thread_each(threads) as pool:
-            yield from pool.map(self._compute, split_parts(parts, tokens))
+        with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
+            yield from each(self._compute, split_parts(parts, tokens))
 
     @torch.inference_mode()
     def _compute(self, parts: list[ItemPart]) -> np.ndarray:
         """Return (parts, width): each window's vector times its weight."""
         batch = make_batch(parts).to(self.device)
         pooling = self.settings.pooling
-        # prepared layers compute in their own precision, without autocast
-        precision = "fp32" if self.device.type == "cpu" else self.mode
         places = batch.place
-        with autocast(self.device, precision):
+        with autocast(self.device, autocast_precision(self.device, self.mode)):
             if pooling in OVER_TOKENS:
                 shares = [parts[i].target for i in np.argsort(places)]
                 weights = torch.from_numpy(np.concatenate(shares)).to(self.device)

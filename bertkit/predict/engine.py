@@ -9,18 +9,20 @@ size of a call, not on the length of a file: `bertkit predict` reads files in ch
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
+from bertkit.console import Console
 from bertkit.errors import BertkitError
+from bertkit.model.encoder import Encoder
 from bertkit.model.inference import check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
-from bertkit.tasks.task import Items, run_model
+from bertkit.tasks.task import PREDICTION_TOKENS, Items, run_model
 from bertkit.training.device import choose_precision
 
 
@@ -66,10 +68,7 @@ class Engine:
     def __init__(self, model: TaskModel, device: torch.device, mode: str) -> None:
         self.model = model.to(device).eval()
         self.device, self.mode = device, mode
-        self.threads = 1
-        if device.type == "cpu":
-            prepare_encoder(self.model.encoder, mode)
-            self.threads = torch.get_num_threads()
+        self.threads = prepare_for(device, self.model.encoder, mode)
 
     def run(
         self, items: Items, progress: Callable[[int], None] = lambda done: None
@@ -83,18 +82,35 @@ class Engine:
         Raises:
             BertkitError: an output is NaN or infinite.
         """
-        # prepared layers compute in their own precision, without autocast
-        precision = "fp32" if self.device.type == "cpu" else self.mode
-        run = partial(run_model, self.model, items, self.device, precision=precision)
-        threads, tokens = shares(items.tokens, self.threads)
-        if threads == 1:
-            outputs = run(progress=progress)
-        else:
-            with one_thread_each(threads) as pool:
-                outputs = run(progress=progress, tokens=tokens, each=pool.map)
+        precision = autocast_precision(self.device, self.mode)
+        with batch_map(items.tokens, self.threads) as (each, tokens):
+            outputs = run_model(
+                *(self.model, items, self.device),
+                precision=precision,
+                progress=progress,
+                tokens=tokens,
+                each=each,
+            )
         for parts in outputs:
             check_outputs(*parts)
         return outputs
+
+
+def prepare_for(device: torch.device, encoder: Encoder, mode: str) -> int:
+    """Prepare an encoder for prediction on its device; return the number of threads to use.
+
+    On a CPU its layers are replaced (`bertkit.model.inference`), so that it can no longer be
+    trained.
+    """
+    if device.type != "cpu":
+        return 1
+    prepare_encoder(encoder, mode)
+    return torch.get_num_threads()
+
+
+def autocast_precision(device: torch.device, mode: str) -> str:
+    """Return the precision for autocast: prepared layers on a CPU compute in their own."""
+    return "fp32" if device.type == "cpu" else mode
 
 
 def check_outputs(*outputs: np.ndarray) -> None:
@@ -126,6 +142,22 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
         return 1, 0
     share = tokens // (threads * BATCHES_PER_THREAD)
     return threads, min(THREAD_TOKENS, max(LEAST_TOKENS, share))
+
+
+@contextmanager
+def batch_map(tokens: int, threads: int) -> Iterator[tuple[Callable[..., Iterable[Any]], int]]:
+    """Provide a version of `map` over batches, which may use threads, and the tokens of a batch.
+
+    Args:
+        tokens: the number of tokens in all sequences.
+        threads: see `shares`.
+    """
+    workers, size = shares(tokens, threads)
+    if workers == 1:
+        yield map, PREDICTION_TOKENS
+        return
+    with one_thread_each(workers) as pool:
+        yield pool.map, size
 
 
 @contextmanager
@@ -179,3 +211,17 @@ def check_change(
             f"{mode} lowers {metric} from {100 * exact[metric]:.2f} to {100 * fast[metric]:.2f}, "
             f"and the bound is {100 * bound:.2f} points; choose bf16 or fp32, or another bound"
         )
+
+
+def count_bar(console: Console, title: str, unit: str) -> Callable[[int, int], None]:
+    """Return a `progress` function of (done, total) that shows a bar, closed when all is done."""
+
+    def show(done: int, total: int) -> None:
+        if done:
+            console.update({"done": done})
+        else:
+            console.start(total, title=title, unit=unit)
+        if done == total:
+            console.close()
+
+    return show

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from bertkit.datasets.benchmarks import OFFICIAL, DataFiles, check_sources, read
 from bertkit.datasets.glue import GLUE
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
+from bertkit.predict.engine import count_bar
 from bertkit.predict.files import Given, is_swag
 from bertkit.predict.load import load_predictor
 from bertkit.predict.predictors import TaskPredictor
@@ -144,7 +145,7 @@ def evaluate(
             *(f"{line}; {IMPOSSIBLE}" for line in predictor.task.remarks(inputs)),
         ):
             shown.say(line)
-        bar = windows_bar(shown)
+        bar = count_bar(shown, "predicting", "windows")
         predictions, items = predictor.run(inputs, bar)
         shown.say(describe_items(split, items))
         known, found, unscored = labelled_part(inputs, predictions)
@@ -223,17 +224,3 @@ def official_scores(
         return task.score(inputs, predictions)
     official = replace(task, labels=GLUE[name].labels, metrics=GLUE[name].metrics)
     return official.score(inputs, predictions)
-
-
-def windows_bar(console: Console) -> Callable[[int, int], None]:
-    """Return a `progress` function for `TaskPredictor.run` that shows a bar over windows."""
-
-    def show(done: int, total: int) -> None:
-        if done:
-            console.update({"done": done})
-        else:
-            console.start(total, title="predicting", unit="windows")
-        if done == total:
-            console.close()
-
-    return show

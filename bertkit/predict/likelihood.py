@@ -24,7 +24,6 @@ product with the vocabulary are computed for the masked position only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -39,13 +38,11 @@ from bertkit.model.inference import (
     FloatProduct,
     InferenceLayer,
     SingleQuery,
-    prepare_encoder,
     round_up_rows,
 )
-from bertkit.predict.engine import check_outputs, one_thread_each, shares
+from bertkit.predict.engine import autocast_precision, batch_map, check_outputs, prepare_for
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
-from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 
@@ -166,14 +163,11 @@ class SentenceScorer:
         check_vocabulary(model.config, tokenizer.size)
         self.model = model.to(device).eval()
         self.tokenizer, self.device, self.mode = tokenizer, device, mode
-        self.threads = 1
+        encoder = self.model.encoder
         self.single_query: SingleQuery | None = None
-        if device.type == "cpu":
-            encoder = self.model.encoder
-            if mode == "fp32" and model.config.direction == "bidirectional":
-                self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
-            prepare_encoder(encoder, mode)
-            self.threads = torch.get_num_threads()
+        if (device.type, mode, model.config.direction) == ("cpu", "fp32", "bidirectional"):
+            self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
+        self.threads = prepare_for(device, encoder, mode)
 
     @cached_property
     def decode(self) -> Callable[[Rows], VocabularyLogits]:
@@ -219,8 +213,7 @@ class SentenceScorer:
         cost = tokens_once if method == "causal" else tokens_of_copies
         total, done = sum(cost(len(ids)) for ids in unique), 0
         found: list[np.ndarray] = [np.zeros(0)] * len(unique)
-        with ExitStack() as stack:
-            each, tokens = self._workers(stack, total)
+        with batch_map(total, self.threads) as (each, tokens):
             for group in equal_lengths(unique, cost):
                 progress(done, total)
                 ids = np.stack([unique[i] for i in group])
@@ -231,13 +224,6 @@ class SentenceScorer:
         progress(total, total)
         check_outputs(*found)
         return [found[place] for place in places]
-
-    def _workers(self, stack: ExitStack, total: int) -> tuple[Callable[..., Iterable[Any]], int]:
-        """Return a version of `map` that may use threads, and the tokens of a batch for it."""
-        threads, tokens = shares(total, self.threads)
-        if threads == 1:
-            return map, PREDICTION_TOKENS
-        return stack.enter_context(one_thread_each(threads)).map, tokens
 
     def _readings(self, ids: np.ndarray, method: str) -> Readings:
         if method == "causal":
@@ -276,13 +262,12 @@ class SentenceScorer:
         flat = ids.reshape(-1).astype(np.int64)
         packed = from_arrays(flat, np.zeros_like(flat), np.full(sequences, length))
         read = torch.from_numpy((np.arange(sequences)[:, None] * length + positions).reshape(-1))
-        if self.device.type == "cpu":
-            states = self._encode(packed, read)
-            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
-        else:
-            with autocast(self.device, self.mode):
+        with autocast(self.device, autocast_precision(self.device, self.mode)):
+            if self.device.type == "cpu":
+                states = self._encode(packed, read)
+            else:
                 states = self.model.encoder(packed.to(self.device), read.to(self.device))
-                parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
         return np.concatenate(parts)
 
     def _encode(self, packed: Packed, read: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ sets, so every phenomenon has the same weight.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -17,17 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.checkpoints.huggingface import load_pretraining_model
-from bertkit.checkpoints.pretrained import model_folder
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.minimal_pairs import BAD, GOOD, MinimalPair, read_minimal_pairs
 from bertkit.errors import BertkitError
 from bertkit.files import write_json, write_text
-from bertkit.predict.engine import choose_mode
+from bertkit.predict.engine import count_bar
 from bertkit.predict.likelihood import SentenceScorer, choose_method
+from bertkit.predict.pretrained import load_pretrained
 from bertkit.text.lines import TextCounts, describe_skipped
-from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import choose_device, environment
+from bertkit.training.device import environment
 
 RECORD_FILE, SCORES_FILE = "minimal-pairs.json", "minimal-pairs.jsonl"
 """The files of a saved evaluation."""
@@ -189,24 +187,22 @@ def evaluate_minimal_pairs(
     with console_or_new(console) as shown:
         counts = TextCounts()
         pairs = read_minimal_pairs(data, counts, good=good, bad=bad, split=split)
-        folder = model_folder(Path(model))
-        network = load_pretraining_model(folder)
-        method = choose_method(method, network.config)
-        where = choose_device(device)
-        mode = choose_mode(precision, where)
-        scorer = SentenceScorer(network, Tokenizer.load(folder), where, mode)
+        predictor = load_pretrained(model, device=device, precision=precision)
+        scorer = predictor.scorer
+        method = choose_method(method, predictor.model.config)
         pairs, ids = scorable_pairs(pairs, scorer, counts)
         for line in describe_skipped(counts.skipped, counts.examples):
             shown.say(line)
         began = perf_counter()
-        sums = [numbers.sum() for numbers in scorer.score(ids, method, tokens_bar(shown))]
+        bar = count_bar(shown, "scoring", "tokens")
+        sums = [numbers.sum() for numbers in scorer.score(ids, method, bar)]
         return MinimalPairEvaluation(
             model=str(model),
             data=str(data) if isinstance(data, str | Path) else f"{len(pairs)} pairs in memory",
             split=split,
             method=method,
-            precision=mode,
-            device=str(where),
+            precision=predictor.precision,
+            device=str(predictor.device),
             seconds=perf_counter() - began,
             sentences=len({one.tobytes() for one in ids}),
             scored=[
@@ -244,17 +240,3 @@ def scorable_pairs(
             f"no pair can be scored; the first: {reason} at {place}", code="no-pairs"
         )
     return kept, ids
-
-
-def tokens_bar(console: Console) -> Callable[[int, int], None]:
-    """Return a `progress` function for `SentenceScorer.score` that shows a bar over tokens."""
-
-    def show(done: int, total: int) -> None:
-        if done:
-            console.update({"done": done})
-        else:
-            console.start(total, title="scoring", unit="tokens")
-        if done == total:
-            console.close()
-
-    return show

@@ -18,7 +18,7 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import check_outputs, choose_mode
+from bertkit.predict.engine import autocast_precision, check_outputs, choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
@@ -81,8 +81,8 @@ class Predictor:
         order: bool = False,
     ) -> None:
         self.precision = choose_mode(precision, device)
-        self._scorer = SentenceScorer(model, tokenizer, device, self.precision)
-        self.model, self.tokenizer, self.device = self._scorer.model, tokenizer, device
+        self.scorer = SentenceScorer(model, tokenizer, device, self.precision)
+        self.model, self.tokenizer, self.device = self.scorer.model, tokenizer, device
         self.order = order
 
     @property
@@ -242,16 +242,12 @@ class Predictor:
         packed = pack(sequences, segments).to(self.device)
         rows = torch.tensor(places, dtype=torch.int64, device=self.device)
         rows = rows + packed.first_tokens[: len(rows)].long()
-        with self._autocast():
+        with autocast(self.device, autocast_precision(self.device, self.precision)):
             found = self.model(packed, rows)
         tokens = found.mlm_logits.float().cpu()
         pairs = None if found.nsp_logits is None else found.nsp_logits.float().cpu()
         check_outputs(tokens.numpy(), *([] if pairs is None else [pairs.numpy()]))
         return PretrainingOutput(tokens, pairs)
-
-    def _autocast(self) -> torch.autocast:
-        """Return the context to compute in; prepared layers need no autocast on a CPU."""
-        return autocast(self.device, "fp32" if self.device.type == "cpu" else self.precision)
 
     @torch.inference_mode()
     def hidden(self, texts: Iterable[str]) -> list[torch.Tensor]:
@@ -269,7 +265,7 @@ class Predictor:
             ids = [self._surround(one) for one in self.tokenizer.encode_batch(chunk)]
             for group in batches(ids):
                 packed = pack([ids[i] for i in group]).to(self.device)
-                with self._autocast():
+                with autocast(self.device, autocast_precision(self.device, self.precision)):
                     states = self.model.encoder(packed)
                 found += states.float().cpu().split(packed.lengths)
         return found
@@ -295,18 +291,18 @@ class Predictor:
         """
         method = choose_method(method, self.model.config)
         sentences = [text for chunk in text_chunks(texts) for text in chunk]
-        ids = self._scorer.encode(sentences)
+        ids = self.scorer.encode(sentences)
         for number, one in enumerate(ids):
-            if len(one) > self._scorer.max_tokens:
+            if len(one) > self.scorer.max_tokens:
                 raise BertkitError(
                     f"sentence {number} has {len(one):,} tokens, and the model reads at most "
-                    f"{self._scorer.max_tokens:,}; split it",
+                    f"{self.scorer.max_tokens:,}; split it",
                     code="too-long",
                 )
         vocabulary = self.tokenizer.vocabulary
         return [
             SentenceScore([vocabulary[i] for i in one], numbers.tolist())
-            for one, numbers in zip(ids, self._scorer.score(ids, method), strict=True)
+            for one, numbers in zip(ids, self.scorer.score(ids, method), strict=True)
         ]
 
     def _surround(self, ids: Sequence[int]) -> list[int]:

@@ -16,9 +16,9 @@ import torch
 from bertkit.checkpoints.hub import HubName, hub_commit, parse_hub_name
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 from tests.hub_server import Hub, Repository, running_hub
 
 DRIVER = """
@@ -55,14 +55,7 @@ Ask = Callable[..., dict[str, Any]]
 def model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a model directory."""
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
+    config = tiny_config(tokenizer, num_hidden_layers=1, max_position_embeddings=64)
     folder = tmp_path_factory.mktemp("hub") / "model"
     save_model(folder, PretrainingModel(config), tokenizer, {"task": "pretraining"})
     return {path.name: path.read_bytes() for path in folder.iterdir()}

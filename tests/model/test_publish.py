@@ -18,9 +18,9 @@ from bertkit.checkpoints.card import CARD, Card
 from bertkit.checkpoints.publish import published_files, published_folder, with_license
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 from tests.hub_server import LARGE, Hub, Repository, running_hub
 
 DRIVER = """
@@ -50,14 +50,7 @@ Push = Callable[..., dict[str, Any]]
 def run(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with all that must not leave the machine."""
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
+    config = tiny_config(tokenizer, num_hidden_layers=1, max_position_embeddings=64)
     folder = tmp_path_factory.mktemp("runs") / "topics"
     details = {"task": "classification", "labels": ["dry", "wet"], "settings": {"max_length": 64}}
     card = Card(title="Topics", summary="Of rivers.", sections={"Data": "Few rows."})

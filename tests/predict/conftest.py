@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from bertkit.checkpoints.save import save_model
-from bertkit.model.encoder import ModelConfig
 from bertkit.tasks.classification import Classification, MultiLabelClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 TASKS: dict[str, Any] = {
     "classify": Classification(("dry", "damp", "wet"), max_length=40),
@@ -34,15 +34,7 @@ def models(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     """A folder with a model of random weights for every task."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tuned")
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.2,
-    )
+    config = tiny_config(tokenizer, initializer_range=0.2)
     for name, task in TASKS.items():
         details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
         save_model(folder / name, task.build(config), tokenizer, details)

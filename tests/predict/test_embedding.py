@@ -23,6 +23,7 @@ from bertkit.predict.embeddings import Embedder, load_embedder, nearest_texts
 from bertkit.predict.feature_files import read_npy
 from bertkit.predict.features import Extraction, extract
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 TEXTS = ["River stone, meadow.", "", "walking slowly", "copper thread market " * 9, "lantern"]
 LONG = TEXTS[3]
@@ -31,14 +32,8 @@ LONG = TEXTS[3]
 @pytest.fixture(scope="module")
 def directory(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=24,
-        initializer_range=0.3,
+    config = tiny_config(
+        tokenizer, num_hidden_layers=4, max_position_embeddings=24, initializer_range=0.3
     )
     folder = tmp_path_factory.mktemp("models") / "model"
     save_model(folder, Encoder(config), tokenizer, {"task": "features"})

@@ -22,7 +22,7 @@ from bertkit.predict.engine import compute_with
 from bertkit.predict.likelihood import SentenceScorer, choose_method, masked_copies
 from bertkit.predict.pretrained import Predictor
 from bertkit.tokenizer.wordpiece import Tokenizer
-from tests.conftest import WORDS
+from tests.conftest import WORDS, tiny_config
 
 CPU = torch.device("cpu")
 SENTENCES = [
@@ -45,15 +45,7 @@ def save(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Save
 
     def make(direction: str) -> Path:
         torch.manual_seed(0)
-        config = ModelConfig(
-            vocab_size=tokenizer.size,
-            hidden_size=32,
-            num_hidden_layers=3,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=40,
-            initializer_range=0.3,
-        )
+        config = tiny_config(tokenizer, num_hidden_layers=3, initializer_range=0.3)
         folder = tmp_path_factory.mktemp(direction) / "model"
         network = PretrainingModel(replace(config, direction=direction), pairs=False)
         save_model(folder, network, tokenizer, {"task": "pretraining"})

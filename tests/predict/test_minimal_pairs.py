@@ -28,6 +28,7 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.predict.minimal_pairs import MinimalPairEvaluation, ScoredPair
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 PAIRS = [
     ("The river stone bridge.", "The rivers stone bridge."),
@@ -38,15 +39,7 @@ PAIRS = [
 
 def small(tokenizer: Tokenizer) -> ModelConfig:
     torch.manual_seed(0)
-    return ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.3,
-    )
+    return tiny_config(tokenizer, initializer_range=0.3)
 
 
 @pytest.fixture(scope="module")

@@ -16,24 +16,16 @@ from bertkit import load
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError, InputTypeError
 from bertkit.files import read_json, write_json
-from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.predict.pretrained import Predictor, window_around
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.conftest import tiny_config
 
 
 @pytest.fixture(scope="module")
 def directory(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=24,
-        initializer_range=0.3,
-    )
+    config = tiny_config(tokenizer, max_position_embeddings=24, initializer_range=0.3)
     folder = tmp_path_factory.mktemp("models") / "model"
     save_model(folder, PretrainingModel(config), tokenizer, {"task": "pretraining"})
     return folder
