@@ -309,6 +309,9 @@ def test_errors_of_the_file_system_are_one_line(
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to ..."),
         RuntimeError("can't start new thread"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"),
+        ImportError("/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: ncclCommAbort"),
+        OSError("libcudart.so.13: cannot open shared object file: No such file or directory"),
     ],
     ids=str,
 )

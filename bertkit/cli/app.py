@@ -33,6 +33,9 @@ ALLOCATION = re.compile(
     "(can't|cannot|unable to|failed to) (allocate|map|mmap|start new thread)|not enough memory"
 )
 """What libraries say when an allocation fails."""
+LIBRARY = re.compile(r"\.(so|dll|dylib)\b|undefined symbol|DLL load failed")
+"""What the system says when it cannot load a library that torch or another package needs."""
+MIXED = "packages of different builds may be mixed: install torch anew, in a new environment"
 COMMAND_GROUPS = {
     "Start": {
         "demo": "Pre-train and fine-tune a small BERT on text that comes with Python.",
@@ -248,11 +251,17 @@ def reason_of(error: Exception) -> str | None:
         return NO_DEVICE_MEMORY
     if isinstance(error, RuntimeError | ImportError) and ALLOCATION.search(text):
         return NO_MEMORY
-    if not isinstance(error, OSError):
-        return None
+    number = getattr(error, "errno", None)
+    if isinstance(error, ImportError | OSError) and number is None and LIBRARY.search(text):
+        return f"a library cannot be loaded ({text.splitlines()[0]}); {MIXED}"
+    return reason_of_system(error) if isinstance(error, OSError) else None
+
+
+def reason_of_system(error: OSError) -> str:
+    """Explain an error of the operating system, which names the file that is meant, if any."""
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return NO_FILES
-    what = error.strerror or text or type(error).__name__
+    what = error.strerror or str(error) or type(error).__name__
     return what if error.filename is None else f"{error.filename}: {what}"
 
 

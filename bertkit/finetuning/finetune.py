@@ -58,9 +58,9 @@ from bertkit.text.lines import describe_skipped
 from bertkit.training.device import (
     choose_device,
     choose_precision,
+    device_notes,
     environment,
     keep_environment,
-    slow_precision,
 )
 from bertkit.training.journal import JOURNAL, Journal, OnRecord, RunLog
 from bertkit.training.trackers import check_trackers
@@ -255,8 +255,8 @@ class FinetuningRun:
             self.console.say(
                 "there is no dropout, as in the checkpoint; BERT has 0.1 (--dropout 0.1)"
             )
-        slow = slow_precision(self.precision, self.device)
-        for line in (*([slow] if slow else []), *busy_note()):
+        notes = device_notes(self.device, self.precision, self.start.config)
+        for line in (*notes, *busy_note()):
             self.console.say(line)
 
     def run(self) -> RunResult:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,6 +228,7 @@ def train_task(
         seed=run.seed,
         max_gradient_norm=tuning.max_gradient_norm,
         learning_rate=schedule.rate,
+        smaller=smaller_task_batch,
     )
     weights = class_weights(task, items, tuning.class_weights)
     made = 0
@@ -256,6 +257,14 @@ def train_task(
     if network.compact is not None:
         network.compact.restore(schedule.shrinkage(made))
     return network.model
+
+
+def smaller_task_batch(lengths: Sequence[int]) -> str:
+    """Return advice for a batch, of these lengths, that does not fit into memory."""
+    longest, half = max(lengths), sum(lengths) // 2
+    if half < longest:
+        return f"try --max-length {longest // 2}, or a smaller model"
+    return f"try --max-tokens {half} in a new --out, or a shorter --max-length"
 
 
 def build_task_network(

@@ -49,6 +49,7 @@ from bertkit.tasks.task import Encoded, ItemPart, make_batch, split_parts
 from bertkit.tasks.windows import context_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
+from bertkit.training.memory import in_halves
 
 CHUNK_TEXTS = 2048
 """The number of texts that are tokenised and run together."""
@@ -185,7 +186,10 @@ class Embedder:
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
         """Yield the weighted vectors of windows, batch by batch and in order."""
         with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
-            yield from each(self._compute, split_parts(parts, tokens))
+            yield from each(self._compute_what_fits, split_parts(parts, tokens))
+
+    def _compute_what_fits(self, parts: list[ItemPart]) -> np.ndarray:
+        return np.concatenate(in_halves(self._compute, parts))
 
     @torch.inference_mode()
     def _compute(self, parts: list[ItemPart]) -> np.ndarray:

@@ -32,6 +32,7 @@ from bertkit.tasks.task import (
 from bertkit.tasks.windows import check_stride, check_window_lengths, context_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
+from bertkit.training.memory import in_halves
 
 POOLING = ("tokens", "cls", "mean")
 FEATURE_DTYPES = ("float32", "float16")
@@ -144,8 +145,11 @@ def extract(
         rows = vectors.float().cpu().numpy()
         return list(split_outputs(rows, batch, parts, pooled=False))
 
+    def states_that_fit(parts: Sequence[ItemPart]) -> list[np.ndarray]:
+        return [rows for piece in in_halves(states, parts) for rows in piece]
+
     windowed = (windows_of(text, tokenizer, max_length, extraction.stride) for text in texts)
-    return features_of(windowed, states, extraction)
+    return features_of(windowed, states_that_fit, extraction)
 
 
 def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:

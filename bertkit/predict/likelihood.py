@@ -45,6 +45,7 @@ from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
+from bertkit.training.memory import in_halves
 
 METHODS = ("within-word-l2r", "pll", "causal")
 PIECE_TOKENS = 1 << 17
@@ -238,19 +239,21 @@ class SentenceScorer:
         outputs = positions.shape[1]
         order = np.argsort(rows, kind="stable")
         step = max(1, tokens // ids.shape[1])
-        starts = np.arange(0, len(ids), step)
-        cuts = np.searchsorted(rows[order], [*starts * outputs, len(ids) * outputs])
+        ordered = rows[order]
+        groups = [range(len(ids))[first : first + step] for first in range(0, len(ids), step)]
 
-        def compute(number: int) -> np.ndarray:
-            first = int(starts[number])
-            asked = order[cuts[number] : cuts[number + 1]]
-            own = slice(first, first + step)
+        def compute(group: range) -> np.ndarray:
+            first, end = np.searchsorted(ordered, [group.start * outputs, group.stop * outputs])
+            own, asked = slice(group.start, group.stop), order[first:end]
             return self._compute(
-                ids[own], positions[own], rows[asked] - first * outputs, targets[asked]
+                ids[own], positions[own], rows[asked] - group.start * outputs, targets[asked]
             )
 
+        def compute_what_fits(group: range) -> np.ndarray:
+            return np.concatenate(in_halves(compute, group, lambda _: ids.shape[1]))
+
         numbers = np.empty(len(targets))
-        numbers[order] = np.concatenate(list(each(compute, range(len(starts)))))
+        numbers[order] = np.concatenate(list(each(compute_what_fits, groups)))
         return numbers
 
     @torch.inference_mode()

@@ -24,6 +24,7 @@ from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast, choose_device
+from bertkit.training.memory import in_halves
 
 MASK = "[MASK]"
 
@@ -186,11 +187,15 @@ class Predictor:
         """Return the most probable tokens for each text and mask, best first."""
         asked = [(*window, text.top) for text in texts for window in text.windows]
         vocabulary, found = self.tokenizer.vocabulary, []
+
+        def compute(group: Sequence[int]) -> torch.Tensor:
+            sequences, places, _ = zip(*[asked[i] for i in group], strict=True)
+            return self._compute(sequences, places=places).mlm_logits[:, : len(vocabulary)]
+
         for group in batches([ids for ids, _, _ in asked]):
-            sequences, places, tops = zip(*[asked[i] for i in group], strict=True)
-            logits = self._compute(sequences, places=places).mlm_logits[:, : len(vocabulary)]
-            for row, top in zip(logits.softmax(-1), tops, strict=True):
-                best = row.topk(top)
+            logits = torch.cat(in_halves(compute, group, lambda one: len(asked[one][0])))
+            for row, number in zip(logits.softmax(-1), group, strict=True):
+                best = row.topk(asked[number][2])
                 pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
                 found.append([MaskCandidate(vocabulary[token], chance) for token, chance in pairs])
         candidates = iter(found)
@@ -215,11 +220,16 @@ class Predictor:
     def next_probabilities(self, pairs: Sequence[JointPair]) -> list[float]:
         """Return, for each pair, the probability that the second text follows the first."""
         found: list[float] = []
-        for group in batches([pair.ids for pair in pairs]):
+
+        def compute(group: Sequence[int]) -> torch.Tensor:
             chosen = [pairs[i] for i in group]
             made = self._compute([pair.ids for pair in chosen], [pair.segments for pair in chosen])
             assert made.nsp_logits is not None
-            found += made.nsp_logits.softmax(-1)[:, 0].tolist()
+            return made.nsp_logits
+
+        for group in batches([pair.ids for pair in pairs]):
+            for logits in in_halves(compute, group, lambda one: len(pairs[one].ids)):
+                found += logits.softmax(-1)[:, 0].tolist()
         return found
 
     @torch.inference_mode()
@@ -264,11 +274,16 @@ class Predictor:
         for chunk in text_chunks(texts):
             ids = [self._surround(one) for one in self.tokenizer.encode_batch(chunk)]
             for group in batches(ids):
-                packed = pack([ids[i] for i in group]).to(self.device)
-                with autocast(self.device, autocast_precision(self.device, self.precision)):
-                    states = self.model.encoder(packed)
-                found += states.float().cpu().split(packed.lengths)
+                sequences = [ids[i] for i in group]
+                for states in in_halves(self._last_states, sequences, len):
+                    found += states
         return found
+
+    def _last_states(self, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
+        packed = pack(sequences)
+        with autocast(self.device, autocast_precision(self.device, self.precision)):
+            states = self.model.encoder(packed.to(self.device))
+        return states.float().cpu().split(packed.lengths)
 
     def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:
         """Return the (pseudo-)log-likelihood of sentences, for example to choose among hypotheses.

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from starlette.responses import Response
 
 from bertkit.errors import BertkitError, nearest
@@ -20,6 +21,7 @@ from bertkit.serve.limits import CHARACTERS_OF_TOKEN, LOG, Limits, RefusedError,
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import ServedModel, load_and_try
 from bertkit.serve.schemas import Usage
+from bertkit.training.memory import OUT_OF_MEMORY
 
 Result = TypeVar("Result")
 
@@ -152,7 +154,12 @@ class Service:
         async with model.worker.deadline():
             prepared = await self.cut(characters, prepare)
             notes.get({}).update(model=model.name, inputs=prepared.inputs, tokens=prepared.tokens)
-            result = await model.worker.ask(work, prepared)
+            try:
+                result = await model.worker.ask(work, prepared)
+            except BertkitError as error:
+                if error.code != OUT_OF_MEMORY:
+                    raise
+                raise RefusedError(503, str(error), retry_after=1) from error
         self.metrics.inputs.labels(model.name).inc(prepared.inputs)
         return Predicted(model, result, prepared)
 
@@ -173,7 +180,7 @@ class Service:
             await asyncio.sleep(0.01)
         try:
             new = await asyncio.wrap_future(future)
-        except (BertkitError, OSError, MemoryError) as error:
+        except (BertkitError, OSError, MemoryError, torch.OutOfMemoryError) as error:
             reason = str(error) or "there is too little memory for a second copy"
             LOG.warning("model not loaded", extra={"fields": {"model": old.name, "error": reason}})
             raise RefusedError(

@@ -13,6 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -29,6 +31,7 @@ from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
+from bertkit.training.memory import in_halves
 
 PREDICTION_TOKENS = 8192
 """The maximum tokens of a batch without gradients."""
@@ -376,7 +379,8 @@ def run_model(
         (tokens, classes) from a head on tokens, whose parts have one sequence.
 
     Raises:
-        BertkitError: an output is NaN or infinite, which gives no answer and no valid JSON.
+        BertkitError: an output is NaN or infinite, which gives no answer and no valid JSON; or the
+            device has too little memory for a part by itself (code "out-of-memory").
     """
     model.eval()
     places = [(i, j) for i, item in enumerate(items.items) for j in range(len(item.parts))]
@@ -398,8 +402,8 @@ def run_model(
 
     outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
     done = 0
-    for group in each(compute, split_parts([flat[n] for n in order], tokens)):
-        for output in group:
+    for pieces in each(partial(in_halves, compute), split_parts([flat[n] for n in order], tokens)):
+        for output in chain.from_iterable(pieces):
             i, j = places[order[done]]
             outputs[i][j] = output
             done += 1

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ import bertkit
 from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
-from bertkit.model.attention import has_bf16
+from bertkit.model.attention import choose_kernel, has_bf16
 from bertkit.processes import usable_cores
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("fp32", "bf16")
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -37,28 +39,60 @@ def choose_device(name: str = "auto") -> torch.device:
         name: auto, cpu, cuda, cuda:N or mps.
 
     Raises:
-        BertkitError: the name is unknown, or this machine lacks the device.
+        BertkitError: the name is unknown (code "device"), or torch cannot use such a device here
+            (code "no-device"); the message gives the reason.
     """
     kind, _, number = name.partition(":")
     if kind not in DEVICES or (number and not (kind == "cuda" and number.isdecimal())):
-        raise BertkitError(f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}")
+        raise BertkitError(
+            f"no device is called '{name}'{nearest(name, (*DEVICES, 'cuda:0'))}", code="device"
+        )
     if kind == "auto":
-        if torch.cuda.is_available():
+        if has_cuda():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BertkitError(
-            f"device '{name}': this machine has no CUDA device that torch {torch.__version__} "
-            "can use; choose cpu or install a CUDA build of torch"
-        )
+    if kind == "cuda" and not has_cuda():
+        raise BertkitError(f"device '{name}': {why_no_cuda()}; or choose cpu", code="no-device")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
         raise BertkitError(
-            f"device '{name}': this machine has {torch.cuda.device_count()} CUDA devices, "
-            "counted from 0"
+            f"device '{name}': this machine has {count} CUDA devices, counted from 0"
+            f"{visible_devices()}",
+            code="no-device",
         )
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise BertkitError("device 'mps': this machine has no Apple GPU; choose cpu")
+        raise BertkitError(
+            "device 'mps': this machine has no Apple GPU; choose cpu", code="no-device"
+        )
     return torch.device(name)
+
+
+def has_cuda() -> bool:
+    """Return whether torch can use a CUDA device, without torch's warning if it cannot."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `why_no_cuda` gives the reason
+        return torch.cuda.is_available()
+
+
+def why_no_cuda() -> str:
+    """Return why torch can use no CUDA device, and what to do about it."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+    else:
+        reason = "torch finds no CUDA device"
+    return f"{reason} (torch {torch.__version__}, CUDA {torch.version.cuda}{visible_devices()})"
+
+
+def visible_devices() -> str:
+    """Return ", CUDA_VISIBLE_DEVICES=..." for messages, or "" if the variable is not set."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if given is None else f", CUDA_VISIBLE_DEVICES={given}"
 
 
 def choose_precision(name: str, device: torch.device) -> str:
@@ -78,7 +112,7 @@ def choose_precision(name: str, device: torch.device) -> str:
         return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
     if name == "bf16" and on_cuda and not made:
         card = torch.cuda.get_device_name(device)
-        raise BertkitError(f"{card} does not support bf16; choose precision fp32")
+        raise BertkitError(f"{card} does not support bf16; choose precision fp32", code="no-bf16")
     return name
 
 
@@ -98,6 +132,48 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """
     assert precision in PRECISIONS, precision  # `choose_precision` resolves "auto"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def device_notes(device: torch.device, precision: str, config: ModelConfig) -> list[str]:
+    """Return notes about what makes a run on this device slow, one line each.
+
+    Args:
+        device: the device of the run.
+        precision: the result of `choose_precision`.
+        config: the network, whose head width and dropout decide on the attention kernel.
+    """
+    notes = [slow_precision(precision, device), slow_attention(device, precision, config)]
+    return [note for note in (*notes, unused_gpu(device)) if note]
+
+
+def slow_attention(device: torch.device, precision: str, config: ModelConfig) -> str:
+    """Return why attention on a CUDA device pads its sequences, or "" if it need not."""
+    if device.type != "cuda":
+        return ""
+    width = config.hidden_size // config.num_attention_heads
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    query = torch.empty(0, config.num_attention_heads, width, dtype=dtype, device=device)
+    if choose_kernel(query, config.attention_probs_dropout_prob) != "padded":
+        return ""
+    slower = "attention pads its sequences, which is slower than flash attention"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        card = torch.cuda.get_device_name(device)
+        lacks = f"{card} has compute capability {major}.{minor}, below the 8.0"
+        in_fp32 = "the precision is fp32 and " if precision == "fp32" else ""
+        return f"{lacks} that bf16 and flash attention need: {in_fp32}{slower}"
+    if precision == "fp32":
+        return f"flash attention needs precision bf16: {slower}"
+    return f"torch {torch.__version__} has no flash kernel for heads of width {width}: {slower}"
+
+
+def unused_gpu(device: torch.device) -> str:
+    """Return why a run is on the CPU although the machine has an NVIDIA driver, or ""."""
+    if device.type != "cpu" or torch.version.cuda is None or not NVIDIA_DRIVER.exists():
+        return ""
+    if has_cuda() or os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return ""  # the CPU was chosen
+    return f"no GPU is used: {why_no_cuda()}"
 
 
 def synchronize(device: torch.device) -> None:
@@ -191,9 +267,15 @@ def environment() -> dict[str, Any]:
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": memory_gib(),
-        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "devices": cuda_names(),
         "cuda": torch.version.cuda,
     }
+
+
+def cuda_names() -> list[str]:
+    """Return the names of the CUDA devices that torch can use."""
+    count = torch.cuda.device_count() if has_cuda() else 0
+    return [torch.cuda.get_device_name(number) for number in range(count)]
 
 
 def keep_environment(folder: Path) -> list[str]:
@@ -225,21 +307,6 @@ def memory_gib(device: torch.device | None = None) -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):
         return None
-
-
-def check_memory(parameters: int, device: torch.device) -> None:
-    """Check that the weights, gradients and optimizer state of a network fit into memory.
-
-    Raises:
-        BertkitError: they do not fit; the message gives both sizes.
-    """
-    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
-    available = memory_gib(device)
-    if available is not None and needed > available:
-        raise BertkitError(
-            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
-            f"{device} has {available:,.0f} GiB; choose a smaller one"
-        )
 
 
 def git_commit() -> str | None:

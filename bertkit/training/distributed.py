@@ -31,6 +31,7 @@ import bertkit
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import write_text
 from bertkit.processes import is_alone
+from bertkit.training.device import has_cuda
 
 RankResult = TypeVar("RankResult")
 
@@ -299,7 +300,7 @@ def local_device(name: str) -> str:
     if is_alone() or local is None or name not in ("auto", "cuda"):
         return name
     # gloo, which connects several processes, does not support tensors on Apple's GPU
-    return f"cuda:{local}" if name == "cuda" or torch.cuda.is_available() else "cpu"
+    return f"cuda:{local}" if name == "cuda" or has_cuda() else "cpu"
 
 
 def code_digest() -> str:

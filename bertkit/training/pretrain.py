@@ -38,7 +38,7 @@ from bertkit.training.data import (
     opening_lines,
     start_record,
 )
-from bertkit.training.device import choose_device, choose_precision, matmul_peak, slow_precision
+from bertkit.training.device import choose_device, choose_precision, device_notes, matmul_peak
 from bertkit.training.distributed import (
     GracefulStop,
     Ranks,
@@ -97,6 +97,15 @@ class Run:
     def arithmetic(self) -> dict[str, Any]:
         """The settings that affect how an update is rounded."""
         return {"micro_batches": self.micro_batches, "precision": self.precision}
+
+    def smaller_micro_batches(self, lengths: Sequence[int]) -> str:
+        """Return advice for a micro-batch, of these lengths, that does not fit into memory."""
+        if len(lengths) == 1:
+            return "try shorter sequences, a smaller network, or more GPUs with --strategy fsdp"
+        return (
+            f"try training.accumulate = {2 * self.micro_batches} in a new --out (micro-batches of "
+            f"{-(-len(lengths) // 2)} sequences)"
+        )
 
     @cached_property
     def matmul_peak(self) -> float:
@@ -344,8 +353,8 @@ def announce(
         run.console.say(line)
     if changes:
         log.note(state.step, f"resumed with changes: {'; '.join(changes)}")
-    if slow := slow_precision(run.precision, run.device):
-        log.note(state.step, slow)
+    for line in device_notes(run.device, run.precision, state.model.config):
+        log.note(state.step, line)
     for line in missing_evaluations(start, held_out.store):
         log.note(state.step, line)
 
@@ -369,6 +378,7 @@ def train_phases(
         learning_rate=run.recipe.learning_rate,
         ranks=ranks,
         asked_to_stop=lambda: stop.asked,
+        smaller=run.smaller_micro_batches,
     )
     model = state.model
     if ranks.world > 1 and not run.sharded:
@@ -437,6 +447,9 @@ def evaluate_held_out(
     if held_out.store is None:
         return
     torch.manual_seed(0)  # so that ELECTRA's generator, too, samples the same every time
+    settings = replace(
+        settings, smaller=lambda sizes: f"try logging.held_out_sequences = {len(sizes) // 2}"
+    )
     means, counts = evaluate_batches(
         state.model, state.eval_loss_fn, held_out.batches(phase), settings
     )

@@ -21,6 +21,7 @@ from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import autocast, seed_random, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
+from bertkit.training.memory import named_if_too_large
 from bertkit.training.optimizer import AdamW, clip_gradients, set_learning_rate
 
 
@@ -82,6 +83,8 @@ class LoopSettings:
     """The processes that share each global batch."""
     asked_to_stop: Callable[[], bool] = lambda: False
     """Whether this rank was asked to stop; all ranks learn of it before the next update."""
+    smaller: Callable[[Sequence[int]], str] = lambda lengths: "try smaller batches"
+    """(lengths of a batch's sequences) → advice, for a batch that does not fit into memory."""
 
 
 def run_objective(
@@ -123,6 +126,9 @@ def train_steps(
         steps: (micro-batches of this rank, position after them) for each update.
         settings: see `LoopSettings`.
         done: the number of updates already made.
+
+    Raises:
+        BertkitError: a micro-batch does not fit into the device's memory (code "out-of-memory").
     """
     ranks = settings.ranks
     for step, (micro_batches, after) in enumerate(steps, start=done):
@@ -134,7 +140,10 @@ def train_steps(
         for number, batch in enumerate(micro_batches):
             share = ranks.rank + number * ranks.world
             seed_random(step_seed(settings.seed, step, share), settings.device)
-            with synchronized(model, ranks, last=number == len(micro_batches) - 1):
+            with (
+                named_if_too_large(batch.packed, settings.smaller),
+                synchronized(model, ranks, last=number == len(micro_batches) - 1),
+            ):
                 sums = run_objective(objective, model, batch, settings)
                 counts = counts or exchanged()
                 total_loss(sums, counts).backward()  # type: ignore[no-untyped-call]
@@ -199,14 +208,15 @@ def evaluate_batches(
     """Return the objective's means over all batches, with dropout off, and the counts.
 
     Raises:
-        BertkitError: there is no batch.
+        BertkitError: there is no batch, or one does not fit into the device's memory.
     """
     was_training = model.training
     model.eval()
     kept: Sums | None = None
     counts: Counter[str] = Counter()
     for batch in batches:
-        kept = merge_sums(kept, run_objective(objective, model, batch, settings))
+        with named_if_too_large(batch.packed, settings.smaller):
+            kept = merge_sums(kept, run_objective(objective, model, batch, settings))
         counts.update(batch.counts)
     model.train(was_training)
     if kept is None:

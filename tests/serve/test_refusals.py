@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
+from bertkit.model.encoder import Encoder
 from bertkit.serve.limits import Limits
 from tests.serve.test_routes import LONG, post
 
@@ -48,6 +50,20 @@ REFUSED: dict[str, tuple[str, Any, int, str | None]] = {
     "mixed": ("embeddings", {"model": "encoder", "input": ["a", 1]}, 422, "input"),
     "long maps": ("attention-maps", {"model": "tag", "text": LONG}, 422, "text"),
 }
+
+
+def test_a_device_without_room_asks_to_come_again(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embed(*_: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Encoder, "embed", embed)
+    sent = {"model": "classify", "inputs": [{"text": "a river"}]}
+    answer = client.post("/v1/classify", json=sent)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "memory" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

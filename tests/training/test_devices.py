@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bertkit.errors import BertkitError
+from bertkit.model.encoder import ModelConfig
 from bertkit.training.device import (
     autocast,
     choose_device,
     choose_precision,
+    device_notes,
     environment,
     git_commit,
     matmul_peak,
@@ -55,14 +62,16 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_device().type == "cuda"
     assert choose_device("cuda:1") == torch.device("cuda", 1)
     assert choose_device("cpu") == CPU
-    with pytest.raises(BertkitError, match=r"'cuda:2': this machine has 2 CUDA devices"):
+    with pytest.raises(BertkitError, match=r"'cuda:2': this machine has 2 CUDA devices") as caught:
         choose_device("cuda:2")
+    assert caught.value.code == "no-device"
 
 
 @pytest.mark.parametrize("name", ["cdua", "gpu", "", "cuda:x", "cuda:-1", "cpu:0", "auto:1"])
 def test_names_that_are_no_device(name: str) -> None:
-    with pytest.raises(BertkitError, match=f"no device is called '{name}'"):
+    with pytest.raises(BertkitError, match=f"no device is called '{name}'") as caught:
         choose_device(name)
+    assert caught.value.code == "device"
 
 
 def test_absent_devices_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +82,121 @@ def test_absent_devices_are_refused_with_advice(monkeypatch: pytest.MonkeyPatch)
             choose_device(name)
     with pytest.raises(BertkitError, match="did you mean 'cuda'"):
         choose_device("cdua")
+
+
+def init_fails(monkeypatch: pytest.MonkeyPatch, message: str) -> None:
+    """A CUDA build of torch that finds no device, and warns of it as torch does."""
+
+    def fail() -> None:
+        raise RuntimeError(message)
+
+    def is_available() -> bool:
+        warnings.warn(f"CUDA initialization: {message}", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update it"
+
+
+def test_a_driver_that_torch_cannot_use_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    init_fails(monkeypatch, TOO_OLD)
+    assert choose_device() == CPU
+    with pytest.raises(BertkitError, match=r"too old \(found version 11040\) \(torch") as caught:
+        choose_device("cuda")
+    assert caught.value.code == "no-device"
+    assert "update" not in str(caught.value), "the first line alone"
+    assert not recwarn.list, "nothing is said twice"
+
+
+@pytest.mark.parametrize("number", ["", " ", "-1", "7"])
+def test_hidden_devices_are_the_reason(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    init_fails(monkeypatch, "No CUDA GPUs are available")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", number)
+    with pytest.raises(BertkitError, match="CUDA_VISIBLE_DEVICES") as caught:
+        choose_device("cuda")
+    assert caught.value.code == "no-device"
+    assert ("No CUDA GPUs" in str(caught.value)) == (number == "7")
+
+
+def test_a_build_without_cuda_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    init_fails(monkeypatch, "not asked")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(BertkitError, match="built without CUDA"):
+        choose_device("cuda")
+
+
+def test_a_gpu_that_is_there_but_not_used_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = ModelConfig(vocab_size=100)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    init_fails(monkeypatch, TOO_OLD)
+    monkeypatch.setattr("bertkit.training.device.NVIDIA_DRIVER", tmp_path / "version")
+    assert device_notes(CPU, "fp32", config) == [], "there is no GPU"
+    (tmp_path / "version").touch()
+    [note] = device_notes(CPU, "fp32", config)
+    assert "too old" in note
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_notes(CPU, "fp32", config) == [], "that was the user's choice"
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[tuple[int, int]], torch.device]:
+    """Pretend that there is a CUDA device of some compute capability; its tensors have no data."""
+
+    def make(capability: tuple[int, int]) -> torch.device:
+        real = torch.empty
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation=True: capability >= (8, 0)
+        )
+        device = torch.device("cuda", 0)
+
+        def empty(*size: int, **options: Any) -> torch.Tensor:
+            return FakeTensor(
+                FakeTensorMode(), real(*size, dtype=options["dtype"], device="meta"), device
+            )
+
+        monkeypatch.setattr(torch, "empty", empty)
+        return device
+
+    return make
+
+
+def test_a_card_without_bf16_computes_in_fp32_and_says_so(
+    card: Callable[[tuple[int, int]], torch.device],
+) -> None:
+    old, config = card((7, 5)), ModelConfig(vocab_size=100)
+    assert choose_precision("auto", old) == "fp32"
+    [note] = device_notes(old, "fp32", config)
+    assert "Some card has compute capability 7.5" in note
+    assert "the precision is fp32" in note
+    with pytest.raises(BertkitError, match="Some card does not support bf16") as caught:
+        choose_precision("bf16", old)
+    assert caught.value.code == "no-bf16"
+
+
+def test_padding_inside_attention_is_noted_with_its_reason(
+    card: Callable[[tuple[int, int]], torch.device],
+) -> None:
+    device, config = card((9, 0)), ModelConfig(vocab_size=100, attention_probs_dropout_prob=0.0)
+    assert choose_precision("auto", device) == "bf16"
+    assert device_notes(device, "bf16", config) == []
+    [note] = device_notes(device, "fp32", config)
+    assert "needs precision bf16" in note
+    odd = replace(config, hidden_size=100, num_attention_heads=10)  # heads of width 10
+    [note] = device_notes(device, "bf16", odd)
+    assert "heads of width 10" in note
 
 
 def test_precisions(monkeypatch: pytest.MonkeyPatch) -> None:

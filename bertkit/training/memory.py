@@ -1,0 +1,108 @@
+"""What fits into a device's memory: checked before training, and said when a batch does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from bertkit.errors import BertkitError
+from bertkit.pretraining_data.batch import Packed
+from bertkit.training.device import memory_gib
+
+BatchOutput = TypeVar("BatchOutput")
+
+OUT_OF_MEMORY = "out-of-memory"
+"""The code of the errors about a batch that did not fit."""
+FAILED_ALLOCATION = ("out of memory", "STATUS_ALLOC_FAILED")
+"""What CUDA, Apple's MPS, cuBLAS and cuDNN say when an allocation fails."""
+
+
+def check_memory(parameters: int, device: torch.device) -> None:
+    """Check that the weights, gradients and optimizer state of a network fit into memory.
+
+    Raises:
+        BertkitError: they do not fit; the message gives both sizes.
+    """
+    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
+    available = memory_gib(device)
+    if available is not None and needed > available:
+        raise BertkitError(
+            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
+            f"{device} has {available:,.0f} GiB; choose a smaller one"
+        )
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether an error says that a GPU has too little free memory."""
+    if not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        words in str(error) for words in FAILED_ALLOCATION
+    )
+
+
+@contextmanager
+def named_if_too_large(packed: Packed, smaller: Callable[[Sequence[int]], str]) -> Iterator[None]:
+    """Turn a lack of memory inside the block into an error that names the batch.
+
+    Args:
+        packed: the batch on the host.
+        smaller: (lengths of the batch's sequences) → advice, after "; ".
+
+    Raises:
+        BertkitError: the device has too little memory (code "out-of-memory").
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        sizes = packed.lengths
+        raise BertkitError(
+            f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
+            f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {smaller(sizes)}",
+            code=OUT_OF_MEMORY,
+        ) from error
+
+
+def in_halves(
+    compute: Callable[[Any], BatchOutput],
+    inputs: Sequence[Any],
+    tokens: Callable[[Any], int] = lambda part: int(part.tokens),
+) -> list[BatchOutput]:
+    """Compute a batch, or its halves one after the other if the device has too little memory.
+
+    It is for batches without gradients, whose outputs do not depend on how inputs are distributed.
+
+    Args:
+        compute: a function of a batch's inputs.
+        inputs: the inputs; `compute` gets them or a slice of them.
+        tokens: returns the number of tokens of one input.
+
+    Returns:
+        The output for each piece, in order: one if the whole batch fits.
+
+    Raises:
+        BertkitError: one input alone does not fit (code "out-of-memory").
+    """
+    try:
+        return [compute(inputs)]
+    except RuntimeError as error:
+        if not lacks_memory(error):
+            raise
+        if len(inputs) == 1:
+            raise BertkitError(
+                f"the device has too little free memory for one input of {tokens(inputs[0]):,} "
+                "tokens; try shorter inputs, a smaller model, or --device cpu",
+                code=OUT_OF_MEMORY,
+            ) from error
+    # outside of `except`, where the error would keep the tensors of the failed batch
+    middle = len(inputs) // 2
+    return [
+        output
+        for half in (inputs[:middle], inputs[middle:])
+        for output in in_halves(compute, half, tokens)
+    ]
