@@ -1,0 +1,392 @@
+"""The CUDA path without a GPU: every step and every task on CUDA tensors that have no values.
+
+    python -m tests.tools.fake_cuda
+
+A tensor of torch's FakeTensorMode has a shape, a dtype and a device. So every operation is checked
+for those, and whatever would make the host wait for a GPU raises: `.item()`, `.tolist()`,
+`nonzero`, a boolean mask, a tensor of the host among those of the GPU. Kernels are chosen and
+autocast casts as on a GPU. In training nothing may be copied back; predictions copy their outputs.
+
+What is not checked: the backward pass, for which torch needs a driver, and the compiler. Any build
+of torch will do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from bertkit.datasets.examples import (
+    ChoiceExample,
+    GoldAnswer,
+    QuestionExample,
+    TextExample,
+    WordsExample,
+)
+from bertkit.model import attention
+from bertkit.model.electra import ReplacedTokenModel
+from bertkit.model.encoder import Encoder, ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.pooling import POOLINGS, TextPooling
+from bertkit.model.task_heads import add_bilstm
+from bertkit.objectives import pretraining_objective, replaced_objective
+from bertkit.predict.embeddings import Embedder
+from bertkit.predict.features import Extraction, extract
+from bertkit.predict.pretrained import Predictor
+from bertkit.pretraining_data.batch import from_arrays
+from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.multiple_choice import MultipleChoice
+from bertkit.tasks.question_answering import QuestionAnswering
+from bertkit.tasks.regression import Regression
+from bertkit.tasks.task import Task, make_batch, run_model
+from bertkit.tasks.token_classification import TokenClassification
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.training import step
+from bertkit.training.device import PRECISIONS
+from bertkit.training.optimizer import build_optimizer
+from bertkit.training.step import LoopSettings, evaluate_batches, train_steps
+from tests.conftest import WORDS
+
+CUDA = torch.device("cuda", 0)
+CUDA_BUILD = torch.version.cuda is not None
+"""Whether torch can record the operations on CUDA tensors for a backward pass."""
+TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
+BASE = ModelConfig(
+    vocab_size=TOKENIZER.size, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=256, max_position_embeddings=64,
+)  # fmt: skip
+NETWORKS: dict[str, ModelConfig] = {
+    "mlm and nsp": BASE,
+    "without dropout": replace(BASE, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
+    "left to right": replace(BASE, direction="left_to_right"),
+    "right to left": replace(BASE, direction="right_to_left"),
+    "odd heads": replace(BASE, hidden_size=96, num_attention_heads=8),  # of width 12: no flash
+    "ALBERT": replace(BASE, share_layers=True, embedding_size=64),
+}
+Gpu = tuple[FakeTensorMode, "Machine"]
+TEXT = " ".join(WORDS[:20])
+TASKS: dict[str, tuple[Task, Any]] = {
+    "classification": (Classification(("a", "b")), TextExample("", TEXT, None, "a", "")),
+    "multi-label-classification": (
+        MultiLabelClassification(("a", "b")), TextExample("", TEXT, "river", ("a", "b"), "")
+    ),
+    "regression": (Regression(), TextExample("", TEXT, "river", 0.5, "")),
+    "multiple-choice": (MultipleChoice(), ChoiceExample("", TEXT, ("river", "winter"), 1, "")),
+    "token-classification": (
+        TokenClassification(("O", "B-X")), WordsExample("", ("a", "river"), ("O", "B-X"), 0, "")
+    ),
+    "question-answering": (
+        QuestionAnswering(),
+        QuestionExample("", "river", f"{TEXT} {TEXT}", (GoldAnswer("river", 0),), ""),
+    ),
+}  # fmt: skip
+"""A task of every type with one of its examples."""
+
+
+class Machine(TorchDispatchMode):
+    """A host whose tensors have values, and a GPU whose tensors have none.
+
+    Operations on the host alone are computed. Those with a tensor of the GPU, or one copied back
+    from it, go on to FakeTensorMode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies_back = 0
+        """The number of copies from the GPU to the host."""
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
+        """Run an operator."""
+        options = dict(options or {})
+        if "pin_memory" in options:
+            options["pin_memory"] = False
+        given = tree_leaves((arguments, options))
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        wanted = [one for one in given if isinstance(one, torch.device)]
+        if CUDA not in wanted and not any(isinstance(one, FakeTensor) for one in tensors):
+            with _disable_current_modes():
+                return operator(*arguments, **options)
+        packet, aten = operator.overloadpacket, torch.ops.aten
+        moves = packet in (aten.to, aten._to_copy)
+        if moves and tensors[0].device != CUDA:  # FakeTensorMode would move the values along
+            dtypes = [one for one in given if isinstance(one, torch.dtype)]
+            dtype = dtypes[0] if dtypes else tensors[0].dtype
+            return torch.empty(tensors[0].shape, dtype=dtype, device=CUDA)
+        result = operator(*arguments, **options)
+        if moves or packet is aten.copy_:
+            self.copies_back += tensors[-1].device == CUDA != result.device
+        return result
+
+
+def read(tensor: Tensor) -> np.ndarray:
+    """Stand for `numpy` of an output that has been copied to the host: zeros."""
+    if tensor.device == CUDA:
+        raise RuntimeError("the values of a CUDA tensor are read")
+    return np.zeros(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+
+
+def take(tensor: Tensor, key: Any) -> Tensor:
+    """Stand for `tensor[key]`, for which a CPU build of torch asks CUDA."""
+    found, indices = tensor, []
+    for one in key if isinstance(key, tuple) else (key,):
+        place = len(indices)
+        if isinstance(one, int):
+            found = torch.ops.aten.select(found, place, one)
+            continue
+        if one is None:
+            found = torch.ops.aten.unsqueeze(found, place)
+        elif isinstance(one, slice):
+            found = torch.ops.aten.slice(found, place, one.start, one.stop, one.step or 1)
+        indices.append(one if isinstance(one, Tensor) else None)
+    if any(one is not None for one in indices):
+        found = torch.ops.aten.index(found, indices)
+    return found
+
+
+def put(tensor: Tensor, key: Any, value: Any) -> None:
+    """Stand for `tensor[key] = value`; see `take`."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
+    if isinstance(key, Tensor):
+        torch.ops.aten.index_put_(tensor, [key], value)
+    else:
+        torch.ops.aten.copy_(take(tensor, key), value)
+
+
+def make(data: Any, *, dtype: Any = None, device: Any = None, real: Any = torch.tensor) -> Tensor:
+    """Stand for `torch.tensor`, for which a CPU build of torch asks CUDA."""
+    host: Tensor = real(data, dtype=dtype)
+    return host if device is None else host.to(device)
+
+
+CONSTANTS = {
+    "is_available": True,
+    "device_count": 1,
+    "current_device": 0,
+    "is_bf16_supported": True,
+    "get_device_capability": (9, 0),
+    "get_device_name": "a GPU without values",
+    "is_current_stream_capturing": False,
+    "_is_in_bad_fork": False,
+    **dict.fromkeys(("_lazy_init", "manual_seed_all", "set_device", "synchronize")),
+}
+"""What functions of `torch.cuda` return."""
+
+
+@contextmanager
+def fake_gpu() -> Iterator[Gpu]:
+    """Make torch behave as if there was a GPU, whose tensors have no values."""
+    fakes, machine = FakeTensorMode(allow_non_fake_inputs=True), Machine()
+    torch._C._ensureCUDADeviceGuardSet()  # streams and guards that do nothing
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CONSTANTS.items():
+            patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+        for name in ("Event", "Stream", "current_stream", "stream"):
+            patch.setattr(torch.cuda, name, MagicMock())
+        patch.setattr(fake_tensor, "init_gpu_context", lambda *_: None)
+        patch.setattr(Tensor, "pin_memory", lambda tensor, *_: tensor)
+        patch.setattr(Tensor, "backward", lambda *_: None)
+        patch.setattr(FakeTensor, "tolist", lambda tensor: read(tensor).tolist())
+        patch.setattr(FakeTensor, "numpy", read, raising=False)
+        if not CUDA_BUILD:
+            patch.setattr(torch, "tensor", make)
+            patch.setattr(FakeTensor, "__getitem__", take)
+            patch.setattr(FakeTensor, "__setitem__", put)
+        with torch.set_grad_enabled(CUDA_BUILD), fakes, machine:
+            yield fakes, machine
+
+
+def on_gpu(build: Callable[[], Any], gpu: Gpu) -> Any:
+    """Build a network on the meta device and give it weights without values on the GPU."""
+    with torch.device("meta"):
+        network = build()
+    made: dict[int, Tensor] = {}
+    for module in network.modules():
+        for name, value in module._parameters.items():
+            if value is not None and id(value) not in made:
+                fake = FakeTensor(gpu[0], value.detach(), CUDA)
+                made[id(value)] = nn.Parameter(fake, requires_grad=CUDA_BUILD)
+            module._parameters[name] = None if value is None else made[id(value)]
+    return network
+
+
+def settings(precision: str) -> LoopSettings:
+    """Return the settings of a training loop on the GPU."""
+    return LoopSettings(
+        device=CUDA,
+        precision=precision,
+        seed=0,
+        max_gradient_norm=1.0,
+        learning_rate=lambda _: 1e-4,
+    )
+
+
+def example_batch(config: ModelConfig) -> PretrainingBatch:
+    """Return a batch of sequences of different lengths on the host."""
+    generator = np.random.default_rng(0)
+    lengths = np.array([64, 40, 17, 9, 5])
+    tokens = int(lengths.sum())
+    targets = np.sort(generator.choice(tokens, tokens // 7, replace=False))
+    packed = from_arrays(
+        generator.integers(0, config.vocab_size, tokens), np.zeros(tokens, np.int64), lengths
+    )
+    labels = torch.zeros(len(lengths), dtype=torch.int64)
+    return PretrainingBatch(
+        packed, torch.from_numpy(targets), packed.ids[torch.from_numpy(targets)], labels
+    )
+
+
+def train(
+    build: Callable[[], nn.Module], objective: Any, batch: Any, gpu: Gpu, precision: str
+) -> None:
+    """Make an update of two micro-batches, with gradients of any value."""
+    network = on_gpu(build, gpu).train().requires_grad_()
+    optimizer = build_optimizer(network, learning_rate=1e-4)
+    network.requires_grad_(CUDA_BUILD)
+    for parameter in network.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    steps = [([batch, batch], None)]
+    [made] = train_steps(network, optimizer, objective, steps, settings(precision))
+    places = {one.device for own in optimizer.state.values() for one in own.values()}
+    places |= {sums.value.device for sums in made.sums.values()}
+    assert places == {CUDA}, places
+    assert not gpu[1].copies_back, f"{gpu[1].copies_back} copies back to the host"
+
+
+def evaluate(
+    build: Callable[[], nn.Module], objective: Any, batch: Any, gpu: Gpu, precision: str
+) -> None:
+    """Evaluate a batch, up to the means, which are read once."""
+    network = on_gpu(build, gpu)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step, "mean_losses", lambda *_: {})
+        evaluate_batches(network, objective, [batch], settings(precision))
+    assert not gpu[1].copies_back, f"{gpu[1].copies_back} copies back to the host"
+
+
+def predict(task: Task, items: Any, gpu: Gpu, precision: str) -> None:
+    """Run a tuned network on a batch."""
+    run_model(on_gpu(lambda: task.build(BASE), gpu), items, CUDA, precision=precision)
+
+
+def embed(pooling: str, gpu: Gpu, precision: str) -> None:
+    """Compute text embeddings."""
+    deep = replace(BASE, num_hidden_layers=4)
+    encoder = on_gpu(lambda: Encoder(deep), gpu)
+    Embedder(encoder, TOKENIZER, TextPooling(pooling), CUDA, precision).encode([TEXT, "river"])
+
+
+def features(layers: str, gpu: Gpu, precision: str) -> None:
+    """Extract hidden states."""
+    encoder = on_gpu(lambda: Encoder(replace(BASE, num_hidden_layers=4)), gpu)
+    list(
+        extract(
+            encoder, TOKENIZER, [TEXT], Extraction(layers=layers), device=CUDA, precision=precision
+        )
+    )
+
+
+def pretrained(gpu: Gpu, precision: str) -> None:
+    """Fill masks, compare pairs and score sentences."""
+    predictor = Predictor(on_gpu(lambda: PretrainingModel(BASE), gpu), TOKENIZER, CUDA, precision)
+    predictor.fill_mask(f"{TEXT} [MASK]")
+    predictor.next_sentence(TEXT, "river")
+    predictor.hidden([TEXT, "river"])
+    predictor.score([TEXT, "river"])
+
+
+Case = Callable[[Gpu, str], None]
+
+
+def network_cases() -> Iterator[tuple[str, Case]]:
+    """Yield the training and evaluation of every pre-training network."""
+    batch = example_batch(BASE)
+    every = {name: partial(PretrainingModel, config) for name, config in NETWORKS.items()}
+    every["ELECTRA"] = partial(ReplacedTokenModel, BASE, 1 / 2)  # type: ignore[arg-type]
+    for name, build in every.items():
+        objective: Any = replaced_objective if name == "ELECTRA" else pretraining_objective
+        yield f"train {name}", partial(train, build, objective, batch)
+        yield f"evaluate {name}", partial(evaluate, build, objective, batch)
+
+
+def task_cases() -> Iterator[tuple[str, Case]]:
+    """Yield the fine-tuning and the prediction of every task type."""
+    for name, (task, example) in TASKS.items():
+        items = task.items([example] * 3, TOKENIZER)
+        batch = make_batch([part for item in items.items for part in item.parts], task.targets)
+        yield f"fine-tune {name}", partial(train, partial(task.build, BASE), task.objective, batch)
+        yield f"predict {name}", partial(predict, task, items)
+    bilstm = partial(lambda task: add_bilstm(task.build(BASE)), task)
+    yield "fine-tune with a BiLSTM", partial(train, bilstm, task.objective, batch)
+
+
+def prediction_cases() -> Iterator[tuple[str, Case]]:
+    """Yield what pre-trained networks compute."""
+    for pooling in POOLINGS:
+        yield f"embed {pooling}", partial(embed, pooling)
+    for layers in ("last", "concat-last-four"):
+        yield f"features {layers}", partial(features, layers)
+    yield "masks, pairs and sentences", pretrained
+
+
+def reason(error: Exception) -> str:
+    """Return the last place in bertkit that an error went through, and its message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = [frame for frame in frames if "bertkit/" in frame.filename] or frames
+    first = (str(error).splitlines() or [""])[0]
+    return f"{place[-1].filename}:{place[-1].lineno}: {type(error).__name__} {first}"
+
+
+def run_cases(say: Callable[[str], None]) -> int:
+    """Run every case in every precision; return how many failed."""
+    failed = 0
+    cases = (*network_cases(), *task_cases(), *prediction_cases())
+    for (name, case), precision in itertools.product(cases, PRECISIONS):
+        used: set[str] = set()
+        with pytest.MonkeyPatch.context() as patch:
+            for kernel, function in attention.KERNELS.items():
+                patch.setitem(attention.KERNELS, kernel, partial(note, used, kernel, function))
+            try:
+                with fake_gpu() as gpu:
+                    case(gpu, precision)
+                line = f"ok    {name}, {precision}, {' and '.join(sorted(used))} attention"
+            except Exception as error:
+                failed += 1
+                line = f"FAIL  {name}, {precision}: {reason(error)}"
+        say(line)
+    return failed
+
+
+def note(
+    used: set[str], kernel: str, function: Callable[..., Any], *given: Any, **named: Any
+) -> Any:
+    """Run an attention kernel and note its name."""
+    used.add(kernel)
+    return function(*given, **named)
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    sys.exit(min(1, run_cases(lambda line: print(line, flush=True))))
