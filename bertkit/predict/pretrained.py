@@ -18,12 +18,12 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import autocast_precision, check_outputs, choose_mode
+from bertkit.predict.engine import check_outputs, choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast, choose_device
+from bertkit.training.device import choose_device
 
 MASK = "[MASK]"
 
@@ -242,8 +242,7 @@ class Predictor:
         packed = pack(sequences, segments).to(self.device)
         rows = torch.tensor(places, dtype=torch.int64, device=self.device)
         rows = rows + packed.first_tokens[: len(rows)].long()
-        with autocast(self.device, autocast_precision(self.device, self.precision)):
-            found = self.model(packed, rows)
+        found = self.model(packed, rows)
         tokens = found.mlm_logits.float().cpu()
         pairs = None if found.nsp_logits is None else found.nsp_logits.float().cpu()
         check_outputs(tokens.numpy(), *([] if pairs is None else [pairs.numpy()]))
@@ -265,8 +264,7 @@ class Predictor:
             ids = [self._surround(one) for one in self.tokenizer.encode_batch(chunk)]
             for group in batches(ids):
                 packed = pack([ids[i] for i in group]).to(self.device)
-                with autocast(self.device, autocast_precision(self.device, self.precision)):
-                    states = self.model.encoder(packed)
+                states = self.model.encoder(packed)
                 found += states.float().cpu().split(packed.lengths)
         return found
 
