@@ -9,7 +9,7 @@ targets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -41,8 +41,26 @@ Sums = dict[str, LossSum]
 """Sums by name; those whose name ends in `loss` are minimised."""
 
 
+def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
+    """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
+    logits = logits.float()
+    return {
+        f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
+        f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
+    }
+
+
+CrossEntropy = Callable[[str, Tensor, Tensor, str], Sums]
+"""`cross_entropy_sums`, or a compiled version of it."""
+
+
 def pretraining_objective(
-    model: PretrainingModel, batch: PretrainingBatch, *, token: str = "mlm", pair: str = "nsp"
+    model: PretrainingModel,
+    batch: PretrainingBatch,
+    *,
+    token: str = "mlm",
+    pair: str = "nsp",
+    cross_entropy: CrossEntropy = cross_entropy_sums,
 ) -> Sums:
     """Sum the losses and correct predictions of tokens and, if the model has a pair head, of pairs.
 
@@ -53,24 +71,21 @@ def pretraining_objective(
         batch: the examples; pair label 0 = B follows A, 1 = it does not.
         token: the name of the token sums: "mlm" or "lm".
         pair: the name of the pair sums: "nsp" or "sop".
+        cross_entropy: computes the sums of logits.
     """
     output = model(batch.packed, batch.target_positions)
-    found = cross_entropy_sums(token, output.mlm_logits, batch.target_ids, "targets")
+    found = cross_entropy(token, output.mlm_logits, batch.target_ids, "targets")
     if output.nsp_logits is not None:
-        found |= cross_entropy_sums(pair, output.nsp_logits, batch.next_labels, "sequences")
+        found |= cross_entropy(pair, output.nsp_logits, batch.next_labels, "sequences")
     return found
 
 
-def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
-    """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
-    logits = logits.float()
-    return {
-        f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
-        f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
-    }
-
-
-def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Sums:
+def replaced_objective(
+    model: ReplacedTokenModel,
+    batch: PretrainingBatch,
+    *,
+    cross_entropy: CrossEntropy = cross_entropy_sums,
+) -> Sums:
     """Return the sums of replaced-token detection (ELECTRA, Clark et al. 2020, section 2).
 
     The generator is a masked language model, and the discriminator predicts for every token whether
@@ -79,11 +94,12 @@ def replaced_objective(model: ReplacedTokenModel, batch: PretrainingBatch) -> Su
     Args:
         model: the generator and the discriminator.
         batch: the masked examples.
+        cross_entropy: computes the sums of the generator's logits.
     """
     output = model(batch.packed, batch.target_positions, batch.target_ids)
     logits, labels = output.replaced_logits.float(), output.replaced
     loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
-    return cross_entropy_sums("mlm", output.mlm_logits, batch.target_ids, "targets") | {
+    return cross_entropy("mlm", output.mlm_logits, batch.target_ids, "targets") | {
         "rtd_loss": LossSum(loss, "tokens", DISCRIMINATOR_WEIGHT),
         "rtd_accuracy": LossSum(((logits > 0) == labels.bool()).sum().float(), "tokens"),
         "rtd_share": LossSum(labels.sum(), "tokens"),

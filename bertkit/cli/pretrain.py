@@ -31,7 +31,7 @@ def pretrain_command(
     weights: tuple[float, ...] = (),
     corpus: Annotated[TextOptions, FLATTEN] = NO_TEXT,
     init_from: Path | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     device: str = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
     strategy: str = "ddp",
@@ -66,11 +66,11 @@ def pretrain_command(
     init_from
         A model to take the weights and sizes from; the store must have its tokenizer.
     workers
-        The number of loader processes; 0 suits CPUs.
+        The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
     device
         auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     compile
-        Compile the layers (CUDA only); the first update of each batch shape waits for the compiler.
+        Compile layers, head and losses (CUDA only); the first update waits for the compiler.
     strategy
         With several processes (bertkit launch): ddp, or fsdp for a network too large for one.
     timeout

@@ -47,7 +47,8 @@ class TrainingSettings:
     bias_correction: bool = True
     """False for the paper's variant of Adam, with which runs on small data often learn nothing."""
     precision: str = "auto"
-    """fp32, bf16, or auto: bf16 if the device computes it fast."""
+    """fp32, bf16, bf16-residual (hidden states between layers, too), or auto: bf16 if the device
+    computes it fast."""
     max_tokens: int = 16384
     """The maximum tokens per forward pass; larger batches are split, with the same result except
     for rounding and dropout."""

@@ -6,8 +6,8 @@ that reads sequence boundaries, and padding exists only inside a kernel.
 | kernel    | used for                        | method                                        |
 |-----------|---------------------------------|-----------------------------------------------|
 | grouped   | CPU                             | one call per group of similar sequence lengths |
-| varlen    | CUDA, 16 bits, no dropout       | flash attention on the packed tokens          |
-| padded    | other devices, dropout, fp32    | pads query, key, value; masks the padded keys |
+| flash     | CUDA, 16 bits                   | flash attention on the packed tokens          |
+| padded    | other devices, fp32 on CUDA     | pads query, key, value; masks the padded keys |
 | reference | tests                           | a block mask over all pairs of tokens         |
 """
 
@@ -33,7 +33,17 @@ EVEN_SOFTMAX = 256
 
 DIRECTIONS = ("bidirectional", "left_to_right", "right_to_left")
 WINDOWS = dict(zip(DIRECTIONS, ((-1, -1), (-1, 0), (0, -1)), strict=True))
-"""How many tokens a token sees to its left and right, in the varlen kernel's terms; -1: all."""
+"""How many tokens a token sees to its left and right, in the flash kernel's terms; -1: all."""
+
+FLASH_ARGUMENTS = (
+    *("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"),
+    *("dropout_p", "is_causal", "return_debug_mask", "scale"),
+    *("window_size_left", "window_size_right"),
+)
+"""The first arguments of torch's operator for flash attention on packed tokens, in their order.
+
+The operator is private, because torch's public functions for packed tokens have no dropout
+(`varlen_attn`, `flex_attention`) or wrap this one (jagged nested tensors)."""
 
 
 def attention(
@@ -71,19 +81,37 @@ def attention(
     return KERNELS[kernel](query, key, value, packed, direction=direction, dropout=dropout)
 
 
+def has_flash() -> bool:
+    """Return whether this torch has flash attention, with the arguments that `flash` passes."""
+    operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
+    if operator is None:
+        return False
+    found = tuple(argument.name for argument in operator.default._schema.arguments)
+    return found[: len(FLASH_ARGUMENTS)] == FLASH_ARGUMENTS
+
+
+HAS_FLASH = has_flash()
+"""Determined at import, because compiled layers cannot read an operator's schema."""
+
+
 def choose_kernel(query: Heads, dropout: float) -> str:
-    """Return the name of the fastest kernel that supports the device and dtype of `query`."""
+    """Return the name of the fastest kernel that supports the device and dtype of `query`.
+
+    Args:
+        query: (tokens, heads, head width) queries.
+        dropout: the probability of dropping an attention weight; every kernel supports it.
+    """
     if query.device.type == "cpu":
         return "grouped"
     flash = (
-        query.device.type == "cuda"
+        HAS_FLASH
+        and query.device.type == "cuda"
         and query.dtype in (torch.float16, torch.bfloat16)
-        and dropout == 0.0
         and query.shape[-1] % 8 == 0
         and query.shape[-1] <= 256
         and torch.cuda.get_device_capability(query.device) >= (8, 0)
     )
-    return "varlen" if flash else "padded"
+    return "flash" if flash else "padded"
 
 
 def grouped(
@@ -186,25 +214,22 @@ def visible_positions(length: int, direction: str, device: torch.device) -> Tens
     return every.tril() if direction == "left_to_right" else every.triu()
 
 
-def varlen(
+def flash(
     query: Heads, key: Heads, value: Heads, packed: Packed, *, direction: str, dropout: float
 ) -> Heads:
-    """Compute flash attention on packed tokens (CUDA, fp16 or bf16), without dropout."""
-    from torch.nn.attention.varlen import varlen_attn
+    """Compute flash attention on packed tokens (CUDA, fp16 or bf16).
 
-    if dropout != 0.0:
-        raise BertkitError("the varlen attention kernel has no dropout; use kernel 'padded'")
-    output = varlen_attn(
-        query=query,
-        key=key,
-        value=value,
-        cu_seq_q=packed.cu_seqlens,
-        cu_seq_k=packed.cu_seqlens,
-        max_q=packed.max_seqlen,
-        max_k=packed.max_seqlen,
-        window_size=WINDOWS[direction],
-    )
-    assert isinstance(output, Tensor)  # it is a tuple only if auxiliary outputs are requested
+    The state of dropout's random numbers stays on the device and follows `torch.manual_seed`.
+    """
+    left, right = WINDOWS[direction]
+    output: Tensor = torch.ops.aten._flash_attention_forward(
+        *(query, key, value),
+        *(packed.cu_seqlens, packed.cu_seqlens, packed.max_seqlen, packed.max_seqlen),
+        *(dropout, direction == "left_to_right", False),
+        scale=None,
+        window_size_left=left,
+        window_size_right=right,
+    )[0]
     return output
 
 
@@ -255,7 +280,7 @@ def reference(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
-KERNELS = {"grouped": grouped, "varlen": varlen, "padded": padded, "reference": reference}
+KERNELS = {"grouped": grouped, "flash": flash, "padded": padded, "reference": reference}
 
 
 def has_bf16() -> bool:

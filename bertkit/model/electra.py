@@ -18,6 +18,7 @@ from bertkit.model.encoder import (
     Layer,
     ModelConfig,
     activation,
+    as_residual,
     initialize,
     layer_sequence,
     run_layers,
@@ -61,7 +62,8 @@ class Generator(nn.Module):
     ) -> VocabularyLogits:
         """Return (targets, vocabulary) logits from embeddings (tokens, embedding width)."""
         stack = layer_sequence(self.layers, self.config)
-        return self.mlm(run_layers(stack, self.projection(embeddings), packed, targets), words)
+        hidden = as_residual(self.projection(embeddings))
+        return self.mlm(run_layers(stack, hidden, packed, targets), words)
 
 
 class ReplacedTokenHead(nn.Module):
@@ -112,7 +114,7 @@ class ReplacedTokenModel(nn.Module):
             encoder.embeddings(packed), packed, target_positions, encoder.word_embeddings
         )
         with torch.no_grad():
-            drawn = torch.multinomial(logits.float().softmax(-1), 1).squeeze(1)
+            drawn = sample_rows(logits.float().softmax(-1))
         ids = packed.ids.index_copy(0, target_positions, drawn)
         replaced = torch.zeros(len(ids), device=ids.device)
         replaced[target_positions] = (drawn != target_ids).float()
@@ -128,6 +130,15 @@ class ReplacedTokenModel(nn.Module):
         whole.embedding_norm = shared.embedding_norm
         whole.projection, whole.layers = self.generator.projection, self.generator.layers
         return whole, self.generator.mlm
+
+
+def sample_rows(probabilities: Tensor) -> Tensor:
+    """Draw an index from each row of (rows, classes) probabilities.
+
+    The draws are those of `torch.multinomial(probabilities, 1)`, which computes them in the same
+    way but first checks its input, and so makes the host wait for a GPU.
+    """
+    return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(dim=-1)
 
 
 def generator_config(config: ModelConfig, share: float) -> ModelConfig:

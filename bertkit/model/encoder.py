@@ -21,7 +21,7 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import DIRECTIONS, attention
 from bertkit.model.cpu import Dropout
 from bertkit.pretraining_data.batch import Packed
-from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices
+from bertkit.shapes import Hidden, Pooled, Rows, TargetIndices, TokenIndices
 
 ACTIVATIONS = ("gelu", "gelu_tanh")
 POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu}
@@ -139,13 +139,19 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
-        """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
+        """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens.
+
+        The result has the dtype of `hidden`. LayerNorm computes its statistics in fp32 even if
+        hidden states are bf16.
+        """
+        dtype = hidden.dtype
         attended = self.attend(hidden, packed)
         if rows is not None:
             attended, hidden = attended.index_select(0, rows), hidden.index_select(0, rows)
-        hidden = self.attention_norm(self.dropout(self.attention_output(attended)) + hidden)
+        summed = self.dropout(self.attention_output(attended)) + hidden
+        hidden = self.attention_norm(summed).to(dtype)
         expanded = activation(self.intermediate(hidden), self.config)
-        return self.output_norm(self.dropout(self.output(expanded)) + hidden)
+        return self.output_norm(self.dropout(self.output(expanded)) + hidden).to(dtype)
 
     def attend(self, hidden: Hidden, packed: Packed) -> Hidden:
         """Compute multi-head attention without its output projection: (tokens, width)."""
@@ -168,6 +174,28 @@ def skip_weight_init() -> Iterator[None]:
         yield
     finally:
         TO_COME.reset(token)
+
+
+RESIDUAL_DTYPE: ContextVar[torch.dtype | None] = ContextVar("residual dtype", default=None)
+
+
+@contextmanager
+def residual_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Set the dtype of the hidden states that layers pass on, inside the block.
+
+    Args:
+        dtype: the dtype; None for that of the first layer's input.
+    """
+    token = RESIDUAL_DTYPE.set(dtype)
+    try:
+        yield
+    finally:
+        RESIDUAL_DTYPE.reset(token)
+
+
+def as_residual(embedded: Tensor) -> Hidden:
+    """Convert the first layer's input to the dtype set by `residual_dtype`."""
+    return embedded.to(RESIDUAL_DTYPE.get() or embedded.dtype)
 
 
 class Encoder(nn.Module):
@@ -229,19 +257,35 @@ class Encoder(nn.Module):
     def embed(self, packed: Packed) -> Hidden:
         """Return the first layer's input, (tokens, width): the embeddings, projected if needed."""
         embedded = self.embeddings(packed)
-        return embedded if self.projection is None else self.projection(embedded)
+        return as_residual(embedded if self.projection is None else self.projection(embedded))
 
     def embeddings(self, packed: Packed) -> Hidden:
         """Return the normalised sum of token, position and segment embeddings (paper figure 2)."""
         check_length(packed, self.config)
         words = self.word_embeddings(packed.ids)
         positions = self.position_embeddings(packed.position_ids)
-        segments = self.segment_embeddings(packed.segment_ids)
+        segments = self.embed_segments(packed.segment_ids)
         return self.dropout(self.embedding_norm(words + positions + segments))
+
+    def embed_segments(self, segment_ids: TokenIndices) -> Hidden:
+        """Look up segment embeddings, (tokens, embedding width).
+
+        On CUDA the gradient of a look-up adds the rows of equal indices one after the other, which
+        takes long for two rows; the gradient of a selection is two sums over all tokens.
+        """
+        if segment_ids.is_cuda and self.config.type_vocab_size == 2:
+            return select_row(self.segment_embeddings.weight, segment_ids)
+        return self.segment_embeddings(segment_ids)
 
     def pool(self, summary: Pooled) -> Pooled:
         """Return the pooler's output: a linear layer and an activation on each summary state."""
         return POOLER_ACTIVATIONS[self.config.pooler_act](self.pooler(summary))
+
+
+def select_row(table: Tensor, indices: TokenIndices) -> Hidden:
+    """Return rows of a (2, width) table for indices 0 and 1, as an embedding does."""
+    first, second = table.unbind(0)
+    return torch.where(indices[:, None] == 0, first, second)
 
 
 def embedding(rows: int, width: int) -> nn.Embedding:

@@ -30,11 +30,35 @@ class LanguageHead(nn.Module):
 
     def forward(self, hidden: Hidden, word_embeddings: nn.Embedding) -> VocabularyLogits:
         """Return (targets, vocabulary) logits for hidden states (targets, width)."""
-        return F.linear(self.transform(hidden), word_embeddings.weight, self.bias)
+        product = aligned_linear if hidden.is_cuda else F.linear
+        return product(self.transform(hidden), word_embeddings.weight, self.bias)
 
     def transform(self, hidden: Rows) -> Tensor:
         """Return (targets, embedding width): what is multiplied by the word embeddings."""
         return self.norm(activation(self.dense(hidden), self.config))
+
+
+ALIGNMENT = 64
+"""CUDA's fast matrix products need sizes that are multiples of 8, and 64 fills their tiles."""
+
+
+def aligned_linear(x: Rows, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return what `F.linear` does, computed with a number of columns that is a multiple of 64.
+
+    BERT's vocabulary of 30,522 tokens is not a multiple of 8. The weights get rows of zeros for the
+    product only; parameters, results and gradients are those of `F.linear`.
+
+    Args:
+        x: (rows, width) inputs.
+        weight: (columns, width) weights.
+        bias: (columns,) bias.
+    """
+    columns = len(weight)
+    missing = -columns % ALIGNMENT
+    if not missing:
+        return F.linear(x, weight, bias)
+    weight, bias = F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing))
+    return F.linear(x, weight, bias)[:, :columns]
 
 
 class NextSentenceHead(nn.Module):

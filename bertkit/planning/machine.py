@@ -58,8 +58,9 @@ class Machine:
 
 def card(title: str, gib: int, *, bf16: float | None, fp32: float, mfu: float = 0.3) -> Machine:
     """Describe a GPU by its data sheet: TFLOP/s of dense bf16 matrix units and of plain fp32."""
-    peak = {"fp32": fp32 * 1e12} | ({} if bf16 is None else {"bf16": bf16 * 1e12})
-    shares = {"bf16": mfu, "fp32": 0.6}
+    narrow = () if bf16 is None else ("bf16", "bf16-residual")
+    peak = {"fp32": fp32 * 1e12} | {precision: bf16 * 1e12 for precision in narrow if bf16}
+    shares = {"fp32": 0.6} | dict.fromkeys(narrow, mfu)
     return Machine(title=title, device="cuda", memory=gib * GIB, peak=peak, mfu=shares)
 
 
@@ -110,7 +111,7 @@ def activation_bytes(
     type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1).
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    wide = 2 if precision == "bf16" else 4
+    wide = 4 if precision == "fp32" else 2
     mask = mask_bytes(config.hidden_dropout_prob, wide, device)
     n, last = batch.tokens, batch.targets + batch.sequences
     rows = (layers - 1) * n + last
@@ -119,7 +120,7 @@ def activation_bytes(
     kept += ((2 * wide + 8 + 2 * mask) * h + 2 * wide * inner + 16) * rows
     kept += (wide * h + 8) * last + wide * h * batch.sequences
     kept += (3 * wide * h + 4 * config.vocab_size) * batch.targets
-    if precision == "bf16":
+    if precision != "fp32":
         kept += 2 * (layers * (4 * h + 2 * inner) + config.vocab_size + 2 * h) * h
     return kept
 
@@ -190,7 +191,7 @@ def memory_needed(
     parameters, vocabulary, h = (
         count_parameters(config, heads=True), config.vocab_size, config.hidden_size,
     )  # fmt: skip
-    wide = 2 if precision == "bf16" else 4
+    wide = 4 if precision == "fp32" else 2
     activations = activation_bytes(config, batch, precision, machine.device)
     logits = vocabulary * max(8 * batch.targets, wide * batch.targets + (wide + 4) * h)
     examples = min(corpus_tokens, WINDOW_TOKENS) / max(1.0, batch.tokens / batch.sequences)
@@ -201,7 +202,7 @@ def memory_needed(
     evaluation *= HELD_OUT_BATCH / batch.sequences
     kept = 0.0
     if machine.device == "cpu":
-        kept = min(HEAP, activations + logits) + (KERNEL_BYTES if precision == "bf16" else 0)
+        kept = min(HEAP, activations + logits) + (0 if precision == "fp32" else KERNEL_BYTES)
     begins = activations + logits + (gradients if micro_batches > 1 else 0)
     most = max(begins, gradients + 4 * vocabulary * h, evaluation)
     return Memory(

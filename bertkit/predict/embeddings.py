@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,16 +40,23 @@ from bertkit.model.pooling import (
     weighted_vectors,
 )
 from bertkit.predict.engine import (
-    autocast_precision,
     batch_map,
     check_outputs,
     choose_mode,
     prepare_for,
 )
-from bertkit.tasks.task import Encoded, ItemPart, make_batch, split_parts
+from bertkit.tasks.task import (
+    Encoded,
+    HostCopy,
+    ItemPart,
+    make_batch,
+    one_ahead,
+    prediction_tokens,
+    split_parts,
+)
 from bertkit.tasks.windows import context_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast, choose_device
+from bertkit.training.device import choose_device
 from bertkit.training.memory import in_halves
 
 CHUNK_TEXTS = 2048
@@ -186,26 +194,29 @@ class Embedder:
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:
         """Yield the weighted vectors of windows, batch by batch and in order."""
         with batch_map(sum(part.tokens for part in parts), self.threads) as (each, tokens):
-            yield from each(self._compute_what_fits, split_parts(parts, tokens))
-
-    def _compute_what_fits(self, parts: list[ItemPart]) -> np.ndarray:
-        return np.concatenate(in_halves(self._compute, parts))
+            groups = split_parts(parts, tokens or prediction_tokens(self.device))
+            launched = chain.from_iterable(each(partial(in_halves, self._launch), groups))
+            for copy, places, weights in one_ahead(launched, self.device):
+                yield copy.numpy()[places] * weights
 
     @torch.inference_mode()
-    def _compute(self, parts: list[ItemPart]) -> np.ndarray:
-        """Return (parts, width): each window's vector times its weight."""
+    def _launch(self, parts: list[ItemPart]) -> tuple[HostCopy, np.ndarray, np.ndarray | float]:
+        """Compute the vectors of windows.
+
+        Returns:
+            The (windows, width) vectors in the order of the batch, (windows,) the place of each
+            window among them, and the weights with which the vectors have yet to be multiplied.
+        """
         batch = make_batch(parts).to(self.device)
         pooling = self.settings.pooling
-        places = batch.place
-        with autocast(self.device, autocast_precision(self.device, self.mode)):
-            if pooling in OVER_TOKENS:
-                shares = [parts[i].target for i in np.argsort(places)]
-                weights = torch.from_numpy(np.concatenate(shares)).to(self.device)
-                rows = weighted_vectors(self.encoder, batch.packed, pooling, weights)
-                return rows.cpu().numpy()[places]
-            rows = summary_vectors(self.encoder, batch.packed, pooling).float()
+        if pooling in OVER_TOKENS:
+            shares = [parts[i].target for i in np.argsort(batch.place)]
+            weights = torch.from_numpy(np.concatenate(shares)).to(self.device)
+            rows = weighted_vectors(self.encoder, batch.packed, pooling, weights)
+            return HostCopy(rows), batch.place, 1.0
+        rows = summary_vectors(self.encoder, batch.packed, pooling).float()
         whole = np.array([part.target for part in parts], dtype=np.float32)
-        return rows.cpu().numpy()[places] * whole[:, None]
+        return HostCopy(rows), batch.place, whole[:, None]
 
 
 def load_embedder(

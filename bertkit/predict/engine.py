@@ -1,9 +1,10 @@
 """Fast inference for every head, in one of three precisions and with batches by token budget.
 
-On a CPU the layers are prepared once (`bertkit.model.inference`); on a GPU the packed batches run
-under autocast. The inputs of one call are sorted by length, so that a batch has similar lengths,
-and outputs are returned in the order of the inputs. Memory depends on the token budget and on the
-size of a call, not on the length of a file: `bertkit predict` reads files in chunks.
+On a CPU the layers are prepared once (`bertkit.model.inference`). On a GPU the weights are
+converted to bf16 once, and a batch is read back after the next one is launched. The inputs of one
+call are sorted by length, so that a batch has similar lengths, and outputs are returned in the
+order of the inputs. Memory depends on the token budget and on the size of a call, not on the length
+of a file: `bertkit predict` reads files in chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
-from bertkit.tasks.task import PREDICTION_TOKENS, Items, run_model
+from bertkit.tasks.task import Items, run_model
 from bertkit.training.device import choose_precision
 
 
@@ -41,6 +42,8 @@ def choose_mode(name: str, device: torch.device) -> str:
         return name
     if name == "int8":
         raise BertkitError(f"int8 is for CPUs; choose bf16 or fp32 for {device}")
+    if name == "bf16-residual":
+        raise BertkitError(f"{name} is for training; bf16 does the same in prediction on {device}")
     return choose_precision(name, device)
 
 
@@ -82,14 +85,9 @@ class Engine:
         Raises:
             BertkitError: an output is NaN or infinite.
         """
-        precision = autocast_precision(self.device, self.mode)
         with batch_map(items.tokens, self.threads) as (each, tokens):
             outputs = run_model(
-                *(self.model, items, self.device),
-                precision=precision,
-                progress=progress,
-                tokens=tokens,
-                each=each,
+                self.model, items, self.device, progress=progress, tokens=tokens, each=each
             )
         for parts in outputs:
             check_outputs(*parts)
@@ -99,18 +97,14 @@ class Engine:
 def prepare_for(device: torch.device, encoder: Encoder, mode: str) -> int:
     """Prepare an encoder for prediction on its device; return the number of threads to use.
 
-    On a CPU its layers are replaced (`bertkit.model.inference`), so that it can no longer be
-    trained.
+    On a CPU its layers are replaced (`bertkit.model.inference`); on a GPU its weights are converted
+    to bf16 once in that mode, and hidden states are bf16, too. It can then no longer be trained.
     """
     if device.type != "cpu":
+        encoder.to(torch.bfloat16 if mode == "bf16" else torch.float32)
         return 1
     prepare_encoder(encoder, mode)
     return torch.get_num_threads()
-
-
-def autocast_precision(device: torch.device, mode: str) -> str:
-    """Return the precision for autocast: prepared layers on a CPU compute in their own."""
-    return "fp32" if device.type == "cpu" else mode
 
 
 def check_outputs(*outputs: np.ndarray) -> None:
@@ -148,13 +142,15 @@ def shares(tokens: int, threads: int) -> tuple[int, int]:
 def batch_map(tokens: int, threads: int) -> Iterator[tuple[Callable[..., Iterable[Any]], int]]:
     """Provide a version of `map` over batches, which may use threads, and the tokens of a batch.
 
+    The tokens are 0 for the default of the device; see `prediction_tokens`.
+
     Args:
         tokens: the number of tokens in all sequences.
         threads: see `shares`.
     """
     workers, size = shares(tokens, threads)
     if workers == 1:
-        yield map, PREDICTION_TOKENS
+        yield map, 0
         return
     with one_thread_each(workers) as pool:
         yield pool.map, size

@@ -40,11 +40,11 @@ from bertkit.model.inference import (
     SingleQuery,
     round_up_rows,
 )
-from bertkit.predict.engine import autocast_precision, batch_map, check_outputs, prepare_for
+from bertkit.predict.engine import batch_map, check_outputs, prepare_for
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits
+from bertkit.tasks.task import prediction_tokens
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
 
 METHODS = ("within-word-l2r", "pll", "causal")
@@ -168,6 +168,8 @@ class SentenceScorer:
         self.single_query: SingleQuery | None = None
         if (device.type, mode, model.config.direction) == ("cpu", "fp32", "bidirectional"):
             self.single_query = SingleQuery(cast("Layer", encoder.stack[-1]))
+        if device.type != "cpu" and mode == "bf16":
+            self.model.to(torch.bfloat16)  # the heads, too, whose decoder is the embeddings
         self.threads = prepare_for(device, encoder, mode)
 
     @cached_property
@@ -238,7 +240,7 @@ class SentenceScorer:
         ids, positions, rows, targets = readings
         outputs = positions.shape[1]
         order = np.argsort(rows, kind="stable")
-        step = max(1, tokens // ids.shape[1])
+        step = max(1, (tokens or prediction_tokens(self.device)) // ids.shape[1])
         ordered = rows[order]
         groups = [range(len(ids))[first : first + step] for first in range(0, len(ids), step)]
 
@@ -265,12 +267,11 @@ class SentenceScorer:
         flat = ids.reshape(-1).astype(np.int64)
         packed = from_arrays(flat, np.zeros_like(flat), np.full(sequences, length))
         read = torch.from_numpy((np.arange(sequences)[:, None] * length + positions).reshape(-1))
-        with autocast(self.device, autocast_precision(self.device, self.mode)):
-            if self.device.type == "cpu":
-                states = self._encode(packed, read)
-            else:
-                states = self.model.encoder(packed.to(self.device), read.to(self.device))
-            parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
+        if self.device.type == "cpu":
+            states = self._encode(packed, read)
+        else:
+            states = self.model.encoder(packed.to(self.device), read.to(self.device))
+        parts = [self._pick(states, rows[own], targets[own]) for own in row_blocks(rows)]
         return np.concatenate(parts)
 
     def _encode(self, packed: Packed, read: torch.Tensor) -> torch.Tensor:

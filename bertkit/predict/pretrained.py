@@ -18,12 +18,12 @@ from bertkit.errors import BertkitError, InputTypeError
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
-from bertkit.predict.engine import autocast_precision, check_outputs, choose_mode
+from bertkit.predict.engine import check_outputs, choose_mode
 from bertkit.predict.likelihood import SentenceScore, SentenceScorer, choose_method
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.task import PREDICTION_TOKENS
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.device import autocast, choose_device
+from bertkit.training.device import choose_device
 from bertkit.training.memory import in_halves
 
 MASK = "[MASK]"
@@ -252,8 +252,7 @@ class Predictor:
         packed = pack(sequences, segments).to(self.device)
         rows = torch.tensor(places, dtype=torch.int64, device=self.device)
         rows = rows + packed.first_tokens[: len(rows)].long()
-        with autocast(self.device, autocast_precision(self.device, self.precision)):
-            found = self.model(packed, rows)
+        found = self.model(packed, rows)
         tokens = found.mlm_logits.float().cpu()
         pairs = None if found.nsp_logits is None else found.nsp_logits.float().cpu()
         check_outputs(tokens.numpy(), *([] if pairs is None else [pairs.numpy()]))
@@ -281,8 +280,7 @@ class Predictor:
 
     def _last_states(self, sequences: Sequence[Sequence[int]]) -> Sequence[torch.Tensor]:
         packed = pack(sequences)
-        with autocast(self.device, autocast_precision(self.device, self.precision)):
-            states = self.model.encoder(packed.to(self.device))
+        states = self.model.encoder(packed.to(self.device))
         return states.float().cpu().split(packed.lengths)
 
     def score(self, texts: Iterable[str], *, method: str = "auto") -> list[SentenceScore]:

@@ -7,13 +7,14 @@ boundaries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertkit.shapes import Boundaries, TokenIndices
 
@@ -26,8 +27,51 @@ class EqualLengths(NamedTuple):
     length: int
 
 
+AnyFields = TypeVar("AnyFields", bound="TensorFields")
+
+
+class TensorFields:
+    """A frozen dataclass whose fields are tensors, dicts of tensors, other batches or values."""
+
+    def map_tensors(self: AnyFields, change: Callable[[Tensor], Tensor]) -> AnyFields:
+        """Return a copy with a change applied to every tensor."""
+
+        def changed(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return change(value)
+            if isinstance(value, TensorFields):
+                return value.map_tensors(change)
+            if isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
+                return {name: change(tensor) for name, tensor in value.items()}
+            return value
+
+        return type(self)(**{name: changed(value) for name, value in own_fields(self).items()})
+
+    def to(self: AnyFields, device: torch.device | str) -> AnyFields:
+        """Return the same batch on another device.
+
+        On the way to a GPU it passes through page-locked memory, from which the GPU copies while
+        the host continues.
+        """
+        target = torch.device(device)
+        if target.type != "cuda":
+            return self.map_tensors(lambda tensor: tensor.to(target))
+        return self.map_tensors(lambda tensor: to_cuda(tensor, target))
+
+
+def own_fields(batch: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass by name, without copying their values."""
+    return {field.name: getattr(batch, field.name) for field in fields(batch)}
+
+
+def to_cuda(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a GPU without waiting for the copy."""
+    pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
-class Packed:
+class Packed(TensorFields):
     """One batch of token sequences laid end to end."""
 
     ids: TokenIndices
@@ -77,15 +121,15 @@ class Packed:
         """A cache of values that attention computes once per batch and uses in every layer."""
         return {}
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Packed:
-        """Return the same batch on another device."""
-        return replace(
-            self,
-            ids=self.ids.to(device, non_blocking=non_blocking),
-            segment_ids=self.segment_ids.to(device, non_blocking=non_blocking),
-            position_ids=self.position_ids.to(device, non_blocking=non_blocking),
-            cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking),
-        )
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """Return a copy with a change applied to every tensor.
+
+        The copy keeps `lengths`, so that asking for them does not make the host wait for a GPU.
+        """
+        copy = super().map_tensors(change)
+        if "lengths" in self.__dict__ or self.cu_seqlens.device.type == "cpu":
+            copy.__dict__["lengths"] = self.lengths
+        return copy
 
 
 def pack(

@@ -19,7 +19,7 @@ import torch
 
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.pretraining_data.masking import MaskingOptions, draw_masks
 from bertkit.pretraining_data.pairs import example_lengths
 from bertkit.pretraining_data.rng import MASKS, keyed_rng
@@ -28,7 +28,7 @@ from bertkit.shapes import SequenceLabels, TargetIndices
 
 
 @dataclass(frozen=True)
-class PretrainingBatch:
+class PretrainingBatch(TensorFields):
     """Packed examples with the targets of the token objective and of the pair objective."""
 
     packed: Packed
@@ -55,15 +55,6 @@ class PretrainingBatch:
         arrays = (packed.ids, packed.segment_ids, packed.cu_seqlens.diff())
         targets = (self.target_positions, self.target_ids, self.next_labels)
         return batch_from_arrays, tuple(tensor.numpy() for tensor in (*arrays, *targets))
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PretrainingBatch:
-        """Return the same batch on another device."""
-        return PretrainingBatch(
-            self.packed.to(device, non_blocking=non_blocking),
-            self.target_positions.to(device, non_blocking=non_blocking),
-            self.target_ids.to(device, non_blocking=non_blocking),
-            self.next_labels.to(device, non_blocking=non_blocking),
-        )
 
 
 def batch_from_arrays(

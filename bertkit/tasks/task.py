@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -27,14 +27,21 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
-from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.pretraining_data.batch import Packed, TensorFields, from_arrays
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
 
 PREDICTION_TOKENS = 8192
-"""The maximum tokens of a batch without gradients."""
+"""The maximum tokens of a batch without gradients on a CPU."""
+GPU_PREDICTION_TOKENS = 65_536
+"""The same on a GPU, which only large batches keep busy."""
+
+
+def prediction_tokens(device: torch.device) -> int:
+    """Return the maximum tokens of a batch without gradients on a device."""
+    return PREDICTION_TOKENS if device.type == "cpu" else GPU_PREDICTION_TOKENS
 
 
 NOTHING_READ = "inputs with a text without tokens"
@@ -142,7 +149,7 @@ def check_segments(items: Items, config: ModelConfig) -> None:
 
 
 @dataclass(frozen=True)
-class TaskBatch:
+class TaskBatch(TensorFields):
     """Packed sequences with the tensors and counts that the task's objective needs."""
 
     packed: Packed
@@ -151,13 +158,6 @@ class TaskBatch:
     """Name -> the count that losses are divided by."""
     place: np.ndarray
     """(sequences,) the index among the packed sequences of each sequence of the parts."""
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
-        """Return the same batch on another device."""
-        moved = {n: t.to(device, non_blocking=non_blocking) for n, t in self.tensors.items()}
-        return replace(
-            self, packed=self.packed.to(device, non_blocking=non_blocking), tensors=moved
-        )
 
 
 class TaskInputs(NamedTuple):
@@ -360,7 +360,7 @@ def run_model(
     *,
     precision: str = "fp32",
     progress: Callable[[int], None] = lambda done: None,
-    tokens: int = PREDICTION_TOKENS,
+    tokens: int = 0,
     each: Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]] = map,
 ) -> list[list[np.ndarray]]:
     """Return the model's outputs for every part, in the order of the items.
@@ -371,7 +371,8 @@ def run_model(
         device: the device of the model.
         precision: "fp32" or "bf16".
         progress: called with the number of parts done.
-        tokens: the maximum tokens of a batch; a longer part is a batch by itself.
+        tokens: the maximum tokens of a batch, or 0 for the device's default; a longer part is a
+            batch by itself.
         each: maps a function over the batches in order: `map`, or a version with threads.
 
     Returns:
@@ -388,27 +389,73 @@ def run_model(
     order = sorted(range(len(flat)), key=lambda n: -len(flat[n].sequences[0].ids))
 
     @torch.inference_mode()
-    def compute(group: list[ItemPart]) -> list[np.ndarray]:
+    def launch(group: list[ItemPart]) -> tuple[HostCopy, TaskBatch, list[ItemPart]]:
         batch = make_batch(group).to(device)
         with autocast(device, precision):
             logits = model(batch.packed)
-        rows = logits.float().cpu().numpy()
+        return HostCopy(logits.float()), batch, group
+
+    def read(copy: HostCopy, batch: TaskBatch, group: list[ItemPart]) -> Iterator[np.ndarray]:
+        rows = copy.numpy()
         if not np.isfinite(rows).all():
             raise BertkitError(
                 "the model's output is NaN or infinite: its weights are damaged or so large that "
                 "they overflow; restore the model or fine-tune it again"
             )
-        return list(split_outputs(rows, batch, group, isinstance(model, ClassificationModel)))
+        return split_outputs(rows, batch, group, isinstance(model, ClassificationModel))
 
     outputs: list[list[Any]] = [[None] * len(item.parts) for item in items.items]
     done = 0
-    for pieces in each(partial(in_halves, compute), split_parts([flat[n] for n in order], tokens)):
-        for output in chain.from_iterable(pieces):
+    groups = split_parts([flat[n] for n in order], tokens or prediction_tokens(device))
+    every = chain.from_iterable(each(partial(in_halves, launch), groups))
+    for launched in one_ahead(every, device):
+        for output in read(*launched):
             i, j = places[order[done]]
             outputs[i][j] = output
             done += 1
         progress(done)
     return outputs
+
+
+class HostCopy:
+    """A tensor on its way from its device to the host, which need not wait for it.
+
+    Args:
+        tensor: the tensor, on any device.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.host = tensor.to("cpu", non_blocking=tensor.is_cuda)  # into page-locked memory
+        self.done = torch.cuda.Event() if tensor.is_cuda else None
+        if self.done is not None:
+            self.done.record()
+
+    def numpy(self) -> np.ndarray:
+        """Return the values, after waiting for the copy."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.host.numpy()
+
+
+Launched = TypeVar("Launched")
+
+
+def one_ahead(launched: Iterable[Launched], device: torch.device) -> Iterator[Launched]:
+    """Yield batches; on a GPU each one only after the next is launched, so that it stays busy.
+
+    Args:
+        launched: an iterator that launches a batch whenever it is asked for the next.
+        device: the device that computes the batches.
+    """
+    if device.type == "cpu":
+        yield from launched
+        return
+    iterator = iter(launched)
+    last = next(iterator, None)
+    while last is not None:
+        following = next(iterator, None)
+        yield last
+        last = following
 
 
 def split_outputs(

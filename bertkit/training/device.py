@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +24,17 @@ from bertkit.config import differences
 from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 from bertkit.model.attention import choose_kernel, has_bf16
+from bertkit.model.encoder import residual_dtype
 from bertkit.processes import usable_cores
 
 if TYPE_CHECKING:
     from bertkit.model.encoder import ModelConfig
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("fp32", "bf16")
+PRECISIONS = ("fp32", "bf16", "bf16-residual")
+"""The precisions of training; see `autocast`."""
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+"""Where Linux describes the driver, if there is one."""
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -110,7 +115,7 @@ def choose_precision(name: str, device: torch.device) -> str:
     made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"
-    if name == "bf16" and on_cuda and not made:
+    if name != "fp32" and on_cuda and not made:
         card = torch.cuda.get_device_name(device)
         raise BertkitError(f"{card} does not support bf16; choose precision fp32", code="no-bf16")
     return name
@@ -118,20 +123,30 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 def slow_precision(precision: str, device: torch.device) -> str:
     """Return a warning about bf16 on a CPU that has no instructions for it; else ""."""
-    if precision != "bf16" or device.type != "cpu" or has_bf16():
+    if precision == "fp32" or device.type != "cpu" or has_bf16():
         return ""
     if torch.cpu.get_capabilities().get("bf16"):  # the key for Arm
         return ""
     return "this CPU has no instructions for bf16 and may be many times faster in fp32"
 
 
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return a context that computes matrix products in bf16; for fp32, autocast is off in it.
+@contextmanager
+def autocast(device: torch.device, precision: str) -> Iterator[None]:
+    """Provide the context in which a network is trained in a precision.
 
-    Weights, gradients and the optimizer state stay in fp32 in both.
+    In "bf16" matrix products are computed in bf16 (torch's autocast), and the hidden states that
+    layers pass on, the residual stream, are fp32. In "bf16-residual" they are bf16, too, which
+    halves the memory traffic between the products. In "fp32" autocast is off. Weights, gradients
+    and the optimizer state are fp32 in all of them.
     """
     assert precision in PRECISIONS, precision  # `choose_precision` resolves "auto"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
+    enabled = precision != "fp32"
+    residual = torch.bfloat16 if precision == "bf16-residual" else torch.float32
+    with (
+        torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled),
+        residual_dtype(residual if enabled else None),
+    ):
+        yield
 
 
 def device_notes(device: torch.device, precision: str, config: ModelConfig) -> list[str]:
@@ -194,7 +209,7 @@ def matmul_peak(device: torch.device, precision: str, seconds: float = 1.0) -> f
         precision: the precision of the operands.
         seconds: the approximate time to measure for.
     """
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     # several products per synchronization, so that a GPU's launch time does not count
     sizes, repeats = ((512, 1024, 2048), 1) if device.type == "cpu" else ((2048, 4096, 8192), 8)
     generator = torch.Generator(device).manual_seed(0)  # leaves the global generator alone

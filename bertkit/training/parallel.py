@@ -7,9 +7,9 @@ FSDP2 (`fully_shard`) keeps a shard of the weights, gradients and moments on eac
 gathers one layer at a time: for networks that do not fit otherwise. In its checkpoints every
 process writes its shard with `torch.distributed.checkpoint`, as safetensors, without pickle.
 
-On CUDA the layers may be compiled: dropout, residual, LayerNorm and GELU become a few fused
-kernels, forward and backward. Only the layers are compiled, because they do most of the work and
-share their code. Matrix products and attention still use the library's kernels.
+On CUDA the layers, the token head and the losses may be compiled: dropout, residual, LayerNorm and
+GELU become a few fused kernels, forward and backward, and so does the softmax over the vocabulary.
+Matrix products and attention still use the library's kernels.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bertkit.errors import BertkitError
 from bertkit.files import disk_errors
-from bertkit.model.encoder import Encoder, Layer
-from bertkit.pretraining_data.buckets import on_rounded_batches
-
-COMPILED_SHAPES = 64
-"""How often torch may compile the same code: for a few shapes in each phase, and again for the
-last layer, which computes selected rows. Beyond this limit torch would run the code uncompiled."""
+from bertkit.model.encoder import Layer
+from bertkit.model.heads import LanguageHead
+from bertkit.objectives import CrossEntropy, cross_entropy_sums
 
 
 def apply_fsdp(model: nn.Module, device: torch.device) -> None:
@@ -169,46 +166,45 @@ def wait_for_shards(written: Any, folder: Path) -> None:
         raise BertkitError(f"cannot write {folder}: {failures[0]}") from error
 
 
-def compile_layers(encoder: Encoder, loss_fn: Any, device: torch.device) -> Any:
-    """Compile the layers of an encoder in place, without changing its parameters or their names.
+def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
+    """Compile the layers and token heads of a model in place, and the cross entropy.
 
-    Code is compiled for exact shapes (`dynamic=False`), so batches are rounded up to a few shapes.
-    The first update of each shape waits for the compiler.
+    Parameters and their names stay the same. Code is generated for any number of tokens, sequences
+    and targets (`dynamic=True`), because every packed batch differs in them: one code for all
+    layers but the last, which computes selected rows, one for the head and one for each loss. The
+    first update waits for the compiler.
 
     Args:
-        encoder: the encoder that will be trained.
-        loss_fn: (model, `PretrainingBatch`) → sums, for a model with that encoder.
-        device: the device of the encoder.
+        model: the network that will be trained.
+        device: the device of the network.
 
     Returns:
-        The loss on rounded batches, for `train_steps`.
+        The compiled `cross_entropy_sums`, an argument of the pre-training objectives.
 
     Raises:
         BertkitError: the device is not CUDA.
     """
     if device.type != "cuda":
         raise BertkitError(f"compiled training needs a CUDA device; turn it off on {device}")
-    import torch._dynamo
-
-    torch._dynamo.config.recompile_limit = COMPILED_SHAPES
-    for layer in encoder.layers:
-        compile_in_training(layer)
-    return on_rounded_batches(loss_fn, encoder.config.max_position_embeddings)
+    for module in model.modules():
+        if isinstance(module, Layer | LanguageHead):
+            compile_in_training(module)
+    return torch.compile(cross_entropy_sums, dynamic=True)
 
 
-def compile_in_training(layer: nn.Module, **options: Any) -> None:
-    """Make a layer run compiled code while it is in training mode.
+def compile_in_training(module: nn.Module, **options: Any) -> None:
+    """Make a module run compiled code while it is in training mode.
 
-    It runs uncompiled in evaluation mode, because every new batch shape would be compiled.
+    It runs uncompiled in evaluation mode, which would need code of its own for a few batches.
 
     Args:
-        layer: the layer, which is changed in place.
+        module: the module, which is changed in place.
         options: more options for `torch.compile`.
     """
-    uncompiled = layer.forward
-    compiled = torch.compile(uncompiled, dynamic=False, **options)
+    uncompiled = module.forward
+    compiled = torch.compile(uncompiled, dynamic=True, **options)
 
     def forward(*inputs: Any) -> Any:
-        return (compiled if layer.training else uncompiled)(*inputs)
+        return (compiled if module.training else uncompiled)(*inputs)
 
-    layer.forward = forward
+    module.forward = forward

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, read_json
 from bertkit.pretraining_data.sampler import START
-from bertkit.processes import busy_note
+from bertkit.processes import busy_note, usable_cores
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
@@ -61,6 +62,9 @@ from bertkit.training.state import (
     restore_model,
 )
 from bertkit.training.step import LoopSettings, PretrainMetrics, evaluate_batches, train_steps
+
+GPU_WORKERS = 4
+"""The default number of loader processes of a rank that trains on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,7 @@ def pretrain(
     out: Path | str,
     *,
     recipe_name: str = "recipe",
-    workers: int = 0,
+    workers: int | None = None,
     device: str = "auto",
     compiled: bool = False,
     save_models_at: Sequence[int] = (),
@@ -138,7 +142,8 @@ def pretrain(
             tokenizer becomes the model's.
         out: the run directory; an unfinished run of the same recipe is resumed.
         recipe_name: the name to report if the recipe is not given by name.
-        workers: the number of loader processes; 0 suits CPUs.
+        workers: the number of loader processes that build batches; by default 0 on a CPU, whose
+            cores train, and up to 4 on a GPU. Batches are the same for any number.
         device: "auto", "cpu", "cuda", "cuda:1", ...
         compiled: whether to compile the layers, which suits long runs on CUDA.
         save_models_at: updates after which the model is also written to `models/step-NNNNNNNN`.
@@ -178,7 +183,7 @@ def pretrain(
             device=choose_device(device),
             precision=choose_precision(recipe.training.precision, choose_device(device)),
             strategy=strategy,
-            workers=workers,
+            workers=default_workers(choose_device(device)) if workers is None else workers,
             save_models_at=frozenset(save_models_at),
             console=console or Console(),
         )
@@ -203,6 +208,14 @@ def pretrain(
         stack.callback(checkpoints.close)
         with GracefulStop(patient=ranks.world > 1).install() as stop:
             return train(run, state, checkpoints, log, stop, changes)
+
+
+def default_workers(device: torch.device) -> int:
+    """Return the number of loader processes: 0 on a CPU, and on a GPU what the cores allow."""
+    if device.type == "cpu":
+        return 0
+    each = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(0, min(GPU_WORKERS, each - 1))
 
 
 def build_network(run: Run, init_from: Path | None) -> InitialNetwork:

@@ -207,7 +207,8 @@ class Training:
     accumulate: int = 1
     """Micro-batches per update: less memory for the same gradients, except for dropout masks."""
     precision: str = "auto"
-    """bf16 (autocast), fp32, or auto: bf16 if the device has instructions for it."""
+    """fp32, bf16 (autocast), bf16-residual (hidden states between layers, too, which is faster on
+    a GPU), or auto: bf16 if the device has instructions for it."""
     seed: int = 0
     """Random seed of the weights, examples, masks and dropout."""
 

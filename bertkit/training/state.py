@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,15 +54,13 @@ def build_train_state(
     """Build the loss and the optimizer for a network that is already on its device.
 
     Raises:
-        BertkitError: the network cannot be compiled.
+        BertkitError: compiling is not supported on the device.
     """
     loss_fn = eval_loss_fn = recipe.objectives.function()
     if compiled:
-        if recipe.objectives.token == "rtd":
-            raise BertkitError("--compile does not support ELECTRA; remove --compile")
-        from bertkit.training.parallel import compile_layers
+        from bertkit.training.parallel import compile_training
 
-        loss_fn = compile_layers(model.encoder, loss_fn, device)
+        loss_fn = partial(loss_fn, cross_entropy=compile_training(model, device))
     optimizer = build_optimizer(
         model,
         learning_rate=recipe.training.learning_rate,

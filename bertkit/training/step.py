@@ -36,7 +36,7 @@ class BatchLike(Protocol):
     def counts(self) -> dict[str, int]:
         """The counts that losses are divided by, for example {"sequences": 32}."""
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+    def to(self, device: torch.device | str) -> Self:
         """Return the same batch on another device."""
 
 
@@ -92,7 +92,7 @@ def run_objective(
 ) -> Sums:
     """Compute the objective of one batch, on the device and in the precision of the settings."""
     with autocast(settings.device, settings.precision):
-        return objective(model, batch.to(settings.device, non_blocking=True))
+        return objective(model, batch.to(settings.device))
 
 
 def merge_sums(first: Sums | None, second: Sums) -> Sums:

@@ -124,13 +124,11 @@ def test_gradients_pass_through_the_weights_that_dropout_kept() -> None:
         assert torch.autograd.gradcheck(attend, [part.detach().requires_grad_() for part in qkv])
 
 
-def test_unknown_and_unfit_kernels_are_refused() -> None:
+def test_unknown_kernels_are_refused() -> None:
     packed = lengths_batch([3])
     qkv = projections(3, 1, 8)
     with pytest.raises(BertkitError, match="attention kernel 'paded'; did you mean 'padded'"):
         attention(*qkv, packed, kernel="paded")
-    with pytest.raises(BertkitError, match="varlen attention kernel has no dropout"):
-        attention(*qkv, packed, dropout=0.1, kernel="varlen")
     assert choose_kernel(qkv[0], 0.1) == "grouped"
     assert choose_kernel(torch.empty(3, 1, 8, device="meta"), 0.0) == "padded"
 
@@ -179,11 +177,10 @@ def test_mask_probability_is_exact_to_sixteen_bits() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_varlen_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
+def test_flash_agrees_with_the_definition_on_a_gpu(dtype: torch.dtype, direction: str) -> None:
     packed = lengths_batch([3, 64, 17, 64]).to("cuda")
     qkv = projections(148, 4, 32, device="cuda", dtype=dtype)
-    assert choose_kernel(qkv[0], 0.0) == "varlen"
-    assert choose_kernel(qkv[0], 0.1) == "padded"
+    assert choose_kernel(qkv[0], 0.1) == "flash"
     got = attention(*qkv, packed, direction=direction)
     wanted = attention(
         *(part.float() for part in qkv), packed, direction=direction, kernel="reference"
