@@ -7,8 +7,8 @@ for those, and whatever would make the host wait for a GPU raises: `.item()`, `.
 `nonzero`, a boolean mask, a tensor of the host among those of the GPU. Kernels are chosen and
 autocast casts as on a GPU. In training nothing may be copied back; predictions copy their outputs.
 
-What is not checked: the backward pass, for which torch needs a driver, and the compiler. Any build
-of torch will do.
+The backward pass, for which torch needs a driver, is not checked, nor is the compiler. Any build of
+torch will do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -67,8 +67,7 @@ from bertkit.training.step import LoopSettings, evaluate_batches, train_steps
 from tests.conftest import WORDS
 
 CUDA = torch.device("cuda", 0)
-CUDA_BUILD = torch.version.cuda is not None
-"""Whether torch can record the operations on CUDA tensors for a backward pass."""
+aten = torch.ops.aten
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *WORDS], lowercase=True)
 BASE = ModelConfig(
     vocab_size=TOKENIZER.size, hidden_size=128, num_hidden_layers=2, num_attention_heads=2,
@@ -127,7 +126,7 @@ class Machine(TorchDispatchMode):
         if CUDA not in wanted and not any(isinstance(one, FakeTensor) for one in tensors):
             with _disable_current_modes():
                 return operator(*arguments, **options)
-        packet, aten = operator.overloadpacket, torch.ops.aten
+        packet = operator.overloadpacket
         moves = packet in (aten.to, aten._to_copy)
         if moves and tensors[0].device != CUDA:  # FakeTensorMode would move the values along
             dtypes = [one for one in given if isinstance(one, torch.dtype)]
@@ -147,20 +146,20 @@ def read(tensor: Tensor) -> np.ndarray:
 
 
 def take(tensor: Tensor, key: Any) -> Tensor:
-    """Stand for `tensor[key]`, for which a CPU build of torch asks CUDA."""
+    """Stand for `tensor[key]`, which in torch asks the driver."""
     found, indices = tensor, []
     for one in key if isinstance(key, tuple) else (key,):
         place = len(indices)
         if isinstance(one, int):
-            found = torch.ops.aten.select(found, place, one)
+            found = aten.select(found, place, one)
             continue
         if one is None:
-            found = torch.ops.aten.unsqueeze(found, place)
+            found = aten.unsqueeze(found, place)
         elif isinstance(one, slice):
-            found = torch.ops.aten.slice(found, place, one.start, one.stop, one.step or 1)
+            found = aten.slice(found, place, one.start, one.stop, one.step or 1)
         indices.append(one if isinstance(one, Tensor) else None)
     if any(one is not None for one in indices):
-        found = torch.ops.aten.index(found, indices)
+        found = aten.index(found, indices)
     return found
 
 
@@ -169,13 +168,13 @@ def put(tensor: Tensor, key: Any, value: Any) -> None:
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=tensor.dtype, device=tensor.device)
     if isinstance(key, Tensor):
-        torch.ops.aten.index_put_(tensor, [key], value)
+        aten.index_put_(tensor, [key], value)
     else:
-        torch.ops.aten.copy_(take(tensor, key), value)
+        aten.copy_(take(tensor, key), value)
 
 
 def make(data: Any, *, dtype: Any = None, device: Any = None, real: Any = torch.tensor) -> Tensor:
-    """Stand for `torch.tensor`, for which a CPU build of torch asks CUDA."""
+    """Stand for `torch.tensor`, which in torch asks the driver."""
     host: Tensor = real(data, dtype=dtype)
     return host if device is None else host.to(device)
 
@@ -198,7 +197,6 @@ CONSTANTS = {
 def fake_gpu() -> Iterator[Gpu]:
     """Make torch behave as if there was a GPU, whose tensors have no values."""
     fakes, machine = FakeTensorMode(allow_non_fake_inputs=True), Machine()
-    torch._C._ensureCUDADeviceGuardSet()  # streams and guards that do nothing
     with pytest.MonkeyPatch.context() as patch:
         for name, value in CONSTANTS.items():
             patch.setattr(torch.cuda, name, lambda *_, value=value, **__: value)
@@ -207,28 +205,38 @@ def fake_gpu() -> Iterator[Gpu]:
         patch.setattr(fake_tensor, "init_gpu_context", lambda *_: None)
         patch.setattr(Tensor, "pin_memory", lambda tensor, *_: tensor)
         patch.setattr(Tensor, "backward", lambda *_: None)
+        patch.setattr(nn.Module, "to", convert)
         patch.setattr(FakeTensor, "tolist", lambda tensor: read(tensor).tolist())
         patch.setattr(FakeTensor, "numpy", read, raising=False)
-        if not CUDA_BUILD:
-            patch.setattr(torch, "tensor", make)
-            patch.setattr(FakeTensor, "__getitem__", take)
-            patch.setattr(FakeTensor, "__setitem__", put)
-        with torch.set_grad_enabled(CUDA_BUILD), fakes, machine:
+        patch.setattr(torch, "tensor", make)
+        patch.setattr(FakeTensor, "__getitem__", take)
+        patch.setattr(FakeTensor, "__setitem__", put)
+        patch.setattr(FakeTensor, "contiguous", lambda one, **_: aten.clone(one), raising=False)
+        with torch.no_grad(), torch.backends.cudnn.flags(enabled=False), fakes, machine:
             yield fakes, machine
+
+
+def change_weights(network: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Replace every parameter, the same one by the same one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in network.modules():
+        for name, value in module._parameters.items():
+            if value is not None and id(value) not in made:
+                made[id(value)] = nn.Parameter(change(value.detach()), requires_grad=False)
+            module._parameters[name] = None if value is None else made[id(value)]
+    return network
+
+
+def convert(network: nn.Module, *to: Any) -> nn.Module:
+    """Stand for `Module.to`."""
+    return change_weights(network, lambda weight: weight.to(*to))
 
 
 def on_gpu(build: Callable[[], Any], gpu: Gpu) -> Any:
     """Build a network on the meta device and give it weights without values on the GPU."""
     with torch.device("meta"):
         network = build()
-    made: dict[int, Tensor] = {}
-    for module in network.modules():
-        for name, value in module._parameters.items():
-            if value is not None and id(value) not in made:
-                fake = FakeTensor(gpu[0], value.detach(), CUDA)
-                made[id(value)] = nn.Parameter(fake, requires_grad=CUDA_BUILD)
-            module._parameters[name] = None if value is None else made[id(value)]
-    return network
+    return change_weights(network, lambda weight: FakeTensor(gpu[0], weight, CUDA))
 
 
 def settings(precision: str) -> LoopSettings:
@@ -260,10 +268,13 @@ def example_batch(config: ModelConfig) -> PretrainingBatch:
 def train(
     build: Callable[[], nn.Module], objective: Any, batch: Any, gpu: Gpu, precision: str
 ) -> None:
-    """Make an update of two micro-batches, with gradients of any value."""
+    """Make an update of two micro-batches, with gradients of any value, and evaluate.
+
+    An evaluation reads its means once, at its end, which is left out.
+    """
     network = on_gpu(build, gpu).train().requires_grad_()
     optimizer = build_optimizer(network, learning_rate=1e-4)
-    network.requires_grad_(CUDA_BUILD)
+    network.requires_grad_(False)
     for parameter in network.parameters():
         parameter.grad = torch.empty_like(parameter)
     steps = [([batch, batch], None)]
@@ -271,14 +282,6 @@ def train(
     places = {one.device for own in optimizer.state.values() for one in own.values()}
     places |= {sums.value.device for sums in made.sums.values()}
     assert places == {CUDA}, places
-    assert not gpu[1].copies_back, f"{gpu[1].copies_back} copies back to the host"
-
-
-def evaluate(
-    build: Callable[[], nn.Module], objective: Any, batch: Any, gpu: Gpu, precision: str
-) -> None:
-    """Evaluate a batch, up to the means, which are read once."""
-    network = on_gpu(build, gpu)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "mean_losses", lambda *_: {})
         evaluate_batches(network, objective, [batch], settings(precision))
@@ -320,29 +323,29 @@ Case = Callable[[Gpu, str], None]
 
 
 def network_cases() -> Iterator[tuple[str, Case]]:
-    """Yield the training and evaluation of every pre-training network."""
+    """Yield the training of every pre-training network."""
     batch = example_batch(BASE)
     every = {name: partial(PretrainingModel, config) for name, config in NETWORKS.items()}
     every["ELECTRA"] = partial(ReplacedTokenModel, BASE, 1 / 2)  # type: ignore[arg-type]
     for name, build in every.items():
         objective: Any = replaced_objective if name == "ELECTRA" else pretraining_objective
         yield f"train {name}", partial(train, build, objective, batch)
-        yield f"evaluate {name}", partial(evaluate, build, objective, batch)
 
 
-def task_cases() -> Iterator[tuple[str, Case]]:
-    """Yield the fine-tuning and the prediction of every task type."""
+def tuning_cases() -> Iterator[tuple[str, Case]]:
+    """Yield the fine-tuning of every task type."""
     for name, (task, example) in TASKS.items():
-        items = task.items([example] * 3, TOKENIZER)
+        build, items = partial(task.build, BASE), task.items([example] * 3, TOKENIZER)
         batch = make_batch([part for item in items.items for part in item.parts], task.targets)
-        yield f"fine-tune {name}", partial(train, partial(task.build, BASE), task.objective, batch)
-        yield f"predict {name}", partial(predict, task, items)
+        yield f"fine-tune {name}", partial(train, build, task.objective, batch)
     bilstm = partial(lambda task: add_bilstm(task.build(BASE)), task)
     yield "fine-tune with a BiLSTM", partial(train, bilstm, task.objective, batch)
 
 
 def prediction_cases() -> Iterator[tuple[str, Case]]:
-    """Yield what pre-trained networks compute."""
+    """Yield what tuned and pre-trained networks compute."""
+    for name, (task, example) in TASKS.items():
+        yield f"predict {name}", partial(predict, task, task.items([example] * 3, TOKENIZER))
     for pooling in POOLINGS:
         yield f"embed {pooling}", partial(embed, pooling)
     for layers in ("last", "concat-last-four"):
@@ -358,11 +361,12 @@ def reason(error: Exception) -> str:
     return f"{place[-1].filename}:{place[-1].lineno}: {type(error).__name__} {first}"
 
 
-def run_cases(say: Callable[[str], None]) -> int:
-    """Run every case in every precision; return how many failed."""
+def run_cases(say: Callable[[str], None], precisions: Sequence[str] = PRECISIONS) -> int:
+    """Run every case in some precisions; return how many failed."""
+    every = [*itertools.product((*network_cases(), *tuning_cases()), precisions)]
+    every += itertools.product(prediction_cases(), {"fp32", "bf16"} & {*precisions})
     failed = 0
-    cases = (*network_cases(), *task_cases(), *prediction_cases())
-    for (name, case), precision in itertools.product(cases, PRECISIONS):
+    for (name, case), precision in every:
         used: set[str] = set()
         with pytest.MonkeyPatch.context() as patch:
             for kernel, function in attention.KERNELS.items():

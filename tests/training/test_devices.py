@@ -30,6 +30,7 @@ from bertkit.training.device import (
     step_seed,
     training_flops,
 )
+from tests.tools import fake_cuda
 
 CPU = torch.device("cpu")
 
@@ -222,6 +223,37 @@ def test_the_precision_is_what_the_processor_is_made_for(
     assert choose_precision("bf16", CPU) == "bf16", "what was asked for is done"
     assert bool(slow_precision("bf16", CPU)) == (chosen == "fp32"), "and said to be slow"
     assert not slow_precision("fp32", CPU)
+
+
+@pytest.mark.slow
+def test_no_step_and_no_prediction_waits_for_a_gpu_or_mixes_devices() -> None:
+    lines: list[str] = []
+    failed = fake_cuda.run_cases(lines.append, ["bf16"])
+    assert not failed, "\n".join(line for line in lines if line.startswith("FAIL"))
+    kernels = {line.rpartition(",")[2] for line in lines}
+    assert len(kernels) > 1, "the flash kernel, and the padded one"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tensor: tensor.sum().item(),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: float(tensor[0]),
+        lambda tensor: tensor + torch.ones(3),
+    ],
+)
+def test_the_check_without_a_gpu_finds_what_waits_for_one(
+    read: Callable[[torch.Tensor], object],
+) -> None:
+    with fake_cuda.fake_gpu() as (_, machine):
+        tensor = torch.zeros(3, device=fake_cuda.CUDA)
+        with pytest.raises(RuntimeError):
+            read(tensor)
+        assert not machine.copies_back
+        assert tensor.cpu().device == CPU
+        assert machine.copies_back == 1
 
 
 def test_autocast_is_on_for_bf16_and_off_for_fp32_even_inside_another() -> None:
