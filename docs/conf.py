@@ -8,7 +8,14 @@ import bertkit
 
 project = "bertkit"
 release = version = bertkit.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
+myst_enable_extensions = ["colon_fence"]
 copybutton_selector = "div.highlight-default pre, div.highlight-python pre"  # not outputs
 exclude_patterns = ["_build"]
 html_theme = "furo"
