@@ -179,7 +179,8 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     An existing process group is used and left as it is.
 
     Args:
-        device: the device of this process; gloo connects CPUs, NCCL connects GPUs.
+        device: the device of this process, which becomes torch's current one if it is a GPU; gloo
+            connects CPUs, NCCL connects GPUs.
         timeout: the number of seconds to wait for the other processes before giving up.
 
     Raises:
@@ -205,11 +206,15 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
             f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set; start with "
             "`bertkit launch` or torchrun, or unset WORLD_SIZE"
         )
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend, options = "gloo", {"timeout": timedelta(seconds=timeout)}
     if device.type == "cuda":
+        if device.index is None:  # each process sees its own GPU only
+            device = torch.device("cuda", torch.cuda.current_device())
         torch.cuda.set_device(device)
+        # with the device, NCCL connects now, not in the first update, and need not guess it
+        backend, options["device_id"] = "cpu:gloo,cuda:nccl", device
     try:
-        distributed.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        distributed.init_process_group(backend, **options)
     except (distributed.DistNetworkError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BertkitError(

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -40,21 +40,39 @@ from bertkit.model.heads import LanguageHead
 from bertkit.objectives import CrossEntropy, cross_entropy_sums
 
 
-def apply_fsdp(model: nn.Module, device: torch.device) -> None:
+def apply_fsdp(model: nn.Module, device: torch.device, precision: str) -> None:
     """Shard a model in place with FSDP2; call this before the optimizer is built.
 
     Args:
         model: the full model, on the device.
         device: the device of this process.
+        precision: the precision of training, for `layer_policy`.
     """
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    policy = layer_policy(device, precision)
     for layer in [module for module in model.modules() if isinstance(module, Layer)]:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+
+def layer_policy(device: torch.device, precision: str) -> MixedPrecisionPolicy:
+    """Return in which precision FSDP2 gathers the weights of layers and adds their gradients.
+
+    On CUDA, in bf16, the weights are gathered in bf16, which halves what is sent and spares
+    autocast the conversion. Matrix products are the same as with DDP, where autocast rounds the
+    same weights; only LayerNorm's weights and biases, which autocast leaves in fp32, are rounded
+    as well. Hidden states keep their dtype, and gradients are added in fp32. Embeddings and heads,
+    which are not part of a layer, are gathered in fp32. Elsewhere everything is in fp32.
+    """
+    if device.type != "cuda" or precision == "fp32":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
 
 
 def apply_ddp(model: nn.Module, device: torch.device) -> DistributedDataParallel:
@@ -79,7 +97,8 @@ def add_gradients(bucket: Any) -> torch.futures.Future[Tensor]:
 def gradient_sync(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Set whether the backward pass in a block exchanges gradients, as only the last one should.
 
-    The block must also contain the forward pass.
+    The block must also contain the forward pass. Until the last one, the gradients of a sharded
+    model are kept whole, in fp32, on every process; the weights are sharded again after each.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(wanted)

@@ -230,7 +230,7 @@ def build_network(run: Run, init_from: Path | None) -> InitialNetwork:
     if run.sharded:
         from bertkit.training.parallel import apply_fsdp
 
-        apply_fsdp(network.model, run.device)
+        apply_fsdp(network.model, run.device, run.precision)
     return network
 
 

@@ -378,6 +378,30 @@ def test_each_process_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyP
     assert local_device("cuda") == "cuda"
 
 
+@pytest.mark.parametrize(("device", "index"), [("cuda:1", 1), ("cuda", 0)])
+def test_a_gpu_is_chosen_before_the_processes_connect(
+    device: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "x")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device.index))
+
+    def connect(backend: str, **options: Any) -> None:
+        calls.append((backend, options["device_id"].index))
+        raise torch.distributed.DistNetworkError("nobody is there")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", connect)
+    with (
+        pytest.raises(BertkitError, match="cannot reach the other processes"),
+        init_distributed(torch.device(device)),
+    ):
+        pass
+    assert calls == [index, ("cpu:gloo,cuda:nccl", index)]
+
+
 def test_launch_divides_by_torchruns_own_parser() -> None:
     words = ["--rdzv-id", "pretrain", "--nproc-per-node=3", "pretrain", "small", "--out", "x"]
     found = parse_words(words)
