@@ -84,7 +84,8 @@ def attention(
 def has_flash() -> bool:
     """Return whether this torch has flash attention, with the arguments that `flash` passes."""
     operator = getattr(torch.ops.aten, "_flash_attention_forward", None)
-    if operator is None:
+    built = torch.version.cuda is None or torch.backends.cuda.is_flash_attention_available()
+    if operator is None or not built:
         return False
     found = tuple(argument.name for argument in operator.default._schema.arguments)
     return found[: len(FLASH_ARGUMENTS)] == FLASH_ARGUMENTS

@@ -143,7 +143,7 @@ def attention_bytes(config: ModelConfig, batch: BatchSize, wide: int, device: st
     width, heads = wide * config.hidden_size * batch.tokens, config.num_attention_heads
     dropout, sums = config.attention_probs_dropout_prob, 4 * heads * batch.tokens
     if device != "cpu":
-        if wide == 2 and not dropout:
+        if wide == 2:
             return 3 * width + sums
         return 7 * width + sums + wide * batch.squares  # padded copies and their mask
     if wide == 4 and not dropout:

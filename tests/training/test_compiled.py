@@ -1,7 +1,7 @@
 """The training path of CUDA as far as a CPU can tell: compiled code, its graphs and its formulas.
 
 torch.compile does not follow the shape checks of the tests, so compiled code runs in a process of
-its own without them: `python -m tests.training.test_compiled CASE`. On the meta device shapes are
+its own without them: `python -m tests.training.test_compiled`. On the meta device shapes are
 computed and nothing runs; the backend "aot_eager" traces the backward pass and generates no code.
 """
 
@@ -92,6 +92,7 @@ def count_graphs(kernel: str, electra: bool) -> dict[str, Any]:
     from torch._dynamo.testing import CompileCounter
     from torch._dynamo.utils import counters
 
+    counters.clear()
     attention_module.choose_kernel = lambda query, dropout: kernel
     counter, rng = CompileCounter(), np.random.default_rng(0)
     with torch.device("meta"):
@@ -136,34 +137,23 @@ def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((got - wanted).norm() / wanted.norm())
 
 
-def alone(case: str) -> Any:
-    """Return what a case prints in a process without shape checks."""
+@pytest.mark.slow
+def test_fifty_ragged_batches_are_compiled_once_and_compute_the_same() -> None:
+    """Middle layers, the last layer (it computes chosen rows), the head, and two losses.
+
+    ELECTRA has such a generator with one loss, and the discriminator's layers. All cases share the
+    process without shape checks, because tracing starts slowly.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
-    command = [sys.executable, "-m", "tests.training.test_compiled", case]
+    command = [sys.executable, "-m", "tests.training.test_compiled"]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "graphs"),
-    [
-        # middle layers, the last layer (it computes chosen rows), the head, and a loss for each
-        # objective; ELECTRA's generator has such layers and a head, and its discriminator layers
-        ("flash", 5),
-        ("flash electra", 5),
-    ],
-)
-def test_fifty_ragged_batches_are_compiled_once(case: str, graphs: int) -> None:
-    assert alone(case) == {"graphs": graphs, "breaks": {}, "without_gradient": 0}
-
-
-@pytest.mark.slow
-def test_compiled_code_computes_the_same() -> None:
-    for name, far in alone("compare").items():
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    for case in ("flash", "flash electra"):
+        assert found[case] == {"graphs": 5, "breaks": {}, "without_gradient": 0}
+    for name, far in found["compare"].items():
         assert far < 1e-4, name
 
 
@@ -322,6 +312,14 @@ def test_hidden_states_keep_their_type_outside_autocast() -> None:
     assert {state.dtype for state in encoder.layers_of(packed)} == {torch.bfloat16}
 
 
+def main() -> None:
+    """Print what the test of compiled code reads."""
+    found = {"compare": compare_compiled()}
+    for case in ("flash", "flash electra"):
+        torch._dynamo.reset()
+        found[case] = count_graphs("flash", electra="electra" in case)
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    name, _, kind = sys.argv[1].partition(" ")
-    print(json.dumps(compare_compiled() if name == "compare" else count_graphs(name, bool(kind))))
+    main()
