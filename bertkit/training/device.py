@@ -86,7 +86,7 @@ def why_no_cuda() -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it"
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0].rstrip(".")
     else:
@@ -322,6 +322,21 @@ def memory_gib(device: torch.device | None = None) -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def check_memory(parameters: int, device: torch.device) -> None:
+    """Check that the weights, gradients and optimizer state of a network fit into memory.
+
+    Raises:
+        BertkitError: they do not fit; the message gives both sizes.
+    """
+    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
+    available = memory_gib(device)
+    if available is not None and needed > available:
+        raise BertkitError(
+            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
+            f"{device} has {available:,.0f} GiB; choose a smaller one"
+        )
 
 
 def git_commit() -> str | None:

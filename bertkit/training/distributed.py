@@ -206,15 +206,15 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
             f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set; start with "
             "`bertkit launch` or torchrun, or unset WORLD_SIZE"
         )
-    backend, options = "gloo", {"timeout": timedelta(seconds=timeout)}
+    backend, own = "gloo", None
     if device.type == "cuda":
-        if device.index is None:  # each process sees its own GPU only
-            device = torch.device("cuda", torch.cuda.current_device())
-        torch.cuda.set_device(device)
-        # with the device, NCCL connects now, not in the first update, and need not guess it
-        backend, options["device_id"] = "cpu:gloo,cuda:nccl", device
-    try:
-        distributed.init_process_group(backend, **options)
+        backend, own = "cpu:gloo,cuda:nccl", device
+        if own.index is None:  # each process sees its own GPU only
+            own = torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(own)
+    waiting = timedelta(seconds=timeout)
+    try:  # with the device, NCCL connects now, not in the first update, and need not guess it
+        distributed.init_process_group(backend, timeout=waiting, device_id=own)
     except (distributed.DistNetworkError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BertkitError(

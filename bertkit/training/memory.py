@@ -1,16 +1,14 @@
-"""What fits into a device's memory: checked before training, and said when a batch does not fit."""
+"""Batches that do not fit into a device's memory: training names them, prediction divides them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from bertkit.errors import BertkitError
 from bertkit.pretraining_data.batch import Packed
-from bertkit.training.device import memory_gib
 
 BatchOutput = TypeVar("BatchOutput")
 
@@ -18,21 +16,6 @@ OUT_OF_MEMORY = "out-of-memory"
 """The code of the errors about a batch that did not fit."""
 FAILED_ALLOCATION = ("out of memory", "STATUS_ALLOC_FAILED")
 """What CUDA, Apple's MPS, cuBLAS and cuDNN say when an allocation fails."""
-
-
-def check_memory(parameters: int, device: torch.device) -> None:
-    """Check that the weights, gradients and optimizer state of a network fit into memory.
-
-    Raises:
-        BertkitError: they do not fit; the message gives both sizes.
-    """
-    needed = 4 * 4 * parameters / 2**30  # fp32 weights, gradients and two moments
-    available = memory_gib(device)
-    if available is not None and needed > available:
-        raise BertkitError(
-            f"a network of {parameters:,} parameters needs about {needed:,.0f} GiB to train, and "
-            f"{device} has {available:,.0f} GiB; choose a smaller one"
-        )
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -44,28 +27,19 @@ def lacks_memory(error: BaseException) -> bool:
     )
 
 
-@contextmanager
-def named_if_too_large(packed: Packed, smaller: Callable[[Sequence[int]], str]) -> Iterator[None]:
-    """Turn a lack of memory inside the block into an error that names the batch.
+def batch_too_large(packed: Packed, smaller: Callable[[Sequence[int]], str]) -> BertkitError:
+    """Return the error that names a batch which does not fit.
 
     Args:
         packed: the batch on the host.
-        smaller: (lengths of the batch's sequences) → advice, after "; ".
-
-    Raises:
-        BertkitError: the device has too little memory (code "out-of-memory").
+        smaller: (lengths of the batch's sequences) → what to try instead.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        if not lacks_memory(error):
-            raise
-        sizes = packed.lengths
-        raise BertkitError(
-            f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
-            f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {smaller(sizes)}",
-            code=OUT_OF_MEMORY,
-        ) from error
+    sizes = packed.lengths
+    return BertkitError(
+        f"the device has too little free memory for a batch of {len(sizes):,} sequences with "
+        f"{sum(sizes):,} tokens, the longest of {max(sizes):,}; {smaller(sizes)}",
+        code=OUT_OF_MEMORY,
+    )
 
 
 def in_halves(

@@ -21,7 +21,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
 from bertkit.pretraining_data.sampler import START, AnyPosition
 from bertkit.tokenizer.wordpiece import Tokenizer
-from bertkit.training.memory import check_memory
+from bertkit.training.device import check_memory
 from bertkit.training.optimizer import (
     PAST_BIAS_CORRECTION,
     AdamW,

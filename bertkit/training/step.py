@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -21,7 +21,6 @@ from bertkit.objectives import Sums, total_loss
 from bertkit.pretraining_data.batch import Packed
 from bertkit.training.device import autocast, seed_random, step_seed, training_flops
 from bertkit.training.distributed import ALONE, Ranks
-from bertkit.training.memory import named_if_too_large
 from bertkit.training.optimizer import AdamW, clip_gradients, set_learning_rate
 
 
@@ -141,7 +140,7 @@ def train_steps(
             share = ranks.rank + number * ranks.world
             seed_random(step_seed(settings.seed, step, share), settings.device)
             with (
-                named_if_too_large(batch.packed, settings.smaller),
+                named_if_too_large(batch.packed, settings),
                 synchronized(model, ranks, last=number == len(micro_batches) - 1),
             ):
                 sums = run_objective(objective, model, batch, settings)
@@ -180,6 +179,23 @@ def step_counts(micro_batches: Sequence[BatchLike], asked_to_stop: bool) -> dict
     return {**counts, ALL_TOKENS: sum(lengths), SQUARES: squares, STOP: int(asked_to_stop)}
 
 
+@contextmanager
+def named_if_too_large(packed: Packed, settings: LoopSettings) -> Iterator[None]:
+    """Name the batch if the device has too little memory for what the block does.
+
+    Raises:
+        BertkitError: it has too little (code "out-of-memory").
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        from bertkit.training.memory import batch_too_large, lacks_memory
+
+        if not lacks_memory(error):
+            raise
+        raise batch_too_large(packed, settings.smaller) from error
+
+
 def synchronized(
     model: nn.Module, ranks: Ranks, *, last: bool
 ) -> AbstractContextManager[None, bool | None]:
@@ -215,7 +231,7 @@ def evaluate_batches(
     kept: Sums | None = None
     counts: Counter[str] = Counter()
     for batch in batches:
-        with named_if_too_large(batch.packed, settings.smaller):
+        with named_if_too_large(batch.packed, settings):
             kept = merge_sums(kept, run_objective(objective, model, batch, settings))
         counts.update(batch.counts)
     model.train(was_training)
