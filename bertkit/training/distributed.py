@@ -215,11 +215,11 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
     waiting = timedelta(seconds=timeout)
     try:  # with the device, NCCL connects now, not in the first update, and need not guess it
         distributed.init_process_group(backend, timeout=waiting, device_id=own)
-    except (distributed.DistNetworkError, ValueError) as error:
+    except (distributed.DistError, ValueError) as error:
         place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise BertkitError(
-            f"cannot reach the other processes through {place} ({error}); check that rank 0 runs "
-            "there, and that --timeout is long enough"
+            f"cannot reach the other processes through {place} ({last_line(error)}); check that "
+            "rank 0 runs there, that --timeout is long enough and that each process has its own GPU"
         ) from None
     try:
         yield Ranks(distributed.get_rank(), world, timeout)
@@ -234,6 +234,11 @@ def init_distributed(device: torch.device, timeout: float = 600.0) -> Iterator[R
         ) from error
     finally:
         distributed.destroy_process_group()
+
+
+def last_line(error: Exception) -> str:
+    """Return the last line of an error's text, which in NCCL's errors is the cause."""
+    return str(error).strip().rpartition("\n")[2]
 
 
 class GracefulStop:
