@@ -426,7 +426,7 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self.host = tensor.to("cpu", non_blocking=tensor.is_cuda)  # into page-locked memory
-        self.done = torch.cuda.Event() if tensor.is_cuda else None
+        self.done: Any = torch.cuda.Event() if tensor.is_cuda else None  # type: ignore[no-untyped-call]
         if self.done is not None:
             self.done.record()
 

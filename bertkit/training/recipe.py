@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from bertkit.model.encoder import ModelConfig
     from bertkit.objectives import Sums
-    from bertkit.pretraining_data.loader import PretrainingBatch
     from bertkit.pretraining_data.mixture import MixedStore
 
 
@@ -176,7 +175,7 @@ class Objectives:
 
         return PretrainingModel(config, pairs=self.has_pairs)
 
-    def function(self) -> Callable[[Any, PretrainingBatch], Sums]:
+    def function(self) -> Callable[..., Sums]:
         """Return the loss function of these objectives: (model, batch) → sums."""
         from bertkit.objectives import pretraining_objective, replaced_objective
 
