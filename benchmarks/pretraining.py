@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_batches import padded
+from benchmarks.gpu.batches import padded
 from benchmarks.record import data_folder, precisions, summary, write_result
 from bertkit.checkpoints.save import save_model
 from bertkit.corpus.build import prepare

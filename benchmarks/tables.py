@@ -26,6 +26,8 @@ SECTION = re.compile(r"(<!-- results:([\w-]+) -->\n).*?(<!-- /results -->)", re.
 VALUE = re.compile(r"(<!-- value:([\w-]+)/([^/]+)/(\w+) -->).*?(<!-- / -->)", re.DOTALL)
 MISSING = "Not measured yet."
 LONGEST_TABLE = 18
+COMPLETE = {"gpu-probe", "gpu-train", "gpu-rest"}
+"""Results files whose rows are all shown: each is a contestant, not a point of a curve."""
 SPREAD = ("median", "lowest", "highest")
 PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|mfu)(?:$|_)")
 
@@ -63,7 +65,7 @@ def render(results: Path, name: str) -> str:
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING
-    shown, constants = split_constants(thinned(rows))
+    shown, constants = split_constants(rows if name in COMPLETE else thinned(rows))
     lines = upright(rows[0]) if len(rows) == 1 else across(shown)
     notes = [f"{heading(key)}: {value(key, content)}" for key, content in constants.items()]
     if len(shown) < len(rows):

@@ -1,0 +1,1 @@
+"""One GPU measured in three commands; see `__main__`."""

@@ -1,0 +1,289 @@
+"""`benchmarks.gpu rest`: inference, a store, fine-tuning, resuming, and BERT-large."""
+
+from __future__ import annotations
+
+import io
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.batches import make_batches
+from benchmarks.gpu.contestants import (
+    STAGES,
+    moved,
+    own_inference,
+    own_loop,
+    their_config,
+    their_inference,
+)
+from benchmarks.gpu.setup import Case, Found, Setup
+from benchmarks.gpu.train import BATCHES, Contestant, Race, large_case
+from benchmarks.record import summary
+from bertkit.checkpoints.pretrained import PretrainedWeights
+from bertkit.checkpoints.save import foreign_tensors
+from bertkit.console import Console
+from bertkit.corpus.store import TokenStore
+from bertkit.corpus.writers import DocumentArrays, write_manifest, write_shard
+from bertkit.finetuning.run import train_task
+from bertkit.finetuning.settings import RunSettings, TrainingSettings
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.predict.engine import Engine
+from bertkit.pretraining_data.loader import BatchBuilder, StreamStep, stream_steps
+from bertkit.pretraining_data.masking import MaskingOptions
+from bertkit.pretraining_data.pairs import PairOptions
+from bertkit.pretraining_data.sampler import ExampleSampler
+from bertkit.tasks.classification import Classification
+from bertkit.tasks.task import Encoded, Item, ItemPart, Items, make_batch
+from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
+from bertkit.training.device import autocast, synchronize
+from bertkit.training.journal import Journal, RunLog, read_journal
+from bertkit.training.pretrain import pretrain
+from bertkit.training.recipe import Logging, ModelSize, Phases, PretrainRecipe, Training
+
+WORKERS = 4
+EXAMPLES = 3668
+"""Of MRPC's training set, whose pairs have about 53 tokens."""
+
+
+def inference_case(setup: Setup, *, length: int, tokens: int = 65536) -> Iterator[Found]:
+    """Measure hidden states in bf16, then whole predictions of texts of the same lengths."""
+    config = setup.config()
+    batches = make_batches(config, setup.tokens(tokens), length, setup.count(BATCHES))
+    ways: dict[str, Callable[[], Any]] = {
+        "eager": partial(own_inference, setup, config, compiled=False),
+        "transformers": partial(their_inference, setup, config, compiled=False),
+        "compiled layers": partial(own_inference, setup, config, compiled=True),
+        "transformers, compiled": partial(their_inference, setup, config, compiled=True),
+    }
+    race = Race(setup, config, batches, training=False)
+    yield from race.run({name: Contestant(build) for name, build in ways.items()})
+    lengths = [length for batch in batches for length in batch.packed.packed.lengths]
+    yield setup.attempt("predictions", lambda: predictions(setup, config, lengths))
+
+
+def predictions(setup: Setup, config: ModelConfig, lengths: list[int]) -> dict[str, Any]:
+    """Time `Engine.run`, by which `bertkit predict` computes, from token ids to arrays."""
+    model = ClassificationModel(config, 2)
+    engine = Engine(model, setup.device, "fp32" if setup.dry else "bf16")
+    items = random_items(config, lengths)
+    seconds = setup.seconds_of(lambda: engine.run(items), least=0.0)
+    return {"tokens_per_second": summary([items.tokens / one for one in seconds])}
+
+
+def random_items(config: ModelConfig, lengths: list[int]) -> Items:
+    """Return labelled pairs of random tokens, in random order."""
+    rng = np.random.default_rng(0)
+    parts = [
+        ItemPart((Encoded(rng.integers(5, config.vocab_size, n, dtype=np.int32), n // 2),), n % 2)
+        for n in rng.permutation(lengths).tolist()
+    ]
+    return Items([Item(i, [part]) for i, part in enumerate(parts)], len(parts), 0, {})
+
+
+def stream_case(setup: Setup) -> Iterator[Found]:
+    """Measure loaders alone, and training from memory, with loaders and without."""
+    config, length = setup.config(), 128
+    sequences = setup.tokens(65536) // length
+    count, loaders = 10 if setup.dry else 60, setup.count(WORKERS)
+    with tempfile.TemporaryDirectory() as folder:
+        store = random_store(Path(folder) / "store", config.vocab_size, 100 * sequences * length)
+
+        def steps(workers: int) -> Iterator[StreamStep]:
+            table = ExampleSampler(store, PairOptions(max_length=length), seed=0)
+            builder = BatchBuilder(store, MaskingOptions(), 20, seed=0)
+            return stream_steps(table, builder, batch_size=sequences, steps=count, workers=workers)
+
+        stage = STAGES["eager" if setup.dry else "compiled"]
+        train = own_loop(setup, config, stage)
+        kept = list(steps(0))[: count // 2]
+        sources: dict[str, Callable[[], Iterator[Any]]] = {
+            "training from memory": lambda: train(kept * 2),
+            f"training with {loaders} loaders": lambda: train(steps(loaders)),
+            f"{loaders} loaders alone": lambda: steps(loaders),
+            "training without loaders": lambda: train(steps(0)),
+        }
+        for name, source in sources.items():
+            yield setup.attempt(name, partial(stream_rates, setup, source, count // 5))
+
+
+def stream_rates(setup: Setup, source: Callable[[], Iterator[Any]], stretch: int) -> dict[str, Any]:
+    """Return tokens/s of each stretch of steps but the first, in which loaders start."""
+    rates, tokens, started = [], 0, time.perf_counter()
+    for number, record in enumerate(source(), 1):
+        made = isinstance(record, StreamStep)
+        tokens += len(record.micro_batches[0].packed.ids) if made else record.tokens
+        if number % stretch == 0:
+            synchronize(setup.device)
+            now = time.perf_counter()
+            rates.append(tokens / (now - started))
+            tokens, started = 0, now
+    return {"tokens_per_second": summary(rates[1:])}
+
+
+def random_store(folder: Path, vocabulary: int, tokens: int) -> TokenStore:
+    """Write random sentences of 5 to 40 tokens, in documents of 3 to 40 sentences.
+
+    Token r is drawn 1 / r times as often as the first, so that the loss can fall.
+    """
+    words = [f"w{number}" for number in range(vocabulary - len(SPECIAL_TOKENS))]
+    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
+    tokenizer.save(folder / "tokenizer")
+    generator = np.random.default_rng(0)
+    sentences = generator.integers(5, 41, tokens // 22)
+    ranks = np.exp(generator.random(int(sentences.sum())) * np.log(len(words)))
+    ids = len(SPECIAL_TOKENS) + np.minimum(ranks, len(words) - 1).astype(np.uint16)
+    documents = generator.integers(3, 41, len(sentences) // 20)
+    documents = documents[np.cumsum(documents) < len(sentences)]
+    documents = np.append(documents, len(sentences) - documents.sum())
+    parts = [DocumentArrays(ids, sentences, documents)]
+    write_manifest(folder, tokenizer, [write_shard(folder, "train-00000-000", "train", parts)], {})
+    return TokenStore(folder)
+
+
+def finetuning_case(setup: Setup) -> Iterator[Found]:
+    """Fine-tune base for an epoch on pairs as long as MRPC's, in batches of 32, in bf16."""
+    rng = np.random.default_rng(0)
+    count = 160 if setup.dry else EXAMPLES
+    lengths = np.clip(rng.normal(53, 15, count).round().astype(int), 16, 128).tolist()
+    items = random_items(setup.config(), lengths)
+    yield setup.attempt("bertkit", lambda: own_finetuning(setup, items))
+    yield setup.attempt("transformers", lambda: their_finetuning(setup, items))
+
+
+def own_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
+    """Time `train_task`, by the records of its journal, each of 20 updates."""
+    config = setup.config()
+    words = [f"w{number}" for number in range(config.vocab_size - len(SPECIAL_TOKENS))]
+    tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
+    tensors = foreign_tensors(PretrainingModel(config), "bert")
+    start = PretrainedWeights(Path(), config, tensors, tokenizer, {})
+    records: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder), track=(), on_record=records.append)
+        train_task(
+            *(start, Classification(("a", "b")), items),
+            *(RunSettings(batch_size=32, learning_rate=2e-5, epochs=1, seed=0), TrainingSettings()),
+            device=setup.device,
+            precision="bf16",
+            keep_head=False,
+            open_log=lambda done: RunLog(journal, Console(stream=io.StringIO())),
+        )
+    rates = [one["tokens_per_second"] for one in records if one["kind"] == "step"]
+    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": records[-1]["step"]}
+
+
+def their_finetuning(setup: Setup, items: Items) -> dict[str, Any]:
+    """Time their BertForSequenceClassification on batches padded to their longest sequence."""
+    from transformers import BertForSequenceClassification
+
+    with setup.device:
+        model: Any = BertForSequenceClassification(their_config(setup.config())).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
+    rates, tokens, started = [], 0, time.perf_counter()
+    for number, first in enumerate(range(0, len(items.items), 32), 1):
+        parts = [item.parts[0] for item in items.items[first : first + 32]]
+        packed = make_batch(parts).packed
+        inside = torch.arange(packed.max_seqlen) < torch.tensor(packed.lengths)[:, None]
+        ids = torch.zeros(inside.shape, dtype=torch.long).masked_scatter(inside, packed.ids)
+        labels = torch.tensor([part.target for part in parts])
+        given = {"input_ids": ids, "attention_mask": inside.long(), "labels": labels}
+        with autocast(setup.device, "bf16"):
+            loss = model(**moved(given, setup.device)).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        tokens += len(packed.ids)
+        if number % 20 == 0 or first + 32 >= len(items.items):
+            synchronize(setup.device)
+            now = time.perf_counter()
+            rates.append(tokens / (now - started))
+            tokens, started = 0, now
+    return {"tokens_per_second": summary(rates[1:-1] or rates), "updates": number}
+
+
+def resume_case(setup: Setup) -> Iterator[Found]:
+    """Pre-train with compiled code, stop at half of the updates, and resume."""
+    yield setup.attempt("stopped and resumed", lambda: stop_and_resume(setup))
+
+
+def stop_and_resume(setup: Setup) -> dict[str, Any]:
+    """Pre-train in two calls; the first is stopped as if by `kill`.
+
+    Returns:
+        Seconds of both calls, all in all; losses before and after the stop, which continue each
+        other; and tokens/s of the last record, in which nothing is compiled.
+    """
+    sizes, steps, every = setup.config(), 12 if setup.dry else 200, 2 if setup.dry else 20
+    recipe = PretrainRecipe(
+        model=ModelSize(
+            hidden_size=sizes.hidden_size,
+            num_hidden_layers=sizes.num_hidden_layers,
+            num_attention_heads=sizes.num_attention_heads,
+        ),
+        phases=Phases(
+            lengths=(128,),
+            steps=(steps,),
+            batch_sizes=(setup.tokens(65536) // 128,),
+            max_predictions=(20,),
+        ),
+        training=Training(warmup_steps=steps // 4, schedule="constant"),
+        logging=Logging(log_every=every, checkpoint_every=steps, evaluate_every=steps),
+    )
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["kind"] == "step" and record["step"] == steps // 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = 20 * steps * setup.tokens(65536)
+        store = random_store(Path(folder) / "store", sizes.vocab_size, min(tokens, 10_000_000))
+        for on_record in (stop, None):
+            started = time.perf_counter()
+            pretrain(
+                *(recipe, store, Path(folder) / "run"),
+                device=setup.device.type,
+                compiled=not setup.dry,
+                workers=0 if setup.dry else WORKERS,
+                console=Console(stream=io.StringIO()),
+                track=(),
+                on_record=on_record,
+            )
+            seconds.append(round(time.perf_counter() - started, 1))
+        records = read_journal(Path(folder) / "run" / "journal.jsonl")
+    losses = {one["step"]: one["mlm_loss"] for one in records if one["kind"] == "step"}
+    rates = [one["tokens_per_second"] for one in records if one["kind"] == "step"]
+    resumed = min(step for step in losses if step > steps // 2)
+    return {
+        "updates": max(losses),
+        "stopped_after": steps // 2,
+        "seconds_to_the_stop": seconds[0],
+        "seconds_resumed": seconds[1],
+        "first_loss": round(losses[every], 4),
+        "loss_before_the_stop": round(losses[steps // 2], 4),
+        "loss_after_it": round(losses[resumed], 4),
+        "last_loss": round(losses[steps], 4),
+        "tokens_per_second": round(rates[-1]),
+        "losses": [round(loss, 4) for loss in losses.values()],
+    }
+
+
+OTHERS: dict[str, Case] = {
+    "inference base 128": partial(inference_case, length=128),
+    "fine-tuning base": finetuning_case,
+    "resuming base 128": resume_case,
+    "store base 128": stream_case,
+    "inference base 512": partial(inference_case, length=512),
+    "inference of 8 sequences": partial(inference_case, length=128, tokens=358),
+    "large 512": large_case,
+}

@@ -1,0 +1,109 @@
+"""The attention kernels on a CUDA device, above all flash attention's dropout.
+
+Like `tests.test_gpu`, this may run on a machine with little else than torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bertkit.model.attention import DIRECTIONS, attention, choose_kernel
+from bertkit.pretraining_data.batch import pack
+from tests.test_gpu import distance, gpu
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@gpu
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "padded"])
+def test_kernels_agree_forward_and_backward(kernel: str, direction: str) -> None:
+    """In bf16, against the definition in fp32."""
+    packed = pack([[0] * length for length in (128, 64, 64, 17, 3, 1)]).to("cuda")
+    generator = torch.Generator().manual_seed(0)
+    together = torch.randn(277, 3, 4, 64, generator=generator).to("cuda", torch.bfloat16)
+    weights = torch.randn(277, 4, 64, generator=generator).to("cuda")
+    found: list[tuple[Any, Any]] = []
+    for name, dtype in ((kernel, torch.bfloat16), ("reference", torch.float32)):
+        own = together.to(dtype).clone().requires_grad_()
+        query, key, value = own.unbind(1)
+        output = attention(query, key, value, packed, direction=direction, kernel=name)
+        torch.autograd.backward((output.float() * weights).sum())
+        found.append((output, own.grad))
+    for got, wanted in zip(*found, strict=True):
+        assert got.isfinite().all()
+        assert distance(got, wanted) < 1e-2
+
+
+def attend(
+    lengths: list[int], kernel: str, dropout: float = 0.0, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output, values and their gradients of one attention in bf16, of the same random tokens.
+
+    The output is its own upstream gradient. The seed is that of dropout.
+    """
+    packed = pack([[0] * length for length in lengths]).to("cuda")
+    generator = torch.Generator().manual_seed(0)
+    together = torch.randn(sum(lengths), 3, 4, 64, generator=generator)
+    together = together.to("cuda", torch.bfloat16).requires_grad_()
+    torch.manual_seed(seed)
+    output = attention(*together.unbind(1), packed, dropout=dropout, kernel=kernel)
+    torch.autograd.backward(output, output.detach())
+    assert together.grad is not None
+    return output.detach(), together.detach()[:, 2], together.grad
+
+
+RAGGED = [512, 300, 129, 128, 127, 64, 64, 17, 8, 3, 1]
+
+
+@gpu
+def test_flash_attention_equals_padded_attention_on_ragged_lengths() -> None:
+    for got, wanted in zip(attend(RAGGED, "flash"), attend(RAGGED, "padded"), strict=True):
+        assert got.isfinite().all()
+        assert distance(got, wanted) < 1e-2
+
+
+@gpu
+def test_flash_attention_is_chosen_with_and_without_dropout() -> None:
+    query = torch.zeros(8, 4, 64, device="cuda", dtype=torch.bfloat16)
+    assert {choose_kernel(query, dropout) for dropout in (0.0, 0.1)} == {"flash"}
+    assert choose_kernel(query.float(), 0.1) == "padded"
+
+
+@gpu
+def test_the_seed_decides_what_flash_attention_drops() -> None:
+    first, again, other = (attend(RAGGED, "flash", 0.1, seed) for seed in (1, 1, 2))
+    assert torch.equal(first[0], again[0])
+    assert distance(other[0], first[0]) > 0.1
+    assert first[2].isfinite().all()
+    assert distance(again[2], first[2]) < 1e-3  # the order of additions may differ
+
+
+@gpu
+def test_the_gradient_of_flash_attention_is_that_of_what_was_kept() -> None:
+    """The output is linear in the values: <output, output> = <gradient of the values, values>."""
+    for seed in range(3):
+        output, value, gradient = attend(RAGGED, "flash", 0.3, seed)
+        wanted = output.double().square().sum()
+        got = (gradient[:, 2].double() * value.double()).sum()
+        assert float(got / wanted) == pytest.approx(1.0, abs=0.02)
+
+
+@gpu
+def test_the_mean_over_flash_dropout_is_attention_without_dropout() -> None:
+    """300 seeds leave about 0.33 / sqrt(300) = 0.02 of noise; a wrong scale would be 0.1 off."""
+    lengths = [200, 128, 90, 17]
+    plain = attend(lengths, "flash")[0].double()
+    total = sum(attend(lengths, "flash", 0.1, seed)[0].double() for seed in range(300))
+    assert distance(total / 300, plain) < 0.05
+    assert distance(attend(lengths, "flash", 0.1, 0)[0], plain) > 0.1
+
+
+@gpu
+def test_flash_attention_that_drops_nearly_nothing_is_near_to_plain_attention() -> None:
+    """The kernel knows probabilities in steps of 1/256, which is a noise of 1/16."""
+    wanted, got = attend(RAGGED, "padded")[0], attend(RAGGED, "flash", 1e-3)[0]
+    assert distance(got, wanted) < 0.12

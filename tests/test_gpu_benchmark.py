@@ -1,0 +1,259 @@
+"""The benchmark of GPUs, as far as a CPU can run it: all but speed and CUDA's kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.gpu import __main__ as benchmark
+from benchmarks.gpu.batches import draw_lengths, make_batches
+from benchmarks.gpu.contestants import chosen_kernel
+from benchmarks.gpu.rounding import (
+    Shape,
+    on_rounded_batches,
+    round_batch,
+    round_packed,
+    shape_above,
+)
+from benchmarks.gpu.setup import NO_TIME, Setup
+from benchmarks.gpu.train import Contestant, Race
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.heads import PretrainingModel
+from bertkit.objectives import pretraining_objective
+from bertkit.pretraining_data.batch import pack
+from bertkit.pretraining_data.loader import PretrainingBatch
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ModelConfig(
+    vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+    intermediate_size=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    max_position_embeddings=96, initializer_range=0.2,
+)  # fmt: skip
+
+
+def setup_for(folder: Path, seconds: float = 60.0) -> Setup:
+    return Setup(torch.device("cpu"), folder, time.monotonic() + seconds)
+
+
+def test_a_contestant_that_fails_costs_no_other(tmp_path: Path) -> None:
+    calls = 0
+
+    def breaks_later(batches: Sequence[Any]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise RuntimeError("the device\nis gone")
+
+    def no_setup() -> Any:
+        raise ImportError("absent")
+
+    race = Race(setup_for(tmp_path), CONFIG, make_batches(CONFIG, 90, 32, 2), training=True)
+    found = list(
+        race.run(
+            {
+                "good": Contestant(lambda: lambda batches: None),
+                "late": Contestant(lambda: breaks_later),
+                "never": Contestant(no_setup),
+            }
+        )
+    )
+    names = [name for name, _ in found]
+    assert names == ["good", "late", "never", "late", "good"], "each at once, then after the rounds"
+    errors = [(name, row) for name, row in found if isinstance(row, str)]
+    assert errors == [
+        ("never", "ImportError: absent"),
+        ("late", "RuntimeError: the device is gone"),
+    ]
+    last = found[-1][1]
+    assert isinstance(last, dict)
+    assert last["rounds"] == 2
+
+
+def test_what_there_is_no_time_for_is_named(tmp_path: Path) -> None:
+    options = benchmark.Options("train", tmp_path, 0.0, True)
+    found = benchmark.run_command(options, list(benchmark.COMMANDS["train"]))
+    assert found["rows"] == {}
+    assert found["failed"] == {f"{case}, case": NO_TIME for case in benchmark.COMMANDS["train"]}
+    assert json.loads((tmp_path / "gpu-train.json").read_text()) == found
+    race = Race(setup_for(tmp_path, 0.0), CONFIG, make_batches(CONFIG, 90, 32, 1), training=True)
+    late = Contestant(lambda: lambda batches: None)
+    assert list(race.run({"late": late})) == [("late", NO_TIME)]
+
+
+def test_a_case_that_hangs_is_stopped_and_its_rows_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "case.py"
+    script.write_text(
+        "import sys, time\n"
+        "with open(sys.argv[sys.argv.index('--into') + 1], 'a') as lines:\n"
+        '    print(\'["first", {"rate": 1}]\', file=lines, flush=True)\n'
+        "    print('[\"sec', end='', file=lines, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    start = subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda command, **_: start([sys.executable, script, *command],
+        start_new_session=True),
+    )  # fmt: skip
+    monkeypatch.setattr(benchmark, "LEAST_SECONDS", 0.5)
+    options = benchmark.Options("probe", tmp_path, 1.0, True)
+    found = list(benchmark.in_own_process("ceiling", options, 0.5))
+    assert found == [("first", {"rate": 1}), ("case", "stopped after 1 s")]
+
+
+IN_ONE = """
+import sys
+from benchmarks.gpu import __main__ as benchmark
+benchmark.in_own_process = benchmark.run_case
+benchmark.main(sys.argv[1:])
+"""
+"""Runs all cases of a command in one process, which is faster."""
+
+
+def run(*arguments: str) -> None:
+    """Run Python without the shape checks of the tests, which torch.compile does not follow."""
+    environment = {k: v for k, v in os.environ.items() if k != "BERTKIT_CHECK_SHAPES"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", benchmark.COMMANDS)
+def test_the_commands_run_dry(command: str, tmp_path: Path) -> None:
+    run("-c", IN_ONE, command, "--dry-run", "--out", str(tmp_path))
+    result = json.loads((tmp_path / f"gpu-{command}.json").read_text())
+    options = benchmark.Options(command, tmp_path, 1.0, True)
+    assert list(result["seconds"]) == benchmark.chosen_cases(options)
+    for case in result["seconds"]:
+        assert any(name.startswith(f"{case}, ") for name in result["rows"]), case
+    needs_cuda = ("needs a CUDA device", "Could not run 'aten::_flash_attention_forward'")
+    assert {
+        name: error
+        for name, error in result["failed"].items()
+        if not any(reason in error for reason in needs_cuda)
+    } == {}
+    for row in result["rows"].values():
+        if "tokens_per_second" in row:
+            rate = row["tokens_per_second"]
+            assert (rate["lowest"] if isinstance(rate, dict) else rate) > 0
+    if command == "probe":
+        assert "Self CPU" in (tmp_path / "gpu-profile-eager.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    arguments = ["probe", "--dry-run", "--out", str(tmp_path), "--case", "ceiling"]
+    run("-m", "benchmarks.gpu", *arguments)
+    result = json.loads((tmp_path / "gpu-probe.json").read_text())
+    assert list(result["seconds"]) == ["ceiling"]
+    assert len(result["rows"]) == 3
+    assert result["failed"] == {}
+
+
+def test_batches_are_full_or_ragged_and_padded_ones_hold_the_same() -> None:
+    generator = np.random.default_rng(0)
+    assert draw_lengths(1024, 128, False, generator).tolist() == [128] * 8
+    lengths = draw_lengths(20_000, 128, True, generator).tolist()
+    assert lengths == sorted(lengths, reverse=True)
+    assert max(lengths) == 128
+    assert 0.9 < sum(lengths) / 20_000 < 1.1
+    for both in make_batches(CONFIG, 90_000, 512, 1):
+        assert abs(len(both.packed.target_ids) / len(both.packed.packed.ids) - 0.15) < 0.01
+        assert len(both.padded) > 1
+        assert all(part["input_ids"].numel() <= 1 << 16 for part in both.padded)
+        masks = [part["attention_mask"].bool() for part in both.padded]
+        ids = torch.cat([p["input_ids"][m] for p, m in zip(both.padded, masks, strict=True)])
+        assert torch.equal(ids.sort().values, both.packed.packed.ids.sort().values)
+        labels = torch.cat([part["labels"][part["labels"] >= 0] for part in both.padded])
+        assert torch.equal(labels.sort().values, both.packed.target_ids.sort().values)
+
+
+@given(lengths=st.lists(st.integers(1, 600), min_size=1, max_size=90), limit=st.integers(2, 640))
+@settings(max_examples=100, deadline=None)
+def test_every_batch_fits_the_shape_above_it(lengths: list[int], limit: int) -> None:
+    lengths = sorted((min(length, limit) for length in lengths), reverse=True)
+    packed = pack([[1] * length for length in lengths])
+    shape = shape_above(len(packed.ids), len(lengths), packed.max_seqlen, limit)
+    rounded = round_packed(packed, shape)
+    assert (len(rounded.ids), len(rounded.cu_seqlens) - 1, rounded.max_seqlen) == shape
+    assert rounded.lengths[: len(lengths)] == lengths
+    added = rounded.lengths[len(lengths) :]
+    assert 1 <= min(added) <= max(added) <= shape.max_length <= limit
+    assert rounded.position_ids.tolist() == [p for n in rounded.lengths for p in range(n)]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(9, 3, 8), Shape(12, 2, 8), Shape(20, 3, 8), Shape(12, 3, 4), Shape(10, 4, 8)],
+    ids=["no token left", "no dummy", "too long a dummy", "too long a sequence", "empty dummy"],
+)
+def test_shapes_that_do_not_fit_are_refused(shape: Shape) -> None:
+    with pytest.raises(ValueError, match="2 sequences of at most 5 and in all 9 tokens"):
+        round_packed(pack([[1] * 5, [1] * 4]), shape)
+
+
+@pytest.mark.parametrize("kernel", ["grouped", "padded", "reference"])
+@pytest.mark.parametrize("lengths", [[7], [90, 64, 64, 3, 2, 1], [9] * 17 + [1] * 5])
+def test_rounding_keeps_losses_answers_and_gradients(kernel: str, lengths: list[int]) -> None:
+    torch.manual_seed(0)
+    model = PretrainingModel(CONFIG).double()
+    packed = pack([torch.randint(0, 50, (n,)).tolist() for n in lengths])
+    positions = torch.arange(1, len(packed.ids), 5)
+    labels = torch.arange(len(lengths)) % 2
+    batch = PretrainingBatch(packed, positions, (positions * 7) % 50, labels)
+    found = []
+    for objective in (pretraining_objective, on_rounded_batches(pretraining_objective, 96)):
+        model.zero_grad()
+        with chosen_kernel(kernel):
+            sums = objective(model, batch)
+            (sums["mlm_loss"].value / 3 + sums["nsp_loss"].value).backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append([*(value.value.detach() for value in sums.values()), *gradients])
+    assert len(found[0]) > 30
+    for wanted, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+    rounded = round_batch(batch.to("meta"), 96)  # where a value that is read raises
+    assert len(rounded.packed.ids) > len(packed.ids)
+
+
+CARRIED = ["cyclopts", "docstring_parser", "rich_rst", "docutils", "sentencex", "zstandard"]
+"""What bertkit imports itself: docs/gpu.md says how to take it along to a bare machine."""
+ABSENT = [
+    *("seqeval", "beartype", "datasets", "datatrove", "fastapi", "uvicorn", "fastapi_offline"),
+    *("polars", "onnx", "wandb", "mlflow", "matplotlib", "sklearn", "tensorboard", "transformers"),
+]
+"""What else such a machine may lack."""
+
+
+def test_nothing_but_what_is_carried_is_needed_to_import_what_runs_on_a_bare_machine() -> None:
+    code = f"""
+import importlib, sys
+for name in {ABSENT!r}:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+for name in ("bertkit.training.pretrain", "benchmarks.gpu.__main__", "tests.conftest",
+             "tests.test_gpu", "tests.test_gpu_attention", "tests.test_gpu_training"):
+    importlib.import_module(name)
+print("imported")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "imported\n", done.stderr[-1500:]
+    page = (ROOT / "docs/gpu.md").read_text()
+    assert [name for name in CARRIED if name.replace("_", "-") not in page] == []
