@@ -1,9 +1,8 @@
-"""What needs a CUDA device, and that what is written for one runs as far as a CPU can tell.
+"""What needs a CUDA device; `tests/training/test_compiled.py` has what a CPU can tell.
 
 The tests marked `gpu` may run on a machine with little else than torch (docs/gpu.md has the
 command), where warnings are no errors. Compiled code is tried in a process of its own, without the
-shape checks of the tests, which torch.compile does not follow: `python -m tests.test_gpu DEVICE
-KERNEL`.
+shape checks of the tests, which torch.compile does not follow: `python -m tests.test_gpu CASE ...`.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.batches import make_batches
-from benchmarks.gpu.rounding import on_rounded_batches, round_batch, round_packed, shape_above
+from benchmarks.gpu.rounding import round_packed, shape_above
 from bertkit.corpus.store import TokenStore
-from bertkit.errors import BertkitError
 from bertkit.model import attention as attention_module
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
@@ -73,15 +71,6 @@ def gpu(test: Callable[..., None]) -> Any:
 def batches(count: int, tokens: int = 700) -> list[PretrainingBatch]:
     """Random pre-training batches of ragged lengths up to 128."""
     return [both.packed for both in make_batches(CONFIG, tokens, 128, count)]
-
-
-def of_one_shape(count: int) -> list[PretrainingBatch]:
-    """Batches that have the same sizes when they are rounded up."""
-    every = [(round_batch(batch, 128), batch) for batch in batches(40)]
-    sizes = [(len(rounded.packed.ids), len(rounded.target_ids)) for rounded, _ in every]
-    return [batch for size, (_, batch) in zip(sizes, every, strict=True) if size == sizes[0]][
-        :count
-    ]
 
 
 def distance(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -156,8 +145,8 @@ def test_packed_takes_less_memory_than_padded() -> None:
     assert peaks[0] < 0.7 * peaks[1]
 
 
-def compare_compiled(device: torch.device, kernel: str) -> dict[str, Any]:
-    """Losses and gradients with compiled code against those without; on a CPU, of one shape.
+def compare_compiled(kernel: str) -> dict[str, Any]:
+    """Losses and gradients with compiled code against those without.
 
     Returns:
         The largest distance by name of the worst, the graphs compiled, and the graph breaks.
@@ -166,20 +155,12 @@ def compare_compiled(device: torch.device, kernel: str) -> dict[str, Any]:
 
     if kernel != "auto":
         attention_module.choose_kernel = lambda query, dropout: kernel
-    precision = "fp32" if device.type == "cpu" else "bf16"
     torch.manual_seed(0)
-    model = PretrainingModel(CONFIG).to(device).train()
-    several = of_one_shape(3) if device.type == "cpu" else batches(6)
-    wanted = [learn(model, batch, precision, pretraining_objective) for batch in several]
-    if device.type == "cuda":
-        objective = build_train_state(PretrainRecipe(), model, device, compiled=True).loss_fn
-    else:
-        from bertkit.training.parallel import compile_in_training
-
-        objective = on_rounded_batches(pretraining_objective, 128)
-        for layer in model.encoder.layers:
-            compile_in_training(layer, backend="aot_eager", fullgraph=True)
-    got = [learn(model, batch, precision, objective) for batch in several]
+    model = PretrainingModel(CONFIG).to(CUDA).train()
+    several = batches(6)
+    wanted = [learn(model, batch, "bf16", pretraining_objective) for batch in several]
+    objective = build_train_state(PretrainRecipe(), model, CUDA, compiled=True).loss_fn
+    got = [learn(model, batch, "bf16", objective) for batch in several]
     skipped = "query_key_value.bias"  # the key's part is 0 but for rounding
     distances = {
         name: max(distance(own[name], other[name]) for own, other in zip(got, wanted, strict=True))
@@ -189,7 +170,7 @@ def compare_compiled(device: torch.device, kernel: str) -> dict[str, Any]:
     worst = max(distances, key=lambda name: distances[name])
     graphs = counters["stats"]["unique_graphs"]
     with torch.no_grad():
-        model.eval()(several[0].packed.to(device), several[0].target_positions.to(device))
+        model.eval()(several[0].packed.to(CUDA), several[0].target_positions.to(CUDA))
     return {
         "worst": worst,
         "distance": distances[worst],
@@ -197,25 +178,6 @@ def compare_compiled(device: torch.device, kernel: str) -> dict[str, Any]:
         "graphs_after_evaluation": counters["stats"]["unique_graphs"],
         "breaks": dict(counters["graph_break"]),
     }
-
-
-def trace_varlen() -> dict[str, Any]:
-    """Trace the layers as on CUDA without attention dropout: on the meta device, nothing runs."""
-    from torch._dynamo.testing import CompileCounter
-
-    from bertkit.training.parallel import compile_in_training
-
-    attention_module.choose_kernel = lambda query, dropout: "varlen"
-    counter = CompileCounter()
-    with torch.device("meta"):
-        model = PretrainingModel(replace(CONFIG, hidden_dropout_prob=0.1)).bfloat16().train()
-    for layer in model.encoder.layers:
-        compile_in_training(layer, backend=counter, fullgraph=True)
-    for batch in of_one_shape(3):
-        shaped = round_batch(batch, 128).to("meta")
-        output = model(shaped.packed, shaped.target_positions)
-        output.mlm_logits.float().sum().backward()
-    return {"graphs": counter.frame_count, "shape": list(output.mlm_logits.shape)}
 
 
 def alone(*arguments: str) -> Any:
@@ -273,40 +235,17 @@ def test_sentence_scores_equal_the_cpus(tokenizer: Tokenizer) -> None:
     assert found[1] == pytest.approx(found[0], abs=1e-3)
 
 
-@pytest.mark.slow
-def test_compiled_layers_equal_the_others_on_a_cpu() -> None:
-    """By the kernel that CUDA takes with dropout, but without the code generator."""
-    found = alone("cpu", "padded")
-    assert found["distance"] < 1e-4, found
-    # one for the layers between, one for the last, which computes chosen rows
-    assert found["graphs"] == found["graphs_after_evaluation"] == 2
-    assert found["breaks"] == {}
-
-
-@pytest.mark.slow
-def test_the_varlen_path_is_traced_whole() -> None:
-    found = alone("meta", "varlen")
-    assert found["graphs"] == 2
-    assert found["shape"][1] == CONFIG.vocab_size
-
-
 @gpu
 @pytest.mark.slow
 def test_compiled_layers_equal_the_others() -> None:
     """By the kernel that is chosen, and by the one that works everywhere."""
     for kernel in ("auto", "padded"):
-        found = alone("cuda", kernel)
+        found = alone("compare", kernel)
         assert found["distance"] < 5e-2, found
         assert found["graphs"] == found["graphs_after_evaluation"], found
         if kernel == "auto":
             assert found["graphs"] <= 8, found
             assert found["breaks"] == {}
-
-
-def test_compiling_is_refused_on_a_cpu(store: TokenStore, tmp_path: Path) -> None:
-    with pytest.raises(BertkitError, match=r"compiled training needs a CUDA device; .* on cpu"):
-        pretrain(TOY, store, tmp_path / "run", device="cpu", compiled=True)
-    assert not (tmp_path / "run").exists()
 
 
 @gpu
@@ -372,7 +311,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "pretrain":
         pretrain(TOY, sys.argv[2], sys.argv[3], device="cuda", compiled=True)
         print("{}")
-    elif sys.argv[1] == "meta":
-        print(json.dumps(trace_varlen()))
     else:
-        print(json.dumps(compare_compiled(torch.device(sys.argv[1]), sys.argv[2])))
+        print(json.dumps(compare_compiled(sys.argv[2])))
