@@ -14,8 +14,11 @@ Matrix products and attention still use the library's kernels.
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +204,19 @@ def compile_training(model: nn.Module, device: torch.device) -> CrossEntropy:
         The compiled `cross_entropy_sums`, an argument of the pre-training objectives.
 
     Raises:
-        BertkitError: the device is not CUDA.
+        BertkitError: the device is not CUDA, or what torch generates code with is missing (code
+            "no-compiler").
     """
     if device.type != "cuda":
         raise BertkitError(f"compiled training needs a CUDA device; turn it off on {device}")
+    has_cc = os.environ.get("CC") or any(map(shutil.which, ("cc", "gcc", "clang")))
+    if find_spec("triton") is None or not has_cc:
+        raise BertkitError(
+            "compiled training needs the package triton and a C compiler, and "
+            f"{'no C compiler was found' if find_spec('triton') else 'triton is not installed'}; "
+            "install it or turn compiling off",
+            code="no-compiler",
+        )
     for module in model.modules():
         if isinstance(module, Layer | LanguageHead):
             compile_in_training(module)

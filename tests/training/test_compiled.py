@@ -33,6 +33,7 @@ from bertkit.objectives import pretraining_objective, replaced_objective, total_
 from bertkit.predict.engine import prepare_for
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.training import parallel
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.parallel import compile_in_training
@@ -166,6 +167,17 @@ def test_compiling_is_refused_on_a_cpu(store: TokenStore, tmp_path: Path) -> Non
     with pytest.raises(BertkitError, match=r"compiled training needs a CUDA device; .* on cpu"):
         pretrain(recipe, store, tmp_path / "run", device="cpu", compiled=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = PretrainingModel(NO_DROPOUT)
+    monkeypatch.delenv("CC", raising=False)
+    for triton, compiler in ((None, "/bin/cc"), ("there", None)):
+        monkeypatch.setattr(parallel, "find_spec", lambda name, found=triton: found)
+        monkeypatch.setattr(parallel.shutil, "which", lambda name, found=compiler: found)
+        with pytest.raises(BertkitError) as caught:
+            parallel.compile_training(model, torch.device("cuda"))
+        assert caught.value.code == "no-compiler"
 
 
 @pytest.mark.parametrize("direction", sorted(WINDOWS))
