@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from bertkit.pretraining_data.buckets import round_batch
 
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import from_arrays
-from bertkit.pretraining_data.buckets import round_batch
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training.device import training_flops
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bertkit.pretraining_data.buckets import round_packed, shape_above
 
 from benchmarks.gpu_batches import Both
 from bertkit.errors import BertkitError
@@ -19,7 +20,6 @@ from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.pretraining_data.batch import Packed, from_arrays
-from bertkit.pretraining_data.buckets import round_packed, shape_above
 from bertkit.training.device import autocast
 from bertkit.training.optimizer import build_optimizer
 from bertkit.training.parallel import compile_layers

@@ -19,6 +19,7 @@ from cyclopts import ArgumentCollection
 from cyclopts.argument import Argument
 
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 
 OWN_FILES = (
     *("config.json", "bertkit.json", "bert_config.json", "modules.json", "*_tokens*.json"),
@@ -169,7 +170,7 @@ def overwrites(out: Named, given: Named) -> str:
 
 def expanded(given: Named) -> list[Path]:
     """Return the paths that an input names; for a TensorFlow checkpoint prefix, its folder."""
-    path = given.path.expanduser()
+    path = Path(from_home(given.path))
     if given.mark.kind == "named":
         return [path] if path.is_file() else []
     if not os.path.lexists(path) and given.mark.kind == "text" and glob.has_magic(str(path)):

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from bertkit.pretraining_data.buckets import on_rounded_batches, round_batch
 
 from benchmarks import gpu as benchmark
 from benchmarks.gpu_batches import make_batch, make_batches
@@ -31,7 +32,6 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.objectives import pretraining_objective
 from bertkit.predict.likelihood import SentenceScorer
 from bertkit.pretraining_data.batch import pack
-from bertkit.pretraining_data.buckets import on_rounded_batches, round_batch
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
