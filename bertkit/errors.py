@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
 
 BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -53,6 +54,11 @@ class DivergedError(BertkitError):
     """The loss or the gradient became NaN or infinite."""
 
     code = "diverged"
+
+
+def short_repr(value: object) -> str:
+    """Return the `repr` of a value for a message, shortened, however large or deep the value is."""
+    return reprlib.repr(value)[:60]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
