@@ -11,8 +11,9 @@ import re
 import reprlib
 from collections.abc import Iterable
 
-BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, Unicode line separators, and surrogates (undecodable bytes of file names)."""
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, Unicode line separators, marks that reverse what follows them on a terminal,
+and surrogates (undecodable bytes of file names)."""
 
 
 class BertkitError(Exception):

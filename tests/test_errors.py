@@ -10,7 +10,7 @@ from bertkit.errors import BertkitError, DivergedError, HeldError, short_repr
 
 
 @pytest.mark.parametrize(
-    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00", "\udce9"]
+    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00", "\u202e", "\udce9"]
 )
 def test_a_message_is_one_line_whatever_a_file_holds(character: str) -> None:
     error = DivergedError(f"no task '{character}[2J' in Zoë's מודל; check it")
