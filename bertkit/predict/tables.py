@@ -48,7 +48,8 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
         stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
 
         def write_now(rows: Rows) -> None:
-            stream.writelines(json_lines(rows))
+            with depth_errors("the standard output"):
+                stream.writelines(json_lines(rows))
             stream.flush()
 
         yield write_now
@@ -78,7 +79,7 @@ def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
             file = temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
         def write(pieces: Iterable[str]) -> None:
-            with disk_errors(path):
+            with disk_errors(path), depth_errors(path):
                 file.writelines(pieces)
 
         try:
@@ -88,6 +89,17 @@ def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
         finally:
             with suppress(OSError):  # on a full disk closing fails too
                 file.close()
+
+
+@contextmanager
+def depth_errors(out: Path | str) -> Iterator[None]:
+    """Turn a RecursionError of the block, which converts values, into a one-line error."""
+    try:
+        yield
+    except RecursionError:
+        raise BertkitError(
+            f"{out}: a column holds lists or objects nested too deeply; leave it out", code="format"
+        ) from None
 
 
 def json_lines(rows: Rows) -> Iterator[str]:
@@ -181,7 +193,8 @@ def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None
 
     def write(rows: Rows) -> None:
         nonlocal file
-        flat = [encodable(flat_row(row)) for row in rows]
+        with depth_errors(out):
+            flat = [encodable(flat_row(row)) for row in rows]
         try:
             if file is None:
                 names = dict.fromkeys(name for row in flat for name in row)

@@ -112,6 +112,11 @@ ODD = {
 """What a file of Parquet or JSON lines can hold in its other columns."""
 
 
+DEEP: list[Any] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
+
+
 def test_columns_of_any_type_are_written(tmp_path: Path) -> None:
     for ending in ("jsonl", "csv", "tsv", "parquet"):
         with new_rows(tmp_path / f"odd.{ending}") as write:
@@ -135,6 +140,9 @@ def test_columns_of_any_type_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "chunks", "message"),
     [
+        ("a.csv", [[{"a": DEEP}]], "nested too deeply"),
+        ("a.jsonl", [[{"a": DEEP}]], "nested too deeply"),
+        ("a.parquet", [[{"a": DEEP}]], "nested too deeply"),
         ("a.parquet", [[{"a": 1 << 63}]], "not of one type"),
         ("a.parquet", [[{"a": 1}], [{"a": 1 << 80}]], "not of one type"),
         ("a.tsv", [[{"a": "x\ty"}]], "a tab or a line break"),
