@@ -103,11 +103,11 @@ def depth_errors(out: Path | str) -> Iterator[None]:
 
 
 def json_lines(rows: Rows) -> Iterator[str]:
-    """Yield each row as a line of JSON; see `as_json`."""
-    return (as_json(row) + "\n" for row in rows)
+    """Yield each row as a line of JSON; see `json_text`."""
+    return (json_text(row) + "\n" for row in rows)
 
 
-def as_json(value: Any) -> str:
+def json_text(value: Any) -> str:
     """Return a value of any column as JSON: NaN is null, and what JSON lacks is written as text."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
