@@ -234,3 +234,9 @@ def test_only_predict_reads_the_standard_input(
         said = capsys.readouterr()
         assert "-" in said.err
         assert "/dev/stdin" not in said.err + said.out
+
+
+def test_a_predictor_takes_a_column_of_a_data_frame(models: Path) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    frame = pandas.DataFrame({"text": ["river stone", "candle"]}, index=[7, 7])
+    assert predictor(frame["text"]) == predictor(["river stone", "candle"])
