@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
 
-BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, Unicode line separators, and surrogates (undecodable bytes of file names)."""
+BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, Unicode line separators, marks that reverse what follows them on a terminal,
+and surrogates (undecodable bytes of file names)."""
 
 
 class BertkitError(Exception):
@@ -53,6 +55,11 @@ class DivergedError(BertkitError):
     """The loss or the gradient became NaN or infinite."""
 
     code = "diverged"
+
+
+def short_repr(value: object) -> str:
+    """Return the `repr` of a value for a message, shortened, however large or deep the value is."""
+    return reprlib.repr(value)[:60]
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -30,6 +30,14 @@ WAIT_SECONDS = 60.0
 """How long to wait for another process that locks a folder briefly; see `exclusive_lock`."""
 
 
+def from_home(path: str | Path) -> str:
+    """Return a path or URL with a leading ~ expanded; ~NAME stays if there is no such user."""
+    path = str(path)
+    with suppress(RuntimeError):
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    return path
+
+
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes as hex, reading blocks of 1 MiB."""
     digest = hashlib.sha256()

@@ -19,6 +19,7 @@ from cyclopts import ArgumentCollection
 from cyclopts.argument import Argument
 
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 
 OWN_FILES = (
     *("config.json", "bertkit.json", "bert_config.json", "modules.json", "*_tokens*.json"),
@@ -152,7 +153,7 @@ def overwrites(out: Named, given: Named) -> str:
     assert isinstance(given.mark, Read)
     places = [out.path]
     if out.mark.beside:
-        places.append(out.path.with_name(f"{out.path.name}{out.mark.beside}"))
+        places.append(out.path.parent / f"{out.path.name}{out.mark.beside}")
     for path in expanded(given):
         if any(same(place, path) for place in places):
             return f"{out} is also an input ({given.flag})"
@@ -169,12 +170,14 @@ def overwrites(out: Named, given: Named) -> str:
 
 def expanded(given: Named) -> list[Path]:
     """Return the paths that an input names; for a TensorFlow checkpoint prefix, its folder."""
-    path = given.path.expanduser()
+    path = Path(from_home(given.path))
     if given.mark.kind == "named":
         return [path] if path.is_file() else []
     if not os.path.lexists(path) and given.mark.kind == "text" and glob.has_magic(str(path)):
         return [Path(name) for name in glob.glob(str(path), recursive=True)]  # noqa: PTH207
-    is_prefix = given.mark.kind == "own" and path.with_name(f"{path.name}.index").exists()
+    is_prefix = False
+    if given.mark.kind == "own" and path.name:  # "." and "/" have none
+        is_prefix = path.with_name(f"{path.name}.index").exists()
     return [path.parent if is_prefix else path]
 
 

@@ -6,11 +6,11 @@ import pickle
 
 import pytest
 
-from bertkit.errors import BertkitError, DivergedError, HeldError
+from bertkit.errors import BertkitError, DivergedError, HeldError, short_repr
 
 
 @pytest.mark.parametrize(
-    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00", "\udce9"]
+    "character", ["\n", "\r", "\x0b", "\x1b", "\x1e", "\x85", "\u2028", "\x00", "\u202e", "\udce9"]
 )
 def test_a_message_is_one_line_whatever_a_file_holds(character: str) -> None:
     error = DivergedError(f"no task '{character}[2J' in Zoë's מודל; check it")
@@ -32,3 +32,12 @@ def test_errors_have_a_code_which_other_processes_see_too() -> None:
     assert (HeldError("x").code, DivergedError("x").code) == ("held", "diverged")
     error = pickle.loads(pickle.dumps(BertkitError("x", code="link")))
     assert (str(error), error.code) == ("x", "link")
+
+
+def test_values_of_any_depth_and_size_are_shown() -> None:
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert len(short_repr(deep)) <= 60
+    assert len(short_repr("a" * 1_000_000)) <= 60
+    assert short_repr(("river", 5)) == "('river', 5)"

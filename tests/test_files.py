@@ -17,6 +17,7 @@ from bertkit.files import (
     LEFTOVER_SECONDS,
     check_file_size,
     exclusive_lock,
+    from_home,
     new_file,
     new_folder,
     read_json,
@@ -340,3 +341,9 @@ def test_files_beyond_a_limit_are_refused(tmp_path: Path) -> None:
     check_file_size(tmp_path / "absent", 5)
     with pytest.raises(BertkitError, match="has 5 bytes; at most 4 are read"):
         check_file_size(tmp_path / "a", 4)
+
+
+def test_the_home_of_a_user_that_there_is_not() -> None:
+    assert from_home("~nobody-of-this-name/x.csv") == "~nobody-of-this-name/x.csv"
+    assert from_home("~") == str(Path.home())
+    assert from_home("s3://store/~") == "s3://store/~"

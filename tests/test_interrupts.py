@@ -130,6 +130,25 @@ def test_a_full_disk_of_the_standard_output_is_said() -> None:
         assert python(*words, capture_output=False, stderr=full).returncode == 2
 
 
+def test_a_thread_that_the_system_fails_prints_no_traceback() -> None:
+    """TensorBoard's writer, on a full disk, whose error the main thread gets, too."""
+    script = """
+import errno, os, threading
+from bertkit.cli import app as cli
+def work(*_):
+    for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), WRONG):
+        thread = threading.Thread(target=lambda: (_ for _ in ()).throw(error))
+        thread.start()
+        thread.join()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+cli.parse = work
+cli.run_program()
+"""
+    done = python("-c", script.replace("WRONG", "MemoryError()"))
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+    assert "KeyError" in python("-c", script.replace("WRONG", "KeyError()")).stderr
+
+
 @pytest.mark.parametrize(
     ("closed", "version", "doctor"), [("<&-", 0, 2), (">&-", 2, 2), ("2>&-", 0, 2)]
 )

@@ -166,6 +166,38 @@ def test_natural_commands_are_accepted_also_the_second_time(
     application().parse_args(words.split(), exit_on_error=False, print_error=False)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "info . --json ../info.json",
+        "predict . ../new.csv --out ../found.csv",
+        "doctor . --json ../findings.json",
+        "predict embed . ../new.csv --out ../vectors.npy",
+    ],
+)
+def test_the_current_folder_and_the_root_are_inputs_too(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are paths without a name."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "new.csv").write_text("text")
+    monkeypatch.chdir(tmp_path / "model")
+    application().parse_args(words.split(), exit_on_error=False, print_error=False)
+    over = words.rpartition(" ")[0] + " config.json"
+    with pytest.raises(BertkitError) as refused:
+        application().parse_args(over.split(), exit_on_error=False, print_error=False)
+    assert refused.value.code == "overwrites-input"
+
+
+def test_the_root_folder_and_a_folder_for_the_current_one(tmp_path: Path) -> None:
+    for words in ("info / --json info.json", "export . --to onnx --out onnx"):
+        given = words.replace("--json ", f"--json {tmp_path}/").replace(
+            "--out ", f"--out {tmp_path}/"
+        )
+        application().parse_args(given.split(), exit_on_error=False, print_error=False)
+
+
 def test_outputs_do_not_replace_each_other(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("a")

@@ -93,6 +93,11 @@ def download_model(name: HubName) -> Path:
         raise BertkitError(f"'{name}' is not a hub name", code="hub-name") from None
     except HfHubHTTPError as error:
         raise refused_by_hub(name, error) from None
+    except ValueError as error:  # no JSON, or a file's name that leads out of the folder
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BertkitError(
+            f"the hub's list of the files of {name} cannot be used: {reason}", code="hub"
+        ) from None
     except OSError as error:
         raise BertkitError(
             f"cannot store {name} in the cache ({error}); make room, or set HF_HOME to a folder "

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -265,6 +266,16 @@ def reason_of_system(error: OSError) -> str:
     return what if error.filename is None else f"{error.filename}: {what}"
 
 
+def end_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, unless the system failed it.
+
+    Such a thread is another library's, as TensorBoard's writer is. The main thread gets the same
+    error when it next uses that library.
+    """
+    if not isinstance(ended.exc_value, Exception) or reason_of(ended.exc_value) is None:
+        threading.__excepthook__(ended)
+
+
 def say(line: str) -> None:
     """Print a line on the standard error."""
     print(line, file=sys.stderr)  # noqa: T201 - the command line prints
@@ -307,6 +318,7 @@ def run_program() -> None:
     then everything has been written and closed.
     """
     take_streams()
+    threading.excepthook = end_of_thread
     if sys.argv[1:2] != ["serve"]:
         end_by_exception()
     elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # it ends by the signal itself

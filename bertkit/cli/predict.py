@@ -31,7 +31,7 @@ from bertkit.cli.options import (
 from bertkit.config import flag_group
 from bertkit.console import Console
 from bertkit.errors import BertkitError
-from bertkit.files import BLOCK_BYTES
+from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.outputs import FILE, TEXT
 from bertkit.text.lines import TextCounts, describe_skipped
 
@@ -99,7 +99,7 @@ def predict_command(
 def names_file(given: str) -> bool:
     """Return whether an argument names a file, a folder, a URL or the standard input."""
     with suppress(OSError, ValueError):  # too long, or not the name of a file
-        if Path(given).expanduser().exists():
+        if Path(from_home(given)).exists():
             return True
     return given.startswith("hf:") or bool(LIKE_A_FILE.fullmatch(given))
 

@@ -24,6 +24,7 @@ from bertkit.corpus.store import ARRAYS, ShardInfo, check_shard
 from bertkit.errors import BertkitError
 from bertkit.files import (
     disk_errors,
+    from_home,
     not_through_links,
     open_lock,
     read_json,
@@ -65,7 +66,7 @@ def open_remote(
     """
     note = Path(folder) / "remote.json"
     if is_remote(Path(folder)):
-        root = Path(cache).expanduser().absolute() if cache else default_cache()
+        root = Path(from_home(cache)).absolute() if cache else default_cache()
         remote = RemoteStore(
             address(str(folder)), root, GIGABYTES if gigabytes is None else gigabytes
         )

@@ -21,6 +21,7 @@ from bertkit.datasets.squad import SQUAD_FILES, SQUAD_SITE, read_squad
 from bertkit.datasets.swag import SWAG_SITE, read_swag
 from bertkit.datasets.tabular import has_columns
 from bertkit.errors import BertkitError, nearest
+from bertkit.files import from_home
 from bertkit.outputs import DATA, TEXT
 from bertkit.text.lines import TextCounts
 
@@ -217,7 +218,7 @@ def read_official(name: str, path: str, counts: TextCounts, *, scoring: bool) ->
     Raises:
         BertkitError: the file is missing (the message says where to get it) or damaged.
     """
-    if "://" not in path and not Path(path).expanduser().exists():
+    if "://" not in path and not Path(from_home(path)).exists():
         raise BertkitError(f"{path} does not exist; {BENCHMARKS[name].where}")
     return BENCHMARKS[name].read(path, counts, scoring=scoring)
 

@@ -26,6 +26,7 @@ from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
 from bertkit.datasets.tabular import Fields, read_rows, value_name
 from bertkit.errors import BertkitError
+from bertkit.files import from_home
 from bertkit.text.lines import TextCounts
 from bertkit.text.sources import source_format
 
@@ -325,9 +326,3 @@ class WordColumns(Columns):
             return WordsExample("", given, golds, number, place)
 
         return example
-
-
-def from_home(path: str | Path) -> str:
-    """Return a path with a leading ~ expanded, as the readers expect it."""
-    path = str(path)
-    return str(Path(path).expanduser()) if path.startswith("~") else path

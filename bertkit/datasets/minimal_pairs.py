@@ -62,12 +62,17 @@ def read_minimal_pairs(
         split: "all"; "dev" for the sets of BLiMP in `BLIMP_DEV`; or "test" for its other sets.
 
     Raises:
-        BertkitError: the split is unknown or needs BLiMP, there is no pair, a column is missing,
-            lines of a text have no counterpart, or a file is damaged.
+        BertkitError: the split is unknown or needs BLiMP, there is no pair, a column is missing or
+            named twice, lines of a text have no counterpart, or a file is damaged.
     """
     if split not in PAIR_SPLITS:
         raise BertkitError(
             f"there is no split '{split}'{nearest(split, PAIR_SPLITS)}", code="split"
+        )
+    if good == bad:
+        raise BertkitError(
+            f"--good and --bad both name the column '{good}'; each sentence has its own",
+            code="column",
         )
     source = as_source(data, "data")
     pairs = list(all_pairs(source, counts, good, bad))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertkit.errors import BertkitError
+from bertkit.errors import BertkitError, short_repr
 from bertkit.text.lines import TextCounts
 
 
@@ -78,7 +78,7 @@ class Records:
     def _of_tuple(row: Any, columns: Sequence[str], place: str) -> dict[str, object]:
         if not isinstance(row, tuple | list) or len(row) > len(columns):
             raise BertkitError(
-                f"{place} is {str(row)[:40]!r}, neither a dict nor a tuple of "
+                f"{place} is {short_repr(row)}, neither a dict nor a tuple of "
                 f"({', '.join(columns)})",
                 code="record",
             )
@@ -89,6 +89,14 @@ class Records:
         if not all(isinstance(row, Mapping) for row in self.rows):
             return True
         return set(columns) <= {column for row in self.rows for column in row}
+
+
+def without_arrays(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with NumPy's arrays, as pandas reads the lists of Parquet, replaced by lists."""
+    return {
+        key: value.tolist() if type(value).__name__ == "ndarray" else value
+        for key, value in row.items()
+    }
 
 
 def as_source(data: Any, name: str) -> str | Records:
@@ -104,16 +112,16 @@ def as_source(data: Any, name: str) -> str | Records:
     """
     if isinstance(data, str | Path):
         return str(data)
-    if hasattr(data, "iloc"):  # pandas
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas; a Series is an iterable
         names = [str(column) for column in data.columns]
         if len(set(names)) < len(names):
             raise BertkitError(f"{name} has two columns of one name; rename one", code="column")
         values = data.astype(object)  # or None would become NaN again
-        rows = values.where(data.notna(), None).set_axis(names, axis=1)
-        return Records(rows.to_dict("records"), name)
+        rows = values.where(data.notna(), None).set_axis(names, axis=1).to_dict("records")
+        return Records(map(without_arrays, rows), name)
     if hasattr(data, "to_dicts"):  # polars
         return Records(data.to_dicts(), name)
-    if hasattr(data, "features") and hasattr(data, "column_names"):  # datasets
+    if getattr(data, "features", None) and hasattr(data, "column_names"):  # datasets
         from bertkit.datasets.tabular import named_columns, names_in
 
         named = named_columns(data.features.to_dict())

@@ -109,9 +109,13 @@ class Scorer:
         gold = [given.gold for given in inputs]
         found = [task.plain(prediction) for prediction in predictions]
         for name, function in self.metrics.items():
-            value = float(function(list(gold), list(found)))
+            given = function(list(gold), list(found))
+            try:
+                value = float(given)
+            except (TypeError, ValueError):  # such as None or a text
+                value = math.nan
             if not math.isfinite(value):
-                raise BertkitError(f"the metric '{name}' is {value}, not a finite number")
+                raise BertkitError(f"the metric '{name}' is {given!r:.40}, not a finite number")
             scores[name] = value
         return scores
 

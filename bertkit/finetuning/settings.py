@@ -132,6 +132,7 @@ RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 2e-4), (0, 5e-4))
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
 USUAL_EPOCHS, MOST_EPOCHS = 3, 20
+MOST_RUNS = 100_000
 FEWEST_UPDATES = 200
 """The default number of epochs grows from `USUAL_EPOCHS` to `MOST_EPOCHS` to make as many updates:
 few inputs need more epochs (Mosbach et al. 2021, section 6)."""
@@ -163,12 +164,19 @@ class Grid:
             values = getattr(self, name)
             if not isinstance(values, Sequence):
                 raise BertkitError(f"{name} takes several values: ({values!r},), not {values!r}")
+            if any(isinstance(value, str) for value in values):
+                raise BertkitError(f"{name} takes numbers, got {values}")
             if not all(0 < value < math.inf for value in values):
                 raise BertkitError(f"{name} must be a finite number above 0, got {values}")
             if len({f"{value:g}" for value in values}) < len(values):
                 raise BertkitError(f"{name} has a value twice; give each value once")
+            if name != "learning_rate" and not all(value == int(value) for value in values):
+                raise BertkitError(f"{name} takes whole numbers, got {values}")
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
+        sizes = (self.batch_size, self.learning_rate, self.epochs)
+        if self.seeds * math.prod(len(values) or 1 for values in sizes) > MOST_RUNS:
+            raise BertkitError(f"a grid has at most {MOST_RUNS:,} runs; give fewer values or seeds")
 
     def chosen(self, width: int, inputs: int) -> Grid:
         """Return the grid with values for the fields that were not given.

@@ -29,7 +29,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import LoadResult, load_model
 from bertkit.checkpoints.pretrained import model_folder, resolve_model
-from bertkit.errors import BertkitError, InputTypeError
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import Encoder, check_vocabulary
 from bertkit.model.pooling import (
     OVER_TOKENS,
@@ -311,12 +311,16 @@ def text_chunks(texts: Iterable[str]) -> Iterator[list[str]]:
             that is not a text.
     """
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
-        raise InputTypeError(f"give a list of texts, not {texts!r:.40}; put one text in brackets")
+        raise InputTypeError(
+            f"give a list of texts, not {short_repr(texts)}; put one text in brackets"
+        )
     remaining, read = iter(texts), 0
     while chunk := list(islice(remaining, CHUNK_TEXTS)):
         for number, text in enumerate(chunk, read):
             if not isinstance(text, str):
-                raise InputTypeError(f"text number {number} is {text!r:.40}, which is not a text")
+                raise InputTypeError(
+                    f"text number {number} is {short_repr(text)}, which is not a text"
+                )
         read += len(chunk)
         yield chunk
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from bertkit.console import Console, console_or_new
 from bertkit.datasets.benchmarks import glue_columns
-from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns, from_home
+from bertkit.datasets.columns import ChoiceColumns, TextColumns, WordColumns
 from bertkit.datasets.examples import ChoiceExample, QuestionExample, TextExample, WordsExample
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.readers import Columns
 from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
-from bertkit.files import BLOCK_BYTES
+from bertkit.files import BLOCK_BYTES, from_home
 from bertkit.predict.predictors import TaskPredictor, stretches
 from bertkit.predict.tables import check_ending, new_rows
 from bertkit.predict.word_splitter import split_words_with_offsets

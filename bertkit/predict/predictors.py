@@ -28,7 +28,7 @@ from bertkit.datasets.examples import (
 )
 from bertkit.datasets.glue import GLUE
 from bertkit.datasets.records import Records, as_source
-from bertkit.errors import BertkitError, InputTypeError
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.predict.engine import Engine, choose_mode
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.classification import LabelPrediction, LabelSetPrediction
@@ -210,8 +210,8 @@ class TaskPredictor:
             return self._results([example])[0]
         if more:
             raise InputTypeError(
-                f"the first of several arguments must be a text, not {inputs!r:.40}; give many "
-                f"inputs as one list of {self.wanted}"
+                f"the first of several arguments must be a text, not {short_repr(inputs)}; give "
+                f"many inputs as one list of {self.wanted}"
             )
         return self.results(inputs)
 
@@ -228,7 +228,7 @@ class TaskPredictor:
                 a model of pairs.
         """
         if isinstance(inputs, str | bytes | Mapping | Set) or not isinstance(inputs, Iterable):
-            raise InputTypeError(f"give a list of {self.wanted}, not {inputs!r:.40}")
+            raise InputTypeError(f"give a list of {self.wanted}, not {short_repr(inputs)}")
         rows = as_source(inputs, "inputs")
         assert isinstance(rows, Records)
         return self._results(
@@ -271,7 +271,7 @@ class TaskPredictor:
             )
         if isinstance(given, tuple | list):
             return tuple(given)
-        raise InputTypeError(f"{place} is {given!r:.40}; give a list of {self.wanted}")
+        raise InputTypeError(f"{place} is {short_repr(given)}; give a list of {self.wanted}")
 
     @cached_property
     def columns(self) -> list[list[str]]:
@@ -301,7 +301,7 @@ def require_texts(place: str, *given: object) -> None:
     """
     for text in given:
         if not isinstance(text, str):
-            raise InputTypeError(f"{place}: {str(text)[:40]!r} is not a text")
+            raise InputTypeError(f"{place}: {short_repr(text)} is not a text")
 
 
 def require_list(given: Any, what: str) -> tuple[Any, ...]:
@@ -311,7 +311,7 @@ def require_list(given: Any, what: str) -> tuple[Any, ...]:
         InputTypeError: the value is a string, or not an ordered iterable.
     """
     if isinstance(given, str | bytes | Mapping | Set) or not isinstance(given, Iterable):
-        raise InputTypeError(f"{what} must be a list of texts, not {str(given)[:40]!r}")
+        raise InputTypeError(f"{what} must be a list of texts, not {short_repr(given)}")
     return tuple(given)
 
 
@@ -374,7 +374,7 @@ class ChoicePredictor(TaskPredictor):
         """See `TaskPredictor`; the choices of a mapping are one list or have a column each."""
         text, *choices = self.texts_of(given, place) or ("",)
         if len(choices) != 1 and not isinstance(given, Mapping):
-            raise InputTypeError(f"{place} is {given!r:.40}; give {self.wanted}")
+            raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
         if len(choices) == 1:
             choices = [*require_list(choices[0], f"{place}: choices")]
         require_texts(place, text, *choices)
@@ -447,7 +447,7 @@ class AnswerPredictor(TaskPredictor):
         texts = self.texts_of(given, place)
         require_texts(place, *texts)
         if len(texts) != 2:
-            raise InputTypeError(f"{place} is {given!r:.40}; give a list of {self.wanted}")
+            raise InputTypeError(f"{place} is {short_repr(given)}; give a list of {self.wanted}")
         if not all(text.strip() for text in texts):
             raise BertkitError(
                 f"{place}: an answer needs a question and a context, and one of them is empty"

@@ -14,7 +14,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.pretrained import model_folder, read_details
-from bertkit.errors import BertkitError, InputTypeError
+from bertkit.errors import BertkitError, InputTypeError, short_repr
 from bertkit.model.encoder import ONE_SEGMENT
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
 from bertkit.predict.embeddings import text_chunks
@@ -158,12 +158,14 @@ class Predictor:
             )
         if following is not None:
             return self.next_sentence([(text, following)])[0]
-        given: list[Any] = [None] if isinstance(text, str | Mapping) else list(text)
+        usable = isinstance(text, Iterable) and not isinstance(text, str | Mapping)
+        given: list[Any] = list(text) if usable else [None]
         if not all(
             isinstance(pair, tuple | list) and [*map(type, pair)] == [str, str] for pair in given
         ):
             raise InputTypeError(
-                f"next_sentence() takes two texts, or a list of pairs of texts, not {text!r:.60}"
+                f"next_sentence() takes two texts, or a list of pairs of texts, not "
+                f"{short_repr(text)}"
             )
         pairs = []
         for pair in given:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
         stream = sys.stdout  # kept: while a bar is up, sys.stdout prints above it instead
 
         def write_now(rows: Rows) -> None:
-            stream.writelines(json_lines(rows))
+            with depth_errors("the standard output"):
+                stream.writelines(json_lines(rows))
             stream.flush()
 
         yield write_now
@@ -68,13 +70,16 @@ def new_rows(out: Path | None) -> Iterator[Callable[[Rows], None]]:
 
 @contextmanager
 def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
-    """Open a new UTF-8 text file and yield a function that writes strings to it; see `new_file`."""
+    """Open a new UTF-8 text file and yield a function that writes strings to it; see `new_file`.
+
+    Half of a surrogate pair, which UTF-8 lacks, is written escaped, as JSON does.
+    """
     with new_file(path) as temporary:
         with disk_errors(path):
-            file = temporary.open("w", encoding="utf-8", newline="")
+            file = temporary.open("w", encoding="utf-8", errors="backslashreplace", newline="")
 
         def write(pieces: Iterable[str]) -> None:
-            with disk_errors(path):
+            with disk_errors(path), depth_errors(path):
                 file.writelines(pieces)
 
         try:
@@ -86,9 +91,50 @@ def new_text(path: Path) -> Iterator[Callable[[Iterable[str]], None]]:
                 file.close()
 
 
+@contextmanager
+def depth_errors(out: Path | str) -> Iterator[None]:
+    """Turn a RecursionError of the block, which converts values, into a one-line error."""
+    try:
+        yield
+    except RecursionError:
+        raise BertkitError(
+            f"{out}: a column holds lists or objects nested too deeply; leave it out", code="format"
+        ) from None
+
+
 def json_lines(rows: Rows) -> Iterator[str]:
-    """Yield each row as a line of JSON."""
-    return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    """Yield each row as a line of JSON; see `json_text`."""
+    return (json_text(row) + "\n" for row in rows)
+
+
+def json_text(value: Any) -> str:
+    """Return a value of any column as JSON: NaN is null, and what JSON lacks is written as text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(jsonable(value), ensure_ascii=False)
+
+
+def jsonable(value: Any) -> Any:
+    """Return a value in which everything is of a type that JSON has."""
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def encodable(value: Any) -> Any:
+    """Return a value with half of a surrogate pair, which UTF-8 lacks, escaped in every string."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {encodable(name): encodable(one) for name, one in value.items()}
+    return [encodable(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> Iterator[str]:
@@ -121,10 +167,11 @@ def separated_lines(rows: Rows, names: list[str], divider: str, out: Path) -> It
 
 
 def cell(value: Any) -> str:
-    """Return a value as the text of one field; lists and objects as JSON, null as ""."""
+    """Return a value as the text of one field; lists and objects as JSON, null and NaN as ""."""
+    value = jsonable(value)
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def check_row(row: dict[str, Any], names: Iterable[str], out: Path) -> None:
@@ -146,7 +193,8 @@ def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None
 
     def write(rows: Rows) -> None:
         nonlocal file
-        flat = [flat_row(row) for row in rows]
+        with depth_errors(out):
+            flat = [encodable(flat_row(row)) for row in rows]
         try:
             if file is None:
                 names = dict.fromkeys(name for row in flat for name in row)
@@ -161,10 +209,10 @@ def parquet_writer(out: Path, temporary: Path) -> Iterator[Callable[[Rows], None
                 check_row(row, file.schema.names, out)
             with disk_errors(out):
                 file.write_table(arrow.Table.from_pylist(flat, schema=file.schema))
-        except (arrow.ArrowInvalid, arrow.ArrowTypeError) as error:
+        except (arrow.ArrowException, OverflowError) as error:  # the latter for large integers
             raise BertkitError(
-                f"{out}: a column's values are not of one type ({str(error).splitlines()[0]}); "
-                "write .jsonl",
+                f"{out}: a column's values are not of one type that Parquet has "
+                f"({str(error).splitlines()[0]}); write .jsonl",
                 code="format",
             ) from error
 

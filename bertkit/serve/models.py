@@ -68,7 +68,8 @@ SAMPLES: dict[str, Any] = {
     "next-sentence": [Following(text="a", following="a")],
     "embeddings": ["a"],
 }
-"""Route -> a request that every model of this route can answer."""
+"""Route -> a request that every model of this route can answer, unless it reads pairs of texts."""
+PAIR = text_examples([Text(text="a", pair="a")])
 
 
 @dataclass(frozen=True)
@@ -208,9 +209,10 @@ def load_and_try(old: ServedModel) -> ServedModel:
     new = old.load_again()
     try:
         for route, sample in SAMPLES.items():
-            if route in new.operations:
-                prepared = new.operations[route].prepare(sample)
-                [found] = new.operations[route].run([prepared.content])
+            if (operation := new.operations.get(route)) is not None:
+                pairs = isinstance(operation, TaskOperation) and operation.predictor.pairs
+                prepared = operation.prepare(PAIR if pairs else sample)
+                [found] = operation.run([prepared.content])
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BertkitError("its vectors are not finite")
     except Exception as error:

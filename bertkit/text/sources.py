@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from bertkit.errors import BertkitError, nearest
+from bertkit.files import from_home
 
 HEAD_BYTES = 1 << 16
 COMPRESSED_BYTES = 1 << 16
@@ -127,7 +128,7 @@ def files_at(path: str) -> tuple[list[tuple[str, int]], bool]:
 
 def local_files(path: str) -> tuple[list[tuple[str, int]], bool]:
     """Return (name, size) of every file that a local path names, and whether it is one file."""
-    path = str(Path(path).expanduser())
+    path = from_home(path)
     if Path(path).is_dir():
         names = folder_files(path)
     elif is_pipe(path):

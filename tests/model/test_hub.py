@@ -152,6 +152,7 @@ def test_what_the_hub_refuses(hub: Hub, ask: Ask, model: dict[str, bytes]) -> No
         "org/pickle": Repository({"config.json": model["config.json"], "pytorch_model.bin": b""}),
         "org/poisoned": Repository({**model, "config.json": b'{"model_type": "bert", "x": [[['}),
         "org/gpt2": Repository({**model, "config.json": b'{"model_type": "gpt2"}'}),
+        "org/outside": Repository({**model, "../../outside.json": b"{}"}),
     }
     gated = ask("org/gated")
     assert gated["code"] == "hub-gated"
@@ -160,6 +161,8 @@ def test_what_the_hub_refuses(hub: Hub, ask: Ask, model: dict[str, bytes]) -> No
     assert ask("org/private", HF_TOKEN=hub.token)["commit"]
     assert ask("org/gated", HF_TOKEN=hub.token)["commit"]
     assert ask("org/pickle")["code"] == "hub-safetensors"
+    outside = ask("org/outside")
+    assert (outside["code"], "outside.json" in outside["message"]) == ("hub", True)
     for name in ("org/poisoned", "org/gpt2"):
         assert "config.json" in ask(name)["message"]
 

@@ -172,6 +172,9 @@ def test_bad_requests_have_codes(
         "no-pairs": lambda: read_minimal_pairs(write("b.txt", " \nb\n"), TextCounts()),
         "method": lambda: evaluate(model, blimp, method="causal"),
     }
+    same = {"good": "sentence_bad", "bad": "sentence_bad"}
+    with pytest.raises(BertkitError, match="both name the column 'sentence_bad'"):
+        read_minimal_pairs(blimp, TextCounts(), **same)
     for code, call in cases.items():
         with pytest.raises(BertkitError) as caught:
             call()

@@ -95,7 +95,7 @@ def test_many_texts_and_pairs_at_once_give_what_each_gives(bert: Predictor) -> N
     assert (bert.fill_mask([]), bert.next_sentence([])) == ([], [])
 
 
-@pytest.mark.parametrize("given", ["river", [("river",)], [("river", 5)], {"river": "stone"}])
+@pytest.mark.parametrize("given", ["river", [("river",)], [("river", 5)], {"river": "stone"}, None])
 def test_next_sentence_refuses_what_is_no_pair(bert: Predictor, given: object) -> None:
     with pytest.raises(InputTypeError):
         bert.next_sentence(given)

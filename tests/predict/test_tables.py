@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +102,49 @@ def test_an_unknown_ending_is_refused_before_the_model_runs(models: Path, tmp_pa
         predict_file(predictor, "nothing.csv", out=tmp_path / "found.xlsx")
 
 
+ODD = {
+    "half": "a\ud800",
+    "bytes": b"caf\xc3\xa9\xff",
+    "day": date(2026, 1, 2),
+    "nan": math.nan,
+    "deep": {"of": [math.inf], "b": b"x", "half": "\udfff"},
+}
+"""What a file of Parquet or JSON lines can hold in its other columns."""
+
+
+DEEP: list[Any] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
+
+
+def test_columns_of_any_type_are_written(tmp_path: Path) -> None:
+    for ending in ("jsonl", "csv", "tsv", "parquet"):
+        with new_rows(tmp_path / f"odd.{ending}") as write:
+            write([{**ODD, "name\ud800": 1}, {**ODD, "name\ud800": 2}])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)  # Python writes and reads NaN, which is not JSON
+
+    lines = (tmp_path / "odd.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line, parse_constant=refuse) for line in lines]
+    deep = {"of": [None], "b": "x", "half": "\udfff"}
+    row = {"half": "a\ud800", "bytes": "café\\xff", "day": "2026-01-02", "nan": None, "deep": deep}
+    assert found == [{**row, "name\ud800": 1}, {**row, "name\ud800": 2}]
+    for ending in ("csv", "tsv"):
+        first = read_rows(tmp_path / f"odd.{ending}")[0]
+        assert (first["half"], first["bytes"], first["nan"]) == ("a\\ud800", "café\\xff", "")
+    first = read_rows(tmp_path / "odd.parquet")[0]
+    assert (first["half"], first["bytes"], first["day"]) == (r"a\ud800", ODD["bytes"], ODD["day"])
+
+
 @pytest.mark.parametrize(
     ("name", "chunks", "message"),
     [
+        ("a.csv", [[{"a": DEEP}]], "nested too deeply"),
+        ("a.jsonl", [[{"a": DEEP}]], "nested too deeply"),
+        ("a.parquet", [[{"a": DEEP}]], "nested too deeply"),
+        ("a.parquet", [[{"a": 1 << 63}]], "not of one type"),
+        ("a.parquet", [[{"a": 1}], [{"a": 1 << 80}]], "not of one type"),
         ("a.tsv", [[{"a": "x\ty"}]], "a tab or a line break"),
         ("a.csv", [[{"a": 1}], [{"a": 1, "b": 2}]], "the column 'b', which the first rows lack"),
         (
@@ -192,3 +234,9 @@ def test_only_predict_reads_the_standard_input(
         said = capsys.readouterr()
         assert "-" in said.err
         assert "/dev/stdin" not in said.err + said.out
+
+
+def test_a_predictor_takes_a_column_of_a_data_frame(models: Path) -> None:
+    predictor = load(models / "classify", device="cpu", precision="fp32")
+    frame = pandas.DataFrame({"text": ["river stone", "candle"]}, index=[7, 7])
+    assert predictor(frame["text"]) == predictor(["river stone", "candle"])

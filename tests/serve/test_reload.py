@@ -43,10 +43,13 @@ def own(models: Path, tmp_path: Path) -> Iterator[tuple[TestClient, Path]]:
         yield client, folder
 
 
-def write_other(folder: Path, tokenizer: Tokenizer, task: str = "classify") -> None:
+def write_other(
+    folder: Path, tokenizer: Tokenizer, task: str = "classify", **recorded: Any
+) -> None:
     """Another model in the place of one."""
     made = TASKS[task]
     details = {"task": made.task_type, "labels": list(made.labels), "settings": made.settings()}
+    details |= recorded
     torch.manual_seed(7)
     save_model(folder, made.build(replace(CONFIG, vocab_size=tokenizer.size)), tokenizer, details)
 
@@ -75,6 +78,22 @@ def test_a_model_changes_when_asked_and_not_before(
     assert after != before
     assert reload(client).status_code == 200  # as often as one likes
     assert probabilities(client) == after
+
+
+@pytest.mark.parametrize("task", ["classify", "regress"])
+def test_a_model_of_pairs_can_be_loaded_again(
+    tmp_path: Path, tokenizer: Tokenizer, task: str
+) -> None:
+    folder = tmp_path / "live"
+    write_other(folder, tokenizer, task, pairs=True)
+    limits, metrics = Limits(), Metrics()
+    served = load_models([str(folder)], limits, metrics, precision="fp32", device="cpu")
+    with TestClient(
+        make_app(Service(served, limits, metrics), token="secret"), headers=TOKEN
+    ) as own:
+        assert reload(own).status_code == 200, reload(own).text
+        answer = own.post(f"/v1/{task}", json={"inputs": [{"text": "a", "pair": "b"}]})
+    assert answer.status_code == 200
 
 
 def test_a_model_that_cannot_be_read_leaves_the_old_one(

@@ -256,3 +256,12 @@ def test_the_end_of_a_run_names_what_was_lost(
     end = "inputs in several windows: train 0, dev 0; inputs with a text without tokens: 2"
     assert end in said
     assert read_json(out / "results.json")["unknown"]["dev"]["inputs"] == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"seeds": 10**30}, {"epochs": (2.5,)}, {"batch_size": ("8",)}, {"batch_size": (8.5,)}],
+)
+def test_grids_that_cannot_be(given: dict[str, Any]) -> None:
+    with pytest.raises(BertkitError):
+        Grid(**given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -183,6 +184,12 @@ def shown_loss(values: list[float]) -> Callable[[list[Any], list[Any]], float]:
     """A metric that gives these values, one at each call, and then the last one."""
     left = list(values)
     return lambda gold, found: left.pop(0) if len(left) > 1 else left[0]
+
+
+@pytest.mark.parametrize("value", [None, "high", {}, math.nan, 1j])
+def test_a_metric_that_is_no_number(pretrained: Path, tmp_path: Path, value: object) -> None:
+    with pytest.raises(BertkitError, match=r"the metric 'mine' is .*, not a finite number"):
+        tune(pretrained, tmp_path, metrics={"mine": lambda *_: value}, epochs=1)  # type: ignore[dict-item,return-value]
 
 
 def test_early_stopping_keeps_the_best(pretrained: Path, tmp_path: Path) -> None:

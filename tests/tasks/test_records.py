@@ -88,6 +88,29 @@ def test_data_frames(task_type: str, tmp_path: Path) -> None:
     assert read(columns, as_source(frame, "train")) == read(columns, as_source(rows, "train"))
 
 
+def test_lists_that_pandas_reads_from_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    columns, rows = WordColumns(), [{"tokens": ["river", "stone"], "ner_tags": ["B-X", "O"]}]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "a.parquet")
+    frame = pandas.read_parquet(tmp_path / "a.parquet")
+    assert read(columns, as_source(frame, "train")) == read(columns, as_source(rows, "train"))
+
+
+def test_a_series_is_a_list_and_no_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(BertkitError, match="neither a dict nor a tuple"):
+        read(TextColumns(), as_source(pandas.Series(["a", "b"]), "train"))
+
+
+def test_data_sets_that_are_streams() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    stream = datasets.IterableDataset.from_generator(lambda: iter(rows))
+    assert stream.features is None
+    found = read(TextColumns(), as_source(stream, "train"))
+    assert found == read(TextColumns(), as_source(rows, "train"))
+
+
 def test_data_sets_name_their_classes() -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(

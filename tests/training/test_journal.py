@@ -232,6 +232,17 @@ def test_the_rate_is_that_of_the_last_minute_and_of_this_run_only(
     assert "10.0 s each, 1:20:00 left" in lines[-1]
 
 
+def test_a_number_of_steps_that_takes_longer_than_dates_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    with Console(interval=0, stream=stream) as console:
+        console.start(10**30, 0)
+        clock.now += 10
+        console.update(step(10))
+    assert "1.0 s each, 999999999 days" in stream.getvalue()
+
+
 def test_counting_with_an_unknown_total(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, stream = Clock(monkeypatch), io.StringIO()
     with Console(stream=stream) as console:

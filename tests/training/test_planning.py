@@ -296,7 +296,7 @@ def test_flags_say_how_to_make_it_fit_and_how_to_keep_to_the_budget() -> None:
     assert named_plan(again, "a10").phases[0].fit.memory.peak <= USABLE * 22 * GIB
 
 
-@pytest.mark.parametrize("hours", [0.0, -3.0, float("nan")])
+@pytest.mark.parametrize("hours", [0.0, -3.0, float("nan"), 1e308])
 def test_impossible_budgets(hours: float) -> None:
     with pytest.raises(BertkitError, match="--hours must be above 0"):
         named_plan(hours=hours)
