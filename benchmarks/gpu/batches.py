@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from bertkit.pretraining_data.buckets import round_batch
 
 from bertkit.model.encoder import ModelConfig
 from bertkit.pretraining_data.batch import from_arrays
