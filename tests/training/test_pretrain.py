@@ -113,7 +113,7 @@ def test_run_directory_is_complete(finished: Path, store: TokenStore) -> None:
         "step-00000040",
     ]
     text = write_report(finished).read_text()
-    assert f"{evaluations[-1]['mlm_loss']:.2f}" in text
+    assert str(evaluations[-1]["mlm_loss"])[:5] in text
 
 
 def test_model_directory_loads_in_transformers(finished: Path) -> None:
