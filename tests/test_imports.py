@@ -24,6 +24,7 @@ STORY = [
     ("corpus",),
     ("pretraining_data",),
     ("model", "checkpoints"),
+    ("multimodal",),
     ("objectives",),
     ("training",),
     ("planning",),

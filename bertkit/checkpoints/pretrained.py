@@ -82,7 +82,9 @@ class PretrainedWeights:
         kept = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()
-            if keep_head or not is_optional_weight(name) or name.startswith("bert.pooler.")
+            if keep_head
+            or not is_optional_weight(name)
+            or name.startswith(("bert.pooler.", "image."))
         }
         return load_into(self.config, kept, make, self.path)
 

@@ -164,7 +164,8 @@ def model_details(
             kind = "words" if model.nsp is None else "pairs"
         elif hasattr(model, "rtd"):
             kind = "replaced"
-    family, architecture = choose_class(config, kind)
+    own = ("bertkit", "bertkit")  # transformers would leave the images out
+    family, architecture = own if hasattr(model, "image") else choose_class(config, kind)
     fields |= family_fields(config, family)
     return {"architectures": [architecture], "model_type": family, "pad_token_id": 0, **fields}
 

@@ -52,6 +52,8 @@ class SavedForm:
     """transformers' class; "" if it has none."""
     pairs: bool = False
     """Whether a classifier reads two texts."""
+    image: str = ""
+    """The code of an image, for a model that reads one with every text."""
     max_length: int = 512
     """The most tokens of a sequence."""
     prompt: str = ""
@@ -89,10 +91,20 @@ def saved_form(folder: Path) -> SavedForm:
         "architecture": architecture,
         "pairs": bool(details.get("pairs")),
         "max_length": int(config.get("max_position_embeddings", 512)),
+        "image": image_code(details.get("settings") or {}),
     }
     if embeds:
         return SavedForm(head="embedding", **{**known, "library": "sentence-transformers"})
     return SavedForm(head=head_of(details, named), **known)
+
+
+def image_code(settings: Mapping[str, Any]) -> str:
+    """Return the code of an image that a model with these settings reads; "" if it reads none."""
+    if "image_width" not in settings:
+        return ""
+    if settings.get("image_size"):
+        return "numpy.zeros((64, 64, 3), numpy.uint8)  # or the path of a picture"
+    return f"[[0.0] * {settings['image_width']}]  # features, (vectors, width)"
 
 
 def head_of(details: Mapping[str, Any], architecture: str) -> str:
@@ -145,6 +157,9 @@ def bertkit_code(form: SavedForm) -> str:
     call = CALLS[form.head]
     if form.pairs and form.head in TUNED_HEADS[:3]:
         call = call.replace(ONE_TEXT, TWO_TEXTS)
+    if form.image:
+        call = f"image = {form.image}\n{call.replace(ONE_TEXT, f'{ONE_TEXT}, image')}"
+        call = f"import numpy\n\n{call}" if "numpy" in form.image else call
     loader = "load_embedder" if form.head in ("replaced", "encoder") else "load"
     return f"from bertkit import {loader}\n\n{HERE_LINE}\nmodel = {loader}(model_name)\n{call}"
 

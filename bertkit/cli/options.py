@@ -56,6 +56,15 @@ class ColumnFlags:
     or an index ("label" by default)."""
     choices: tuple[str, ...] | None = None
     """For multiple-choice: the columns of the choices, or the one that holds a list of them."""
+    image_column: str | None = None
+    """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
+    data file; the image's features as a list of vectors; or its key in --image-features."""
+    image_features: str | None = None
+    """A file of image features: .npy (by row number), .safetensors, or .parquet."""
+    image_size: int | None = None
+    """The side, in pixels, to which pictures are scaled (224 by default)."""
+    patch_size: int | None = None
+    """The side, in pixels, of the patches into which pictures are cut (16 by default)."""
     id: str | None = None
     """The column of the ID; by default, the number of the row is the ID."""
     separator: str | None = None

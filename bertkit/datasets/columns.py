@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -45,7 +45,35 @@ class TextColumns(Columns):
     """The column of the second text of a pair."""
     label: str = "label"
     """The column of the label."""
-    input_options = ("text", "pair")
+    image_column: str = ""
+    """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
+    data file; the image's features as a list of vectors; or its key in `image_features`."""
+    image_features: str = ""
+    """A file of image features: .npy (by row number), .safetensors, or .parquet."""
+    image_size: int = 224
+    """The side, in pixels, to which pictures are scaled."""
+    patch_size: int = 16
+    """The side, in pixels, of the patches into which pictures are cut."""
+    input_options = ("text", "pair", "image_column")
+
+    def __post_init__(self) -> None:
+        """Check that a text has a second text or an image, and the sizes of pictures.
+
+        Raises:
+            BertkitError: it has both (code "image-pair"), or patches do not tile pictures (code
+                "image-size").
+        """
+        if not self.image_column:
+            return
+        from bertkit.multimodal.images import PatchGrid
+
+        PatchGrid(self.image_size, self.patch_size).check()
+        if self.pair:
+            raise BertkitError(
+                "--pair and --image-column cannot be combined: the model has two segments, and an "
+                "image takes the first; join the two texts in one column",
+                code="image-pair",
+            )
 
     def label_in(self, value: object, place: str) -> str | float | tuple[str, ...] | None:
         """Return the label in a field, or None if the field is empty."""
@@ -54,15 +82,52 @@ class TextColumns(Columns):
     def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`; a row with an empty text is left out."""
         columns = (self.text, self.pair) if self.pair else (self.text,)
+        image_of = self.image_reader(reading)
 
         def example(row: Fields, place: str) -> TextExample | None:
             texts = row_texts(row, columns, place, reading.counts)
             if texts is None:
                 return None
+            image = image_of(row, place) if image_of else None
+            if image_of and image is None:
+                reading.counts.note(f"empty '{self.image_column}'", place)
+                return None
             label = self.label_in(row.get(self.label), place) if reading.labelled else None
-            return TextExample("", texts[0], texts[1] if self.pair else None, label, place)
+            return TextExample("", texts[0], texts[1] if self.pair else None, label, place, image)
 
         return example
+
+    def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
+        """Return the function that reads the image of a row, or None if rows have no images.
+
+        The function returns None if the field is empty.
+
+        Raises:
+            BertkitError: there are features and no column that names them (code "image-column"), or
+                their file cannot be read.
+        """
+        if not self.image_column:
+            if self.image_features:
+                raise BertkitError(
+                    "--image-features needs the column that names each row's image; give "
+                    "--image-column",
+                    code="image-column",
+                )
+            return None
+        from bertkit.multimodal.images import PatchGrid, open_features, read_image
+
+        grid, column = PatchGrid(self.image_size, self.patch_size), self.image_column
+        features = open_features(self.image_features, column) if self.image_features else None
+        in_file = not isinstance(reading.path, Records)
+
+        def image(row: Fields, place: str) -> Any:
+            value = row[column]
+            if value is None or (isinstance(value, str) and not value.strip()):
+                return None
+            folder = Path(place.rpartition(":")[0]).parent if in_file else None
+            return read_image(value, place, grid, features=features, folder=folder)
+
+        return image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +155,9 @@ class LabelSetColumns(TextColumns):
         """Check the separator.
 
         Raises:
-            BertkitError: the separator is empty.
+            BertkitError: the separator is empty; see also `TextColumns`.
         """
+        super().__post_init__()
         if not self.separator:
             raise BertkitError("--separator is empty; give the text that separates the labels")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class TextExample(NamedTuple):
@@ -21,6 +21,8 @@ class TextExample(NamedTuple):
     label: str | float | tuple[str, ...] | None
     """A name, a number (regression), or any number of names (multi-label classification)."""
     place: str
+    image: Any = None
+    """The vectors of an image, (vectors, width); see `bertkit.multimodal.images`."""
 
     @property
     def gold(self) -> str | float | tuple[str, ...] | None:

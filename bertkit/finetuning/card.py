@@ -111,7 +111,12 @@ class TunedCards:
         """Describe the model in sentences."""
         data, task = self.scorer.data, self.scorer.task
         text = TASK_TEXTS[task.task_type].format(
-            count=len(task.labels), input="a pair of texts" if data.has_pairs else "a text"
+            count=len(task.labels),
+            input="an image with a text"
+            if task.reads_images
+            else "a pair of texts"
+            if data.has_pairs
+            else "a text",
         )
         on = f"on {data.name}" if data.name in OFFICIAL else f"for {task.task_type}"
         labels = [markdown_text(label) for label in task.labels[:MAX_CARD_LABELS]]

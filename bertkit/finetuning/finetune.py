@@ -249,7 +249,8 @@ class FinetuningRun:
         )
         if "bert.pooler.dense.weight" not in self.start.tensors:
             self.console.say("the checkpoint has no pooler: it is new")
-        if self.build is None and not known_elsewhere(self.start.config, self.task.task_type):
+        known = known_elsewhere(self.start.config, self.task.task_type)
+        if self.build is None and (self.task.reads_images or not known):
             self.console.say("transformers has no class for this network with this head")
         if not (self.start.config.hidden_dropout_prob or self.settings.head.frozen):
             self.console.say(

@@ -81,6 +81,10 @@ def build_with(
         raise BertkitError(f"no head is called '{head.head}'{nearest(head.head, HEADS)}")
     if head.units < 0 or (head.units and head.head == "linear"):
         raise BertkitError("--units must be above 0 and needs --head bilstm")
+    if task.reads_images and (head.frozen or head.head != "linear"):
+        raise BertkitError(
+            "--frozen and --head bilstm are for texts alone; leave them out", code="image-head"
+        )
     if not head.frozen:
         if head.layers != "last" or head.beside:
             raise BertkitError("--layers and --beside go with --frozen; add it or leave them out")

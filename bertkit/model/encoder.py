@@ -217,18 +217,21 @@ class Encoder(nn.Module):
         self.pooler = nn.Linear(width, width)
         initialize(self, config)
 
-    def forward(self, packed: Packed, rows: TargetIndices | None = None) -> Rows:
+    def forward(
+        self, packed: Packed, rows: TargetIndices | None = None, words: Tensor | None = None
+    ) -> Rows:
         """Return the last layer's hidden states, (rows, width).
 
         Args:
             packed: the batch.
             rows: (rows,) indices of the tokens whose states to return, in this order; None for all.
                 In the last layer, everything after attention is computed only for these.
+            words: (tokens, embedding width) the token embeddings; None to look up those of the ids.
 
         Raises:
             BertkitError: a sequence is longer than the model has positions.
         """
-        return run_layers(self.stack, self.embed(packed), packed, rows)
+        return run_layers(self.stack, self.embed(packed, words), packed, rows)
 
     @property
     def stack(self) -> list[nn.Module]:
@@ -254,15 +257,15 @@ class Encoder(nn.Module):
             states.append(layer(states[-1], packed))
         return states
 
-    def embed(self, packed: Packed) -> Hidden:
+    def embed(self, packed: Packed, words: Tensor | None = None) -> Hidden:
         """Return the first layer's input, (tokens, width): the embeddings, projected if needed."""
-        embedded = self.embeddings(packed)
+        embedded = self.embeddings(packed, words)
         return as_residual(embedded if self.projection is None else self.projection(embedded))
 
-    def embeddings(self, packed: Packed) -> Hidden:
+    def embeddings(self, packed: Packed, words: Tensor | None = None) -> Hidden:
         """Return the normalised sum of token, position and segment embeddings (paper figure 2)."""
         check_length(packed, self.config)
-        words = self.word_embeddings(packed.ids)
+        words = self.word_embeddings(packed.ids) if words is None else words
         positions = self.position_embeddings(packed.position_ids)
         segments = self.embed_segments(packed.segment_ids)
         return self.dropout(self.embedding_norm(words + positions + segments))

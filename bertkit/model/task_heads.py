@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bertkit.checkpoints.huggingface import load_model
 from bertkit.checkpoints.weights import read_tensors
@@ -37,15 +37,16 @@ class ClassificationModel(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, classes)
         initialize(self.classifier, config)
 
-    def forward(self, packed: Packed) -> ClassLogits:
-        """Return (sequences, classes) logits."""
+    def forward(self, packed: Packed, words: Tensor | None = None) -> ClassLogits:
+        """Return (sequences, classes) logits; `words` are as in `Encoder.forward`."""
         if self.bilstm is None:
             summaries = self.encoder.summary_tokens(packed)
-            summary = self.encoder(packed, summaries)
+            summary = self.encoder(packed, summaries, words)
             electra = self.config.pooler_act == "gelu"
             pooled = self.encoder.pool(self.dropout(summary) if electra else summary)
         else:
-            forward, backward = self.bilstm(self.encoder(packed), packed).chunk(2, dim=-1)
+            hidden = self.encoder(packed, words=words)
+            forward, backward = self.bilstm(hidden, packed).chunk(2, dim=-1)
             ends = forward[packed.last_tokens], backward[packed.first_tokens]
             pooled = torch.cat(ends, dim=-1)
         return in_fp32(self.classifier, self.dropout(pooled))

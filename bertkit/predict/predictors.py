@@ -280,8 +280,8 @@ class TaskPredictor:
         own, usual = spec.merged_columns({}, details).inputs, spec.make_columns({}).inputs
         if (task := GLUE.get(str(details.get("data")))) is not None:
             own = (task.text, task.pair)
-        if spec.example is TextExample and self.pairs:
-            usual = ("text", "pair")
+        if spec.example is TextExample and (self.pairs or self.task.reads_images):
+            usual = ("text", "image" if self.task.reads_images else "pair")
         return [[name for name in names if name] for names in (own, usual)]
 
 
@@ -321,17 +321,18 @@ class TextPredictor(TaskPredictor):
     wanted = "texts or (text, second text) tuples"
 
     @overload
-    def __call__(self, text: str, pair: str | None = None) -> TextPrediction: ...
+    def __call__(self, text: str, pair: Any = None) -> TextPrediction: ...
     @overload
     def __call__(self, text: Iterable[Any]) -> list[TextPrediction]: ...
-    def __call__(self, text: Any, pair: str | None = None) -> Any:
+    def __call__(self, text: Any, pair: Any = None) -> Any:
         """Return the prediction for a text or a pair of texts, or a list of them for a list.
 
         A blank text is valid: the model reads only [CLS] and [SEP].
 
         Args:
             text: a text; or many inputs, as `results` takes them.
-            pair: the second text, if the first argument is one text of a pair.
+            pair: the second text, if the first argument is one text of a pair; or the image, if the
+                model reads images: its features, or the path, the bytes or the pixels of a picture.
 
         Raises:
             InputTypeError: an argument is not a text.
@@ -340,12 +341,18 @@ class TextPredictor(TaskPredictor):
         return self._call(text) if pair is None else self._call(text, pair)
 
     def example(self, given: Any, place: str, id: str) -> TextExample:  # noqa: A002
-        """See `TaskPredictor`."""
+        """See `TaskPredictor`; an image follows the text in its place in a pair."""
         texts = self.texts_of(given, place)
+        task: Any = self.task
+        image = None
+        if task.reads_images and len(texts) == 2:
+            image = task.read_image(texts[1], place)
+            texts = texts[:1]
         require_texts(place, *texts)
         if not 1 <= len(texts) <= 2:
             raise InputTypeError(f"{place} has {len(texts)} texts; give one text or two")
-        return TextExample(id, texts[0], texts[1] if len(texts) > 1 else None, None, place)
+        pair = texts[1] if len(texts) > 1 else None
+        return TextExample(id, texts[0], pair, None, place, image)
 
 
 class ChoicePredictor(TaskPredictor):

@@ -210,8 +210,9 @@ def load_and_try(old: ServedModel) -> ServedModel:
     try:
         for route, sample in SAMPLES.items():
             if (operation := new.operations.get(route)) is not None:
-                pairs = isinstance(operation, TaskOperation) and operation.predictor.pairs
-                prepared = operation.prepare(PAIR if pairs else sample)
+                tuned = isinstance(operation, TaskOperation)
+                asked = task_sample(operation.predictor, sample) if tuned else sample
+                prepared = operation.prepare(asked)
                 [found] = operation.run([prepared.content])
                 if isinstance(found, np.ndarray) and not np.isfinite(found).all():
                     raise BertkitError("its vectors are not finite")
@@ -219,6 +220,14 @@ def load_and_try(old: ServedModel) -> ServedModel:
         new.worker.close(0)
         raise BertkitError(f"{new.name} does not answer: {error}") from error
     return new
+
+
+def task_sample(predictor: TaskPredictor, sample: Any) -> Any:
+    """Return a sample with a second text or an image if the model reads one with every text."""
+    task: Any = predictor.task
+    if task.reads_images:
+        return [given._replace(image=task.blank_image()) for given in sample]
+    return PAIR if predictor.pairs else sample
 
 
 def has_masks(start: PretrainedWeights) -> bool:

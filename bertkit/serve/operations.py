@@ -7,6 +7,7 @@ sentences follow paper section 3.1.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence, Sized
 from itertools import accumulate, pairwise
 from typing import Any
@@ -40,6 +41,8 @@ class TaskOperation:
 
     def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
         """Convert a request's inputs (`bertkit.datasets.examples`) into sequences."""
+        if self.predictor.task.reads_images:
+            inputs = [decoded_image(given, self.predictor.task) for given in inputs]
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
         if isinstance(
@@ -102,11 +105,30 @@ class EmbeddingOperation:
 
 
 def text_examples(asked: Sequence[Text]) -> list[TextExample]:
-    """Convert a request's texts into task inputs."""
+    """Convert a request's texts into task inputs, whose images are still as they were sent."""
     return [
-        TextExample(str(i), given.text, given.pair, None, f"inputs.{i}")
+        TextExample(str(i), given.text, given.pair, None, f"inputs.{i}", given.image)
         for i, given in enumerate(asked)
     ]
+
+
+def decoded_image(given: TextExample, task: Any) -> TextExample:
+    """Return an input of an image task with the vectors of its image.
+
+    Raises:
+        BertkitError: the image is neither a list of vectors nor a picture in base64.
+    """
+    image = given.image
+    if isinstance(image, str):
+        try:
+            image = base64.b64decode(image, validate=True)
+        except ValueError:
+            raise BertkitError(
+                f"{given.place}.image: the picture is not valid base64", code="image-file"
+            ) from None
+    if image is None:  # the task refuses it
+        return given
+    return given._replace(image=task.read_image(image, f"{given.place}.image"))
 
 
 def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:

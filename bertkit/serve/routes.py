@@ -7,6 +7,7 @@ attention, models, health and metrics.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from bertkit.serve.schemas import (
     TokenizeRequest,
     Tokens,
 )
-from bertkit.serve.service import Predicted, Service, request_size
+from bertkit.serve.service import SHORT_TEXT, Predicted, Service, request_size
 from bertkit.tasks.predictions import tagged_text
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -53,6 +54,17 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     }.items()
 }
 """The error responses that every route may return."""
+
+
+def texts_size(inputs: Sequence[bodies.Text]) -> int:
+    """Return a lower bound on the characters of texts, in which a vector counts as one token.
+
+    A picture counts as so many that it is decoded outside of the event loop.
+    """
+    size = request_size(text for given in inputs for text in (given.text, given.pair))
+    vectors = sum(len(one.image) for one in inputs if isinstance(one.image, list))
+    pictures = any(isinstance(one.image, str) for one in inputs)
+    return size + CHARACTERS_OF_TOKEN * vectors + (SHORT_TEXT + 1) * pictures
 
 
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
@@ -79,7 +91,7 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.LabelAnswer] | Predictions[answers.Labels],
     )
     async def classify(asked: PredictionRequest[bodies.Text]) -> Response:
-        size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
+        size = texts_size(asked.inputs)
         found = await serving.predict("classify", asked.model, asked.inputs, size, text_examples)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
         return await serving.respond(numbers, plain_response, found)
@@ -90,7 +102,7 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.NumberAnswer],
     )
     async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
-        size = request_size(text for given in asked.inputs for text in (given.text, given.pair))
+        size = texts_size(asked.inputs)
         found = await serving.predict("regress", asked.model, asked.inputs, size, text_examples)
         return await serving.respond(len(asked.inputs), plain_response, found)
 

@@ -45,6 +45,12 @@ Filled = Annotated[Plain, Field(pattern=r"\S")]
 """A text that is not blank."""
 
 
+Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
+"""The features of a region or of a cell of an image."""
+MOST_BASE64 = 1 << 24
+"""The most characters of a picture in base64."""
+
+
 class PredictionRequest(RequestBody, Generic[Input]):
     """A request for predictions: one for each input."""
 
@@ -55,10 +61,15 @@ class PredictionRequest(RequestBody, Generic[Input]):
 
 
 class Text(RequestBody):
-    """A text or a pair of texts; `pair` is the second text."""
+    """A text, a pair of texts (`pair` is the second), or an image with a text."""
 
     text: Plain
     pair: Plain | None = None
+    image: list[Vector] | Annotated[str, Field(max_length=MOST_BASE64)] | None = Field(
+        None,
+        description="For models that read images: a list of feature vectors, or a PNG or JPEG in "
+        "base64.",
+    )
 
 
 class Choices(RequestBody):

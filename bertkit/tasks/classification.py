@@ -28,6 +28,7 @@ from bertkit.tasks.metrics import CLASSIFICATION, multi_label
 from bertkit.tasks.predictions import Prediction, probability_bars
 from bertkit.tasks.task import (
     NOTHING_READ,
+    Encoded,
     Item,
     ItemPart,
     Items,
@@ -144,7 +145,7 @@ class TextTask(Task):
         items = []
         for i, given in enumerate(inputs):
             pair = None if given.pair is None else pairs[i]
-            windows = text_windows(texts[i], pair, tokenizer, self.max_length, self.stride)
+            windows = self.encode_windows(given, texts[i], pair, tokenizer)
             parts = [
                 ItemPart((window,), targets[i], 1 / len(windows), leads=number == 0)
                 for number, window in enumerate(windows)
@@ -156,6 +157,23 @@ class TextTask(Task):
             for given, text, pair in zip(inputs, texts, pairs, strict=True)
         )
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+    def encode_windows(
+        self, given: TextExample, text: list[int], pair: list[int] | None, tokenizer: Tokenizer
+    ) -> list[Encoded]:
+        """Return the windows of an input, given the token ids of its texts.
+
+        Raises:
+            BertkitError: the input has an image, which this task does not read (code
+                "image-unexpected").
+        """
+        if given.image is not None:
+            raise BertkitError(
+                f"{given.place}: the model reads only text, and here is an image; leave it out, or "
+                "fine-tune a model on images (--image-column)",
+                code="image-unexpected",
+            )
+        return text_windows(text, pair, tokenizer, self.max_length, self.stride)
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray

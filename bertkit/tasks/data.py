@@ -39,6 +39,10 @@ Split = tuple[str, Sequence[Any]]
 """A name, such as dev-mismatched, and the examples."""
 
 
+IMAGE_OPTIONS = ("image_column", "image_size", "patch_size")
+"""Options of columns that are recorded only for inputs with images."""
+
+
 @dataclass(frozen=True)
 class TaskData:
     """A task and its examples, from an official set or the user's files."""
@@ -166,11 +170,17 @@ def user_dataset(
     if files.test:
         tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
         recorded["test"] = str(files.test)
-    task: Task = spec.task.from_data(
+    images = bool(getattr(columns, "image_column", ""))
+    task: Task = spec.task_class(images=images).from_data(
         TaskInputs(every, columns, windows, windows.length(positions), counts)
     )
     note_unique([dev, *tests], task, counts)
-    return TaskData(spec.name, task, train, [dev], tests, counts, recorded, as_json(columns))
+    named = as_json(columns)
+    if features := named.pop("image_features", ""):
+        recorded["image_features"] = features
+    if not images:
+        named = {name: named[name] for name in named if name not in IMAGE_OPTIONS}
+    return TaskData(spec.name, task, train, [dev], tests, counts, recorded, named)
 
 
 def set_apart(
@@ -278,7 +288,12 @@ def digest_inputs(splits: Sequence[Sequence[Any]]) -> str:
     digest = hashlib.sha256()
     for inputs in splits:
         for given in inputs:
-            digest.update(repr(given._replace(place="")).encode(errors="surrogatepass"))
+            fields = given._replace(place="")._asdict()
+            image = fields.pop("image", None)  # NumPy shortens the repr of an array
+            text = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+            digest.update(f"{type(given).__name__}({text})".encode(errors="surrogatepass"))
+            if image is not None:
+                digest.update(f"{image.dtype} {image.shape}".encode() + image.tobytes())
     return digest.hexdigest()
 
 
@@ -304,6 +319,7 @@ def with_unknown(items: Items, unknown: int) -> Items:
         for part in item.parts:
             for one in part.sequences:
                 size = len(one.ids) - 2 - (one.first < len(one.ids))
+                size -= 0 if one.image is None else len(one.image)
                 lost = int(np.count_nonzero(one.ids == unknown))
                 pieces, total = pieces + lost, total + size
                 if isinstance(part.target, WordTarget):  # a window may hold several inputs

@@ -199,7 +199,8 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
             f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
             "config.json, or labels in bertkit.json)"
         )
-    types = get_type_hints(spec.task)
+    task_class = spec.task_class(images="image_width" in given)
+    types = get_type_hints(task_class)
     for name, value in given.items():
         wanted = types.get(name)
         lowest = -MOST_TOKENS if wanted is float else 0
@@ -214,7 +215,7 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
         name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
     }
     try:
-        made: Task = spec.task(**labels, **settings)
+        made: Task = task_class(**labels, **settings)
     except TypeError as error:
         raise BertkitError(f"{source / 'bertkit.json'}: unknown settings ({error})") from None
     return made

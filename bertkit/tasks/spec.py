@@ -36,7 +36,7 @@ from bertkit.tasks.token_classification import TokenClassification
 from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
 
 Options = TypeVar("Options", Columns, WindowLengths)
-NOT_REMEMBERED = {"format", "id"}
+NOT_REMEMBERED = {"format", "id", "image_features"}
 """Column options that depend on the file and are not taken from the model."""
 
 
@@ -64,6 +64,14 @@ class TaskSpec:
     def has_labels(self) -> bool:
         """Whether its tasks have label names."""
         return any(field.name == "labels" for field in fields(self.task))
+
+    def task_class(self, *, images: bool) -> Any:
+        """Return the task class, or that of inputs with an image beside the text."""
+        if not images:
+            return self.task
+        from bertkit.tasks.images import IMAGE_TASKS
+
+        return IMAGE_TASKS.get(self.name, self.task)
 
     def make_columns(self, given: Mapping[str, Any]) -> Columns:
         """Make the reader of its files from options by field name.

@@ -56,6 +56,8 @@ class Encoded(NamedTuple):
     """(tokens,) int32 token ids, including special tokens."""
     first: int
     """The number of tokens in segment 0; the others are in segment 1."""
+    image: np.ndarray | None = None
+    """(vectors, width) what takes the place of the tokens after [CLS], whose ids are [PAD]."""
 
 
 class ItemPart(NamedTuple):
@@ -196,6 +198,8 @@ class Task(ABC):
     """The name of the task type in `bertkit.json`: classification, regression, ..."""
     labels: tuple[str, ...]
     """The names of the classes, in the order of the outputs; () if there are none."""
+    reads_images: ClassVar[bool] = False
+    """Whether every input has an image beside its text; see `bertkit.tasks.images`."""
 
     @property
     @abstractmethod
@@ -335,6 +339,10 @@ def make_batch(
     positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
     segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
     packed = from_arrays(ids, segment_ids, sorted_lengths)
+    if images := [image for i in order if (image := sequences[i].image) is not None]:
+        from bertkit.multimodal.model import with_images
+
+        packed = with_images(packed, images)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)
 

@@ -193,13 +193,13 @@ def open_huggingface_rows(
         ) from error
 
 
-def optional_library(name: str, purpose: str) -> Any:
-    """Import a library of the `data` extra, or raise an error that says how to install it."""
+def optional_library(name: str, purpose: str, extra: str = "data") -> Any:
+    """Import a library of an extra, or raise an error that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise BertkitError(
-            f"{purpose} need {name}; install bertkit with the extra 'data'"
+            f"{purpose} need {name}; install bertkit with the extra '{extra}'"
         ) from error
 
 
