@@ -47,8 +47,13 @@ Filled = Annotated[Plain, Field(pattern=r"\S")]
 
 Vector = Annotated[list[float], Field(min_length=1, fail_fast=True)]
 """The features of a region or of a cell of an image."""
-MOST_BASE64 = 1 << 24
-"""The most characters of a picture in base64."""
+Image = Annotated[
+    list[Vector] | str,
+    Field(
+        description="For models that read images: a list of vectors of features, or a PNG or JPEG "
+        "in base64."
+    ),
+]
 
 
 class PredictionRequest(RequestBody, Generic[Input]):
@@ -65,11 +70,7 @@ class Text(RequestBody):
 
     text: Plain
     pair: Plain | None = None
-    image: list[Vector] | Annotated[str, Field(max_length=MOST_BASE64)] | None = Field(
-        None,
-        description="For models that read images: a list of feature vectors, or a PNG or JPEG in "
-        "base64.",
-    )
+    image: Image | None = None
 
 
 class Choices(RequestBody):

@@ -147,7 +147,7 @@ class TextTask(Task):
             pair = None if given.pair is None else pairs[i]
             windows = self.encode_windows(given, texts[i], pair, tokenizer)
             parts = [
-                ItemPart((window,), targets[i], 1 / len(windows), leads=number == 0)
+                ItemPart((window,), targets[i], 1 / len(windows), number == 0, given.image)
                 for number, window in enumerate(windows)
             ]
             items.append(Item(i, parts))

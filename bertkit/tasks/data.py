@@ -319,7 +319,7 @@ def with_unknown(items: Items, unknown: int) -> Items:
         for part in item.parts:
             for one in part.sequences:
                 size = len(one.ids) - 2 - (one.first < len(one.ids))
-                size -= 0 if one.image is None else len(one.image)
+                size -= 0 if part.image is None else len(part.image)
                 lost = int(np.count_nonzero(one.ids == unknown))
                 pieces, total = pieces + lost, total + size
                 if isinstance(part.target, WordTarget):  # a window may hold several inputs

@@ -101,7 +101,7 @@ class ImageTask(TextTask):
             )
         placeholders = [tokenizer.pad_id] * len(image)
         return [
-            surround(placeholders, window, tokenizer)._replace(image=image)
+            surround(placeholders, window, tokenizer)
             for window in cut_into_windows(text, room, self.stride)
         ]
 

@@ -56,8 +56,6 @@ class Encoded(NamedTuple):
     """(tokens,) int32 token ids, including special tokens."""
     first: int
     """The number of tokens in segment 0; the others are in segment 1."""
-    image: np.ndarray | None = None
-    """(vectors, width) what takes the place of the tokens after [CLS], whose ids are [PAD]."""
 
 
 class ItemPart(NamedTuple):
@@ -70,6 +68,8 @@ class ItemPart(NamedTuple):
     """The weight of the part in the loss of its input."""
     leads: bool = True
     """Whether it is the first part of its item, by which items are counted."""
+    image: np.ndarray | None = None
+    """(vectors, width) what takes the place of the tokens after [CLS] of the only sequence."""
 
     @property
     def tokens(self) -> int:
@@ -339,9 +339,10 @@ def make_batch(
     positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
     segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
     packed = from_arrays(ids, segment_ids, sorted_lengths)
-    if images := [image for i in order if (image := sequences[i].image) is not None]:
+    if parts[0].image is not None:  # then a part is one sequence
         from bertkit.multimodal.model import with_images
 
+        images = [image for i in order if (image := parts[i].image) is not None]
         packed = with_images(packed, images)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)

@@ -161,7 +161,7 @@ def test_long_texts_have_windows_that_contain_the_image(tokenizer: Tokenizer) ->
     room = 20 - len(given.image) - 3
     assert len(item.parts) == 1 + -(-(60 - room) // (room - room // 4))
     for part in item.parts:
-        assert part.sequences[0].image is given.image
+        assert part.image is given.image
     refused = given._replace(image=np.zeros((16, 5), np.float32))
     with pytest.raises(BertkitError, match="t:0") as found:
         task.items([refused], tokenizer)
