@@ -2,16 +2,16 @@
 
     python -m benchmarks.multimodal [--quick]
 
-The pictures are the 1,797 handwritten digits of scikit-learn (8 x 8 pixels). Each is asked six
-questions: is it odd, or even; above four, or below five; between three and seven, or outside of
-this range? Every question is true of five of the ten digits, and of two opposite questions one is
-true of each. So a picture without its question, or a question without its picture, leaves the
-answer open; together they decide it.
+The pictures are the 1,797 handwritten digits of scikit-learn (8 x 8 pixels). Each is asked three
+questions: is the digit odd or even; is it low or high; is it in the middle or at an edge? Each
+answer is true of five of the ten digits. So the question alone leaves two answers of equal
+probability, the picture alone leaves three, and together they decide: this gives the best possible
+accuracy of each contestant.
 
 The same small network, from random weights, reads the question, the picture, or both (MMBT, Kiela
 et al. 2019): once with the eight rows of pixels as features, once with the picture cut into patches
-of 2 x 2 pixels. Every third picture is held out; settings are the same for all and were not tuned,
-and the scores are those after the last update, over three seeds.
+of 2 x 2 pixels. Every third picture is held out; settings are the same for all, and the scores are
+those after the last update, over three seeds.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.tokenizer.wordpiece import SPECIAL_TOKENS, Tokenizer
 
-QUESTIONS = {
-    "is the digit odd ?": {1, 3, 5, 7, 9},
-    "is the digit even ?": {0, 2, 4, 6, 8},
-    "is the digit above four ?": {5, 6, 7, 8, 9},
-    "is the digit below five ?": {0, 1, 2, 3, 4},
-    "is the digit between three and seven ?": {3, 4, 5, 6, 7},
-    "is the digit outside of three to seven ?": {0, 1, 2, 8, 9},
+QUESTIONS: dict[str, tuple[str, str, set[int]]] = {
+    "is the digit odd or even ?": ("odd", "even", {1, 3, 5, 7, 9}),
+    "is the digit low or high ?": ("low", "high", {0, 1, 2, 3, 4}),
+    "is the digit in the middle or at an edge ?": ("middle", "edge", {3, 4, 5, 6, 7}),
 }
+"""Question -> the answer for the digits of the set, the answer for the others, and the set."""
 NO_QUESTION = "?"
-SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 256, "max_position_embeddings": 64}
+DEVIATION = 0.125
+"""Of initial weights: with BERT's 0.02, a network of this width hardly mixes its tokens."""
 PATCHES = TextColumns(image_column="image", image_size=8, patch_size=2)
 LAST_PIXEL = 16
 """The largest value of a pixel in scikit-learn's digits."""
@@ -68,10 +69,10 @@ def rows(pictures: np.ndarray, targets: np.ndarray, *, text: bool, image: str) -
         {
             "text": question if text else NO_QUESTION,
             "image": forms[image](picture),
-            "label": "yes" if int(digit) in true else "no",
+            "label": answer if int(digit) in true else other,
         }
         for picture, digit in zip(pictures, targets, strict=True)
-        for question, true in QUESTIONS.items()
+        for question, (answer, other, true) in QUESTIONS.items()
     ]
 
 
@@ -88,9 +89,7 @@ def start_model(folder: Path) -> Path:
     words = dict.fromkeys(word for question in QUESTIONS for word in question.split())
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL_TOKENS, *words], lowercase=True)
     torch.manual_seed(0)
-    config = ModelConfig(
-        vocab_size=tokenizer.size, intermediate_size=256, max_position_embeddings=64, **SIZES
-    )
+    config = ModelConfig(vocab_size=tokenizer.size, initializer_range=DEVIATION, **SIZES)
     save_model(folder, Encoder(config), tokenizer, {"task": "encoder"})
     return folder
 
@@ -111,7 +110,9 @@ def contest(start: Path, out: Path, seen: dict[str, Any], grid: Grid, most: int)
             console=console,
         )
     runs = all_results(out)
+    answers = 1 if seen["text"] and seen["image"] else 2 if seen["text"] else len(QUESTIONS)
     return {
+        "best_possible_accuracy": round(1 / answers, 3),
         "accuracy": summary([run.scores["dev"]["accuracy"] for run in runs]),
         "seconds": summary([run.seconds for run in runs]),
         "seeds": len(runs),
@@ -133,7 +134,7 @@ def main() -> None:
             name: contest(start, Path(folder) / str(number), seen, grid, most)
             for number, (name, seen) in enumerate(CONTESTANTS.items())
         }
-    details = {"start": "random weights, 3 layers of 64; batch 32, learning rate 1e-3, 12 epochs"}
+    details = {"start": "random weights, 2 layers of 64; batch 32, learning rate 1e-3, 12 epochs"}
     print(found if quick else write_result("multimodal", found, details))
 
 
