@@ -72,7 +72,7 @@ def read_image(
     Args:
         value: a key of `features`, if they are given; else features as an array or lists (of one
             vector, or of several), also as JSON; or a picture as a path, the bytes of a PNG or
-            JPEG, or an array of uint8 (height, width) or (height, width, 3).
+            JPEG, a picture of Pillow, or an array of uint8 (height, width) or (height, width, 3).
         place: the location of the input, for messages.
         grid: how a picture is cut; None for a model that reads features only.
         features: the features by key.
@@ -87,6 +87,10 @@ def read_image(
     if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):  # a path may begin with a bracket
             value = json.loads(value)
+    if isinstance(value, Mapping) and value.get("bytes"):  # of a Hugging Face data set in Parquet
+        value = value["bytes"]
+    if hasattr(value, "convert"):  # a picture of Pillow
+        value = np.asarray(value.convert("RGB"))
     pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8
     if not pixels and not isinstance(value, str | Path | bytes):
         return as_vectors(value, place)

@@ -121,7 +121,9 @@ def test_pictures_from_files_bytes_and_pixels(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
     wanted = cut_into_patches(pixels, 4)
-    for value in (path, "a.png", path.read_bytes(), pixels):
+    content = path.read_bytes()
+    row = {"bytes": content, "path": None}  # of a Hugging Face data set
+    for value in (path, "a.png", content, pixels, row, Image.fromarray(pixels)):
         found = read_image(value, "t:1", GRID, folder=tmp_path)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, wanted)

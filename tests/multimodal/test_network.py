@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bertkit.checkpoints.pretrained import read_pretrained
+from bertkit.checkpoints.save import save_model
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
-from bertkit.model.encoder import ModelConfig, run_layers
+from bertkit.model.encoder import Encoder, ModelConfig, run_layers
 from bertkit.model.inference import prepare_encoder
 from bertkit.multimodal.images import PatchGrid
 from bertkit.multimodal.model import ImageTextModel, PackedImages
 from bertkit.pretraining_data.batch import pack
 from bertkit.tasks.classification import Classification
 from bertkit.tasks.images import ImageClassification, ImageRegression
+from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import Items, make_batch, run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
@@ -166,6 +171,35 @@ def test_long_texts_have_windows_that_contain_the_image(tokenizer: Tokenizer) ->
     with pytest.raises(BertkitError, match="t:0") as found:
         task.items([refused], tokenizer)
     assert found.value.code == "image-length"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"embedding_size": 16},
+        {"share_layers": True, "embedding_size": 16},
+        {"pooler_act": "gelu", "embedding_size": 16},
+        {"direction": "left_to_right"},
+    ],
+)
+def test_a_saved_model_of_any_family_gives_the_same(
+    tokenizer: Tokenizer, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    task, inputs = image_task(GRID), examples(GRID)
+    model = network(task, tiny_config(tokenizer, **changes))
+    details = {"task": task.task_type, "labels": list(task.labels), "settings": task.settings()}
+    save_model(tmp_path / "model", model, tokenizer, details)
+    loaded = load_task_model(tmp_path / "model", CPU)
+    assert loaded.task == task
+    items = task.items(inputs, tokenizer)
+    for one, other in zip(
+        run_model(loaded.model, items, CPU), run_model(model, items, CPU), strict=True
+    ):
+        np.testing.assert_array_equal(one[0], other[0])
+    with pytest.raises(BertkitError) as found:
+        read_pretrained(tmp_path / "model").build(Encoder, keep_head=False)
+    assert found.value.code == "image-model"
 
 
 @pytest.mark.parametrize("mode", ["fp32", "bf16"])
