@@ -103,14 +103,15 @@ class TextColumns(Columns):
         The function returns None if the field is empty.
 
         Raises:
-            BertkitError: there are features and no column that names them (code "image-column"), or
-                their file cannot be read.
+            BertkitError: an option has no effect without `image_column` (code "image-column"), or
+                the file of features cannot be read.
         """
         if not self.image_column:
-            if self.image_features:
+            sizes = (self.image_size, self.patch_size)
+            if self.image_features or sizes != (TextColumns.image_size, TextColumns.patch_size):
                 raise BertkitError(
-                    "--image-features needs the column that names each row's image; give "
-                    "--image-column",
+                    "--image-features, --image-size and --patch-size need the column of the "
+                    "images; give --image-column",
                     code="image-column",
                 )
             return None

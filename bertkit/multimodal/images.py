@@ -114,13 +114,13 @@ def as_vectors(value: Any, place: str) -> np.ndarray:
     """
     try:
         with np.errstate(over="ignore"):
-            found = np.atleast_2d(np.asarray(value, dtype=np.float32))
+            found = np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError, OverflowError):  # lists of unequal lengths, or of texts
-        found = np.empty((0, 0, 0), dtype=np.float32)
-    if found.ndim != 2 or not found.size:
+        found = np.empty(0, dtype=np.float32)
+    if found.ndim not in (1, 2) or not found.size:  # a single number may be a key
         raise BertkitError(
             f"{place}: the image is {short_repr(value)}, neither a vector of numbers nor a list of "
-            "vectors of one width; correct it",
+            "vectors of one width; correct it (if it is a key, give --image-features)",
             code="image-shape",
         )
     if not np.isfinite(found).all():
@@ -129,7 +129,7 @@ def as_vectors(value: Any, place: str) -> np.ndarray:
             "leave the row out",
             code="image-nan",
         )
-    return found
+    return np.atleast_2d(found)
 
 
 # Feature files -----------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class FeatureFile:
         found: Any = None
         if self.keys is not None:
             found = self.keys.get(name)
-        elif name.isdecimal() and int(name[:18]) < self.rows:
+        elif name.isdecimal() and len(name) < 19 and int(name) < self.rows:
             found = int(name)
         if found is None:
             known = "keys" if self.keys is not None else "row numbers from 0"
@@ -217,11 +217,11 @@ def feature_error(path: Path, problem: str) -> BertkitError:
 def npy_features(path: Path, column: str) -> FeatureFile:
     """See `open_features`."""
     try:
-        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise feature_error(path, f"is not a .npy file of numbers, or damaged ({error})") from error
     if rows.ndim not in (2, 3) or rows.dtype.kind not in "fiu":
-        raise feature_error(path, f"holds {rows.dtype} {rows.shape}, not numbers of (rows, N, D)")
+        raise feature_error(path, "does not hold an array of numbers, (rows, vectors, width)")
     return FeatureFile(path, rows.__getitem__, len(rows), None)
 
 
@@ -229,7 +229,10 @@ def tensor_features(path: Path, column: str) -> FeatureFile:
     """See `open_features`."""
     from bertkit.checkpoints.weights import is_floating_point, read_tensors
 
-    tensors = read_tensors(path)
+    try:
+        tensors = read_tensors(path)
+    except BertkitError as error:
+        raise feature_error(path, f"is damaged ({error})") from error
     if not tensors or not all(map(is_floating_point, tensors.values())):
         raise feature_error(path, "holds no tensors, or some that are not floating-point")
     rows = {name: tensor.float().numpy() for name, tensor in tensors.items()}
@@ -253,6 +256,8 @@ def parquet_features(path: Path, column: str) -> FeatureFile:
     rows, keys = table.column(lists[0]), None
     if column in table.column_names and column != lists[0]:
         keys = {str(key): row for row, key in enumerate(table.column(column).to_pylist())}
+        if len(keys) < len(rows):
+            raise feature_error(path, f"has a value in '{column}' twice")
     return FeatureFile(path, lambda row: rows[row].as_py(), len(rows), keys)
 
 

@@ -109,10 +109,15 @@ class ImageTask(TextTask):
         """Return the image of an input, after checking that it is one that the model reads.
 
         Raises:
-            BertkitError: there is none (code "image-missing"), or it has another form (code
-                "image-kind" or "image-shape").
+            BertkitError: there is none (code "image-missing"), it has another form (code
+                "image-kind" or "image-shape"), or there are two texts (code "image-pair").
         """
         image, grid = given.image, self.grid
+        if given.pair is not None:
+            raise BertkitError(
+                f"{given.place}: the model reads an image and one text; leave the second text out",
+                code="image-pair",
+            )
         if image is None:
             raise BertkitError(
                 f"{given.place}: the model reads an image with every text, and here is only text; "

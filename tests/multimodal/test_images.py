@@ -48,7 +48,7 @@ def test_features_by_row_number(tmp_path: Path, ending: str) -> None:
     for row in (0, 3):
         np.testing.assert_array_equal(features.vectors(str(row), "t:1"), FEATURES[row])
         assert features.vectors(row, "t:1").dtype == np.float32
-    for key in ("4", "-1", "x", "1.0", "9" * 30):
+    for key in ("4", "-1", "x", "1.0", "9" * 30, "0" * 18 + "9"):
         message = refused("image-missing", lambda key=key: features.vectors(key, "t.csv:7"))
         assert message.startswith("t.csv:7: ")
 
@@ -80,6 +80,10 @@ def test_damaged_feature_files(tmp_path: Path) -> None:
     np.save(tmp_path / "object.npy", np.array([[None]]), allow_pickle=True)
     (tmp_path / "torn.npy").write_bytes((tmp_path / "four.npy").read_bytes()[:90])
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    np.savez(tmp_path / "several.npz", FEATURES)
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    pq.write_table(pa.table({"image": ["a", "a"], "v": [[1.0]] * 2}), tmp_path / "twice.parquet")
     pq.write_table(pa.table({"a": [1]}), tmp_path / "none.parquet")
     write_tensors(tmp_path / "whole.safetensors", {"a": torch.ones(2, dtype=torch.int64)})
     names = [path.name for path in tmp_path.iterdir()]
@@ -99,7 +103,17 @@ def test_lists_of_numbers() -> None:
     for value in (FEATURES[0], FEATURES[0].tolist(), str(FEATURES[0].tolist())):
         np.testing.assert_allclose(read_image(value, "t:1", GRID), FEATURES[0])
     assert read_image([1, 2], "t:1", None).tolist() == [[1.0, 2.0]]
-    for wrong in ([[1, 2], [3]], [], [[]], [["a"]], {"a": 1}, FEATURES, "[[1], [2, 3]]", 3 + 1j):
+    for wrong in (
+        [[1, 2], [3]],
+        [],
+        [[]],
+        [["a"]],
+        {"a": 1},
+        FEATURES,
+        "[[1], [2, 3]]",
+        3 + 1j,
+        17,
+    ):
         refused("image-shape", lambda wrong=wrong: read_image(wrong, "t:1", GRID))
     for wrong in ([[float("nan")]], [float("inf"), 1.0], [1e300], [None]):
         message = refused("image-nan", lambda wrong=wrong: read_image(wrong, "t.csv:3", GRID))
@@ -189,5 +203,8 @@ def test_columns_that_cannot_be_combined(tmp_path: Path) -> None:
             ),
         )
     (tmp_path / "t.csv").write_text("text,label\none,a\n")
-    features = TextColumns(image_features="f.npy")
-    refused("image-column", lambda: list(features.read(tmp_path / "t.csv", TextCounts())))
+    for columns in (TextColumns(image_features="f.npy"), TextColumns(image_size=32)):
+        refused(
+            "image-column",
+            lambda columns=columns: list(columns.read(tmp_path / "t.csv", TextCounts())),
+        )

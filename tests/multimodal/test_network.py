@@ -221,6 +221,7 @@ def test_inputs_that_the_task_does_not_read(tokenizer: Tokenizer) -> None:
     texts = Classification(("no", "yes"), max_length=40)
     for task, wrong, code in (
         (features, given._replace(image=None), "image-missing"),
+        (features, given._replace(pair="b"), "image-pair"),
         (features, picture, "image-kind"),
         (features, wide, "image-shape"),
         (pictures, given, "image-kind"),
