@@ -68,7 +68,7 @@ class AdamW:
             if given:
                 self.update(given, group)
 
-    def update(self, given: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def update(self, given: list[Any], group: dict[str, Any]) -> None:
         """Update parameters of one group, which all have a gradient and a state."""
         steps, averages, squares = (
             [self.state[parameter][name] for parameter in given]
@@ -118,26 +118,27 @@ class Muon(AdamW):
     The query, key and value weights of a layer are one parameter here, but three matrices.
 
     Args:
-        groups: see `AdamW`, with the `names` of the parameters; the matrices become a third group.
+        groups: see `AdamW`, with the `names` of the parameters; matrices get a group of their own.
         options: the other arguments of `AdamW`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], **options: Any) -> None:
-        kept, matrices = [], {"params": [], "names": [], "weight_decay": 0.0}
+        split: list[dict[str, Any]] = []
+        self.parts: dict[Tensor, int] = {}
+        """Each parameter that Muon updates -> the number of matrices stacked in it."""
         for group in groups:
-            others = {**group, "params": [], "names": []}
+            others: list[Tensor] = []
+            matrices: list[Tensor] = []
             for name, parameter in zip(group["names"], group["params"], strict=True):
-                chosen = others
-                if is_layer_matrix(name, parameter):
-                    chosen = matrices
-                    matrices["weight_decay"] = group["weight_decay"]
-                chosen["params"].append(parameter)
-                chosen["names"].append(name)
-            kept.append(others)
-        super().__init__([*kept, matrices], **options)
-        pairs = zip(matrices["names"], matrices["params"], strict=True)
-        self.parts = {weight: 3 if "query_key_value" in name else 1 for name, weight in pairs}
-        """Each matrix parameter -> the number of matrices stacked in it."""
+                is_matrix = is_layer_matrix(name, parameter)
+                (matrices if is_matrix else others).append(parameter)
+                if is_matrix:
+                    self.parts[parameter] = 3 if "query_key_value" in name else 1
+            decay = group["weight_decay"]
+            split += [
+                {"params": params, "weight_decay": decay} for params in (others, matrices) if params
+            ]
+        super().__init__(split, **options)
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Return the state of a parameter before its first update: zero averages."""
@@ -145,19 +146,18 @@ class Muon(AdamW):
             return super().initial_state(parameter)
         return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
 
-    def update(self, given: list[nn.Parameter], group: dict[str, Any]) -> None:
+    def update(self, given: list[Any], group: dict[str, Any]) -> None:
         """Update parameters of one group; matrices of the same shape are orthogonalized at once."""
         if given[0] not in self.parts:
             super().update(given, group)
             return
         shapes: dict[torch.Size, list[tuple[Tensor, ...]]] = {}
         for weight in given:
-            assert weight.grad is not None
             stacked = (weight.detach(), weight.grad, self.state[weight]["momentum"])
-            for part in zip(*(one.chunk(self.parts[weight]) for one in stacked), strict=True):
-                shapes.setdefault(part[0].shape, []).append(part)
+            chunks = [one.chunk(self.parts[weight]) for one in stacked]
+            shapes.setdefault(chunks[0][0].shape, []).extend(zip(*chunks, strict=True))
         for shape, parts in shapes.items():
-            weights, gradients, momenta = (list(one) for one in zip(*parts, strict=True))
+            weights, gradients, momenta = ([part[i] for part in parts] for i in range(3))
             torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
             ahead = torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM)
             moves = orthogonalize(torch.stack(ahead)).unbind()
