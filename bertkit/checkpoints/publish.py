@@ -34,6 +34,8 @@ PUBLISHED = (
     *("beside/bertkit.json", CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg"),
 )
 """Patterns of the files that are uploaded; the images are those of an edited card."""
+PART = "model-*-of-*.safetensors"
+"""The files that an index divides the weights into; without an index nothing reads them."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
 """How the names of the libraries begin that huggingface_hub's versions send requests with."""
@@ -142,6 +144,7 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
     others: list[str] = []
     home = folder.resolve()
     cached = COMMIT_FOLDER.search(home.as_posix())
+    is_sharded = (folder / "model.safetensors.index.json").is_file()
     for path in sorted(files_of_model(folder)):
         relative = path.relative_to(folder).as_posix()
         inside = path.resolve().is_relative_to(home)
@@ -149,6 +152,7 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
             fnmatch(relative, pattern) and pattern.count("/") == relative.count("/")
             for pattern in PUBLISHED
         )
+        known = known and (is_sharded or not fnmatch(relative, PART))
         (found if known and (inside or cached) else others).append(relative)
     return found, others
 

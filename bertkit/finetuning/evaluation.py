@@ -61,6 +61,13 @@ class Scorer:
         known = self.baselines[data.dev[0][0]]
         if twice := sorted(known.keys() & metrics.keys()):
             raise BertkitError(f"{task.task_type} has a metric '{twice[0]}'; rename your own")
+        for name, function in metrics.items():
+            if not callable(function):
+                raise BertkitError(
+                    f"the metric '{name}' is {function!r:.40}, not a function of the labels and "
+                    "the predictions",
+                    code="metric",
+                )
         if self.metric not in (*known, *metrics):
             raise BertkitError(
                 f"no metric is called '{metric}'{nearest(metric, [*known, *metrics])}",

@@ -113,7 +113,10 @@ class Trial:
         shallow = replace(config, num_hidden_layers=layers)
         self.model = PretrainingModel(shallow).to(device).train()
         self.optimizer = build_optimizer(
-            self.model, learning_rate=1e-6, bias_correction=training.bias_correction
+            self.model,
+            learning_rate=1e-6,
+            bias_correction=training.bias_correction,
+            optimizer=training.optimizer,
         )
         self.settings = LoopSettings(
             device=device,

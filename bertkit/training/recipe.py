@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bertkit.pretraining_data.mixture import MixedStore
 
 
+OPTIMIZERS = ("adamw", "muon")
 SCHEDULES = ("linear", "original", "constant")
 
 
@@ -191,6 +192,9 @@ class Objectives:
 class Training:
     """The optimizer and the learning-rate schedule (A.2)."""
 
+    optimizer: str = "adamw"
+    """adamw, or muon (Jordan et al. 2024), which learns faster: it orthogonalizes the updates of
+    the layers' weight matrices and leaves the other parameters to adamw."""
     learning_rate: float = 1e-4
     """Peak learning rate, reached at the end of the warm-up."""
     warmup_steps: int = 10_000
@@ -213,6 +217,7 @@ class Training:
 
     def __post_init__(self) -> None:
         limits = {
+            "optimizer": self.optimizer in OPTIMIZERS,
             "learning_rate": 0 < self.learning_rate < math.inf,
             "max_gradient_norm": self.max_gradient_norm > 0,
             "weight_decay": 0 <= self.weight_decay < 1,

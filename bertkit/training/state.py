@@ -26,7 +26,6 @@ from bertkit.training.optimizer import (
     PAST_BIAS_CORRECTION,
     AdamW,
     build_optimizer,
-    initial_state,
     trainable_parameters,
 )
 from bertkit.training.recipe import ModelSize, PretrainRecipe
@@ -66,6 +65,7 @@ def build_train_state(
         learning_rate=recipe.training.learning_rate,
         weight_decay=recipe.training.weight_decay,
         bias_correction=recipe.training.bias_correction,
+        optimizer=recipe.training.optimizer,
     )
     return TrainState(model, optimizer, loss_fn, eval_loss_fn)
 
@@ -164,9 +164,6 @@ def pretrained_network(
     )
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and persistent buffers by name, a tied one once, under its first name.
 
@@ -204,16 +201,17 @@ def copy_tensor(own: Tensor, saved: Tensor) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
-    """Return an AdamW's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
+    """Return an optimizer's state as "exp_avg.NAME", "exp_avg_sq.NAME" and "step.NAME".
 
-    NAME is the name of the parameter in the model. A parameter that never had a gradient has no
-    state yet and is saved with its initial state, so that a missing tensor is always an error. The
-    hyperparameters are not saved: they come from the recipe and the schedule.
+    Muon's matrices have "momentum.NAME" instead. NAME is the name of the parameter in the model. A
+    parameter that never had a gradient has no state yet and is saved with its initial state, so
+    that a missing tensor is always an error. The hyperparameters are not saved: they come from the
+    recipe and the schedule.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in trainable_parameters(model):
-        state = optimizer.state.get(parameter) or initial_state(optimizer, parameter)
-        tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+        state = optimizer.state.get(parameter) or optimizer.initial_state(parameter)
+        tensors |= {f"{moment}.{name}": value for moment, value in state.items()}
     return tensors
 
 
@@ -225,12 +223,13 @@ def restore_optimizer(model: nn.Module, optimizer: AdamW, tensors: Mapping[str, 
             correction differs. The optimizer is unchanged in that case.
     """
     fresh = {
-        name: initial_state(optimizer, parameter) for name, parameter in trainable_parameters(model)
+        name: optimizer.initial_state(parameter) for name, parameter in trainable_parameters(model)
     }
-    expected = {f"{key}.{name}": state[key] for name, state in fresh.items() for key in MOMENTS}
+    expected = {f"{key}.{n}": value for n, state in fresh.items() for key, value in state.items()}
     check_tensors("optimizer", expected, tensors)
     original = not optimizer.bias_correction
-    if any((tensors[f"step.{name}"] >= PAST_BIAS_CORRECTION) != original for name in fresh):
+    steps = [name for name in expected if name.startswith("step.")]
+    if any((tensors[name] >= PAST_BIAS_CORRECTION) != original for name in steps):
         raise BertkitError(
             f"the optimizer checkpoint was made {'with' if original else 'without'} bias "
             f"correction, but this run is {'without' if original else 'with'} it; "

@@ -218,6 +218,12 @@ def test_early_stopping_keeps_the_best(pretrained: Path, tmp_path: Path) -> None
     assert kept.read_bytes() == (tmp_path / "stopped" / "model" / "model.safetensors").read_bytes()
 
 
+def test_a_metric_that_is_no_function(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(BertkitError) as raised:
+        tune(pretrained, tmp_path, metrics={"mine": 5}, epochs=1)  # type: ignore[dict-item]
+    assert raised.value.code == "metric"
+
+
 def test_runs_are_compared_by_the_chosen_metric(pretrained: Path, tmp_path: Path) -> None:
     calls: list[tuple[list[Any], list[Any]]] = []
 

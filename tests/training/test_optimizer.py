@@ -19,10 +19,11 @@ from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,
     clip_gradients,
+    orthogonalize,
     parameter_groups,
     set_learning_rate,
 )
-from bertkit.training.recipe import learning_rate
+from bertkit.training.recipe import ModelSize, Objectives, Training, learning_rate
 
 
 class Toy(nn.Module):
@@ -140,6 +141,82 @@ print("torch._dynamo" in sys.modules)
 def test_an_update_does_not_import_the_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", STEP], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def small_bert() -> nn.Module:
+    torch.manual_seed(0)
+    size = ModelSize(hidden_size=16, num_hidden_layers=2, num_attention_heads=2)
+    return Objectives().model(size.config(60))
+
+
+def test_muon_updates_the_matrices_of_layers_as_torch_does() -> None:
+    """torch computes in bf16, and knows nothing of a query, key and value in one parameter."""
+    model, rates = small_bert(), [0.01, 0.02, 0.03]
+    optimizer = build_optimizer(model, learning_rate=9.9, weight_decay=0.1, optimizer="muon")
+    named = dict(model.named_parameters())
+    matrices = {
+        name: [part.detach().clone().requires_grad_() for part in weight.chunk(parts)]
+        for name, weight in named.items()
+        for parts in [3 if "query_key_value" in name else 1]
+        if weight.ndim == 2 and (".layers." in name or name == "mlm.dense.weight")
+    }
+    assert len(matrices) == 2 * 4 + 1
+    expected = torch.optim.Muon(
+        [part for parts in matrices.values() for part in parts],
+        weight_decay=0.1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for rate in rates:
+        for name, weight in named.items():
+            weight.grad = torch.randn_like(weight)
+            parts = matrices.get(name, [])
+            for own, part in zip(parts, weight.grad.chunk(max(1, len(parts))), strict=bool(parts)):
+                own.grad = part.clone()
+        set_learning_rate(optimizer, rate)
+        optimizer.step()
+        expected.param_groups[0]["lr"] = rate
+        expected.step()
+    for name, parts in matrices.items():
+        torch.testing.assert_close(named[name], torch.cat(parts), rtol=0.02, atol=3e-3)
+
+
+def test_muon_leaves_all_other_parameters_to_adamw() -> None:
+    ends = []
+    for kind in ("adamw", "muon"):
+        model = small_bert()
+        optimizer = build_optimizer(model, learning_rate=0.01, optimizer=kind)
+        for weight in model.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        ends.append({name: weight.detach() for name, weight in model.named_parameters()})
+    differing = {name for name, weight in ends[0].items() if not torch.equal(weight, ends[1][name])}
+    assert differing == {
+        *(f"encoder.layers.{i}.{name}.weight" for i in range(2) for name in LAYER_MATRICES),
+        "mlm.dense.weight",
+    }
+
+
+LAYER_MATRICES = ("query_key_value", "attention_output", "intermediate", "output")
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 24, 8), (2, 8, 24)])
+def test_orthogonalizing_keeps_directions_and_levels_singular_values(
+    shape: tuple[int, int, int],
+) -> None:
+    torch.manual_seed(1)
+    given = torch.randn(shape)
+    found = orthogonalize(given)
+    left, _, right = torch.linalg.svd(given, full_matrices=False)
+    levels = left.mT @ found @ right.mT
+    diagonal = levels.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(levels, torch.diag_embed(diagonal), rtol=0, atol=1e-4)
+    assert diagonal.max() < 1.3
+    assert diagonal.min() > 0.3
+
+
+def test_muon_refuses_an_unknown_name() -> None:
+    with pytest.raises(BertkitError, match=r"training\.optimizer"):
+        Training(optimizer="moun")
 
 
 def test_a_parameter_without_gradient_is_left_alone() -> None:

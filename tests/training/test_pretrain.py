@@ -200,6 +200,7 @@ OTHER_OBJECTIVES = {
         Objectives(token="rtd", pair="single-segment", generator_share=0.5),
         {"embedding_size": 24},
     ),
+    "muon": (Objectives(), {}),
 }
 """Name -> objectives, and fields of the model."""
 
@@ -219,6 +220,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
         TOY,
         objectives=wanted,
         model=replace(TOY.model, **sizes),
+        training=replace(TOY.training, optimizer="muon" if name == "muon" else "adamw"),
         phases=Phases(lengths=(32, 64), steps=(12, 4), batch_sizes=(8, 4), max_predictions=(5, 9)),
         logging=replace(TOY.logging, evaluate_every=8),
     )
@@ -247,7 +249,7 @@ def test_other_objectives_train_resume_and_end_in_a_model(
     first, last = evaluations(whole)
     assert evaluations(stopped) == [first, last], "the same held-out numbers after a stop"
     words = "lm" if wanted.direction != "bidirectional" else "mlm"
-    losses = {f"{words}_loss"} | {"sop": {"sop_loss"}}.get(wanted.pair, set())
+    losses = {f"{words}_loss"} | ({f"{wanted.pair}_loss"} if wanted.has_pairs else set())
     losses |= {"rtd_loss"} if wanted.token == "rtd" else set()
     assert {n for n in last if n.endswith("_loss")} == losses
     assert last[f"{words}_perplexity"] == pytest.approx(math.exp(last[f"{words}_loss"]))
