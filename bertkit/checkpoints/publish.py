@@ -34,7 +34,7 @@ PUBLISHED = (
     *("beside/bertkit.json", CARD, "LICENSE", "LICENSE.*", "*.png", "*.svg", "*.jpg"),
 )
 """Patterns of the files that are uploaded; the images are those of an edited card."""
-PART = "model-*-of-*.safetensors"
+SHARD_FILES = "model-*-of-*.safetensors"
 """The files that an index divides the weights into; without an index nothing reads them."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
 LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
@@ -152,7 +152,7 @@ def published_files(folder: Path) -> tuple[list[str], list[str]]:
             fnmatch(relative, pattern) and pattern.count("/") == relative.count("/")
             for pattern in PUBLISHED
         )
-        known = known and (is_sharded or not fnmatch(relative, PART))
+        known = known and (is_sharded or not fnmatch(relative, SHARD_FILES))
         (found if known and (inside or cached) else others).append(relative)
     return found, others
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bertkit.errors import BertkitError
+from bertkit.training.muon import orthogonalize
 from bertkit.training.optimizer import (
     AdamW,
     build_optimizer,
     clip_gradients,
-    orthogonalize,
     parameter_groups,
     set_learning_rate,
 )
@@ -214,7 +214,16 @@ def test_orthogonalizing_keeps_directions_and_levels_singular_values(
     assert diagonal.min() > 0.3
 
 
-def test_muon_refuses_an_unknown_name() -> None:
+def test_muon_refuses_matrices_that_are_divided_among_processes() -> None:
+    model = small_bert()
+    model.encoder.layers[0].output.weight.device_mesh = "as FSDP2's have one"  # type: ignore
+    with pytest.raises(BertkitError) as raised:
+        build_optimizer(model, learning_rate=1e-3, optimizer="muon")
+    assert raised.value.code == "muon-sharded"
+    build_optimizer(model, learning_rate=1e-3)
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
     with pytest.raises(BertkitError, match=r"training\.optimizer"):
         Training(optimizer="moun")
 
