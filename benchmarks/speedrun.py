@@ -87,7 +87,7 @@ def run_once(name: str, seed: int, store: TokenStore, data: Path, work: Path) ->
         "parameters": start["parameters"],
         "updates": max(steps),
         "training_tokens": tokens,
-        "minutes": round(seconds / 60, 2),
+        "seconds": round(seconds, 2),
         "tokens_per_second": round(tokens / seconds),
         **held_out_loss(out, store),
         "blimp_dev_accuracy": round(blimp.accuracy, 4),
@@ -108,16 +108,15 @@ def rows_of(runs: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
             "seeds": len(found),
             "parameters": median("parameters"),
             "training_tokens": round(median("training_tokens")),
-            "minutes": round(median("minutes"), 1),
+            "minutes": round(median("seconds") / 60, 1),
             "mlm_loss": round(median("mlm_loss"), 3),
             "worst_mlm_loss": round(max(one["mlm_loss"] for one in found), 3),
             "seeds_at_the_target": sum(one["mlm_loss"] <= TARGET for one in found),
             "blimp_dev_accuracy": round(median("blimp_dev_accuracy"), 4),
         }
-        if BASELINE in rows:
-            rows[name]["share_of_baseline_time"] = round(
-                rows[name]["minutes"] / rows[BASELINE]["minutes"], 3
-            )
+        if BASELINE in runs:
+            baseline = statistics.median(one["seconds"] for one in runs[BASELINE].values())
+            rows[name]["share_of_baseline_time"] = round(median("seconds") / baseline, 3)
     return rows
 
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import contestants, growth, inference, quality, record, seeds, tables
+from benchmarks import contestants, growth, inference, quality, record, seeds, speedrun, tables
 from benchmarks.contestants import (
     AS_GIVEN,
     Entry,
@@ -33,10 +33,14 @@ from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
+from bertkit.config import read_recipe
+from bertkit.corpus.store import TokenStore
+from bertkit.datasets.minimal_pairs import BLIMP_DEV
 from bertkit.model.encoder import Encoder, ModelConfig
 from bertkit.tasks.task import Encoded
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import training_flops
+from bertkit.training.recipe import PretrainRecipe
 
 CONFIG = ModelConfig(
     vocab_size=80, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -393,3 +397,41 @@ def test_the_rows_of_the_table_of_seeds_are_those_of_its_runs() -> None:
         pytest.skip("there is no results/seeds.json yet")
     result = json.loads(path.read_text())
     assert result["rows"] == seeds.rows_of(result["runs"])
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in speedrun.RECIPES.glob("*.toml")))
+def test_recipes_of_the_speedrun_end_with_examples_of_the_targets_length(name: str) -> None:
+    recipe = read_recipe(PretrainRecipe, str(speedrun.RECIPES / f"{name}.toml"))
+    assert recipe.phases.lengths[-1] == recipe.model.max_position_embeddings == 64
+    assert recipe.config(16_000).vocab_size == 16_000
+
+
+@pytest.mark.slow
+def test_a_recipe_runs_against_the_clock_and_again_with_the_same_bytes(
+    store: TokenStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = (
+        "[model]\nhidden_size = 16\nnum_hidden_layers = 1\nnum_attention_heads = 2\n"
+        "max_position_embeddings = 64\n"
+        "[phases]\nlengths = [64]\nsteps = [3]\nbatch_sizes = [4]\nmax_predictions = [10]\n"
+        "[training]\nwarmup_steps = 1\nprecision = 'fp32'\n"
+    )
+    (tmp_path / "toy.toml").write_text(toy)
+    (tmp_path / "blimp").mkdir()
+    for name in BLIMP_DEV:
+        pair = {"sentence_good": "the river", "sentence_bad": "river the", "UID": name}
+        (tmp_path / "blimp" / f"{name}.jsonl").write_text(json.dumps(pair) + "\n")
+    monkeypatch.setattr(speedrun, "RECIPES", tmp_path)
+    first, again, other = (
+        speedrun.run_once("toy", seed, store, tmp_path, tmp_path / folder)
+        for seed, folder in ((0, "first"), (0, "again"), (1, "other"))
+    )
+    assert first["weights_sha256"] == again["weights_sha256"] != other["weights_sha256"]
+    assert first["mlm_loss"] == again["mlm_loss"]
+    assert first["updates"] == 3
+    assert speedrun.run_once("toy", 0, store, tmp_path, tmp_path / "first") == first, "not repeated"
+    rows = speedrun.rows_of({"two-cores": {"0": first}, "toy": {"0": first, "1": other}})
+    assert rows["toy"]["seeds"] == 2
+    assert rows["toy"]["worst_mlm_loss"] == round(max(first["mlm_loss"], other["mlm_loss"]), 3)
+    assert rows["two-cores"]["share_of_baseline_time"] == 1.0
+    assert rows["toy"]["seeds_at_the_target"] == 0
