@@ -45,11 +45,11 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     def limit(most: int) -> list[int]:
         read: list[int] = []
 
-        def embed(encoder: Encoder, packed: Any) -> torch.Tensor:
+        def embed(encoder: Encoder, packed: Any, *words: Any) -> torch.Tensor:
             if len(packed.ids) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             read.append(len(packed.ids))
-            return real(encoder, packed)
+            return real(encoder, packed, *words)
 
         monkeypatch.setattr(Encoder, "embed", embed)
         return read
