@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from bertkit.outputs import NAMED, Written
+from bertkit.outputs import TEXT, Written
 
 Device = Annotated[
     str, Parameter(help="auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.")
@@ -59,7 +59,7 @@ class ColumnFlags:
     image_column: str | None = None
     """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
     data file; the image's features as a list of vectors; or its key in --image-features."""
-    image_features: Annotated[str | None, NAMED] = None
+    image_features: Annotated[str | None, TEXT] = None
     """A file of image features: .npy (by row number), .safetensors, or .parquet."""
     image_size: int | None = None
     """The side, in pixels, to which pictures are scaled (224 by default)."""
