@@ -42,9 +42,8 @@ BASELINE = "two-cores"
 """The recipe whose time the others are compared with: the first phase of the shipped one in 0.1."""
 TARGET = 4.35
 """The MLM loss to reach, in nats per masked token."""
-EVALUATION = ("--phases.lengths", "64", "--phases.max-predictions", "10")
-"""The held-out examples: pairs of at most 64 tokens, 15 % masked."""
-ONE_PHASE = ("--phases.steps", "1000", "--phases.batch-sizes", "64")
+HELD_OUT = RECIPES / f"{BASELINE}.toml"
+"""The recipe whose held-out examples all are evaluated on."""
 
 
 def corpus(data: Path, work: Path) -> TokenStore:
@@ -55,7 +54,7 @@ def corpus(data: Path, work: Path) -> TokenStore:
 
 def held_out_loss(run: Path, store: TokenStore) -> dict[str, Any]:
     """Evaluate the model of a run on the fixed held-out examples."""
-    recipe = read_recipe(PretrainRecipe, BASELINE, [*EVALUATION, *ONE_PHASE])
+    recipe = read_recipe(PretrainRecipe, str(HELD_OUT))
     model = read_pretrained(run).build(recipe.objectives.model, keep_head=True).model
     settings = LoopSettings(
         device=torch.device("cpu"),

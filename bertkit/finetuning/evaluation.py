@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bertkit.console import Console
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.finetuning.grid import shown_scores
 from bertkit.model.task_heads import TaskModel
 from bertkit.tasks.data import TaskData
@@ -64,8 +64,8 @@ class Scorer:
         for name, function in metrics.items():
             if not callable(function):
                 raise BertkitError(
-                    f"the metric '{name}' is {function!r:.40}, not a function of the labels and "
-                    "the predictions",
+                    f"the metric '{name}' is {short_repr(function)}, not a function of the "
+                    "labels and the predictions",
                     code="metric",
                 )
         if self.metric not in (*known, *metrics):
@@ -122,7 +122,9 @@ class Scorer:
             except (TypeError, ValueError):  # such as None or a text
                 value = math.nan
             if not math.isfinite(value):
-                raise BertkitError(f"the metric '{name}' is {given!r:.40}, not a finite number")
+                raise BertkitError(
+                    f"the metric '{name}' is {short_repr(given)}, not a finite number"
+                )
             scores[name] = value
         return scores
 
