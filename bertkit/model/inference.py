@@ -1,7 +1,9 @@
 """Encoder layers optimized for inference on a CPU.
 
-Weights are converted once to the layout of oneDNN's kernels; GELU and the residual sum are fused
-into the matrix products. There are three modes:
+Compiled code computes the layers where it is faster (`bertkit.model.native`). Elsewhere
+`InferenceLayer` does it with torch's operators: weights are converted once to the layout of
+oneDNN's kernels; GELU and the residual sum are fused into the matrix products. There are three
+modes, whose hidden states are fp32 in compiled code:
 
 | mode | weights                      | activations                                       |
 |------|------------------------------|---------------------------------------------------|
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import attention, concatenate, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, gelu_form
+from bertkit.model.native import NativeLayer, is_supported
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
@@ -63,14 +66,17 @@ def prepare_encoder(encoder: Encoder, mode: str) -> None:
         BertkitError: the mode is unknown, or the processor does not support it.
     """
     check_mode(mode)
-    made: dict[int, InferenceLayer] = {}  # a shared layer is prepared once, and again as the last
+    native = is_supported(encoder.config, mode)
+    made: dict[int, PreparedLayer] = {}  # a shared layer is prepared once, and again as the last
     layers, remaining = [], encoder.stack
     encoder.layers = nn.ModuleList()  # so that each layer is freed once its replacement is made
     while remaining:
         layer = remaining.pop(0)
         assert isinstance(layer, Layer), "the encoder is prepared already"
         last = not remaining
-        if last or id(layer) not in made:
+        if id(layer) not in made and native:
+            made[id(layer)] = NativeLayer(layer, mode)
+        elif not native and (last or id(layer) not in made):
             made[id(layer)] = InferenceLayer(layer, mode, torch.float32 if last else None)
         layers.append(made[id(layer)])
     encoder.layers = nn.ModuleList(layers)
@@ -167,6 +173,9 @@ class InferenceLayer(nn.Module):
         hidden = self.attention_norm(self.attention_output(attended, residual=hidden))
         expanded = self.intermediate(hidden, gelu=gelu_form(self.config))
         return self.output_norm(self.output(expanded, residual=hidden))
+
+
+PreparedLayer = InferenceLayer | NativeLayer
 
 
 class SingleQuery:

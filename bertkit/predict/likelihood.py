@@ -36,7 +36,7 @@ from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
 from bertkit.model.inference import (
     FloatProduct,
-    InferenceLayer,
+    PreparedLayer,
     SingleQuery,
     round_up_rows,
 )
@@ -281,7 +281,7 @@ class SentenceScorer:
         sentence have in common but for the masks, so its products are computed once for all.
         """
         encoder = self.model.encoder
-        first, *rest = cast("list[InferenceLayer]", encoder.stack)
+        first, *rest = cast("list[PreparedLayer]", encoder.stack)
         keys = (packed.ids * packed.max_seqlen + packed.position_ids).numpy()
         unique, place = map(torch.from_numpy, np.unique(keys, return_inverse=True))
         distinct = replace(

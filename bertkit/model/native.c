@@ -1,0 +1,720 @@
+/* Transformer layers for inference on packed sequences, for x86-64 processors with AVX512.
+
+A layer is computed for a few sequences at a time, so that what its steps pass on stays in the
+second-level cache. There are three modes, which differ in the elements of matrix products:
+
+  fp32   fp32 weights and inputs
+  bf16   bf16 weights and inputs, with fp32 sums
+  int8   8-bit integer weights with a scale per output, and 8-bit unsigned inputs with a scale per
+         token that is found as the token is computed
+
+Attention's products are fp32 or bf16. Hidden states, residual sums, GELU, softmax and LayerNorm are
+fp32 in every mode. A row of a result never depends on other rows of the batch, except through
+attention within its sequence, and not on the number of threads.
+
+A product reads its inputs in groups of four bytes: one fp32, two bf16 or four integers. Weights are
+laid out in panels of 64 outputs: (panels, groups, 64 outputs, elements of a group).
+*/
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <immintrin.h>
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { FP32, BF16, INT8 };
+enum { VECTOR = 16, PANEL = 64, PARTS = PANEL / VECTOR, TILE = 6, BLOCK = 48, GROUP = 128 };
+enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
+enum { PLAIN_ZERO = 128, GELU_ZERO = 16 }; /* of unsigned inputs; few values of GELU are negative */
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+typedef uint16_t bf16;
+
+/* A matrix product with a bias. These structs are filled by native.py. */
+typedef struct {
+    const void *weight;   /* panels, see above */
+    const float *bias;    /* (panels x 64) */
+    const float *scale;   /* (panels x 64) of the integers; INT8 only */
+    const int32_t *shift; /* (panels x 64) the zero point times the sum of an output's weights */
+    int64_t inputs, outputs;
+} Product;
+
+typedef struct {
+    int64_t mode, attention_mode, heads, head_width, direction, gelu_tanh;
+    Product query_key_value, attention_output, intermediate, output;
+    const float *attention_norm[2], *output_norm[2]; /* weight, bias */
+    double epsilon;
+} Layer;
+
+/* A batch: hidden states, sequence boundaries, and which rows of the result are wanted. */
+typedef struct {
+    const float *hidden;       /* (tokens, width) */
+    const int32_t *boundaries; /* (sequences + 1) */
+    const int64_t *rows;       /* (count) indices of tokens; NULL for all of them, in order */
+    const char *projected;     /* what `project` wrote for all tokens; NULL to compute it */
+    float *out;                /* (count, width) */
+    int64_t sequences, count;
+} Batch;
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+INLINE int64_t element_size(int64_t mode) { return mode == FP32 ? 4 : mode == BF16 ? 2 : 1; }
+
+INLINE __mmask16 lanes(int64_t left) { return left >= VECTOR ? 0xffff : (1u << left) - 1; }
+
+INLINE void store_bf16(bf16 *out, __m512 x) {
+    _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+/* 2 to the power of x, for x of at most 127, with a relative error below 3e-7. */
+INLINE __m512 power_of_two(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x); /* in this order, NaN stays NaN */
+    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 r = _mm512_sub_ps(x, whole);
+    __m512 y = _mm512_set1_ps(1.3534167e-3f);
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(9.6704127e-3f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.5503033e-2f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.4022120e-1f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.9314718e-1f));
+    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}
+
+/* 1 / x with a relative error of about 1e-7: an approximation and one step of Newton's method. */
+INLINE __m512 reciprocal(__m512 x) {
+    __m512 y = _mm512_rcp14_ps(x);
+    return _mm512_mul_ps(y, _mm512_fnmadd_ps(x, y, _mm512_set1_ps(2.0f)));
+}
+
+/* x times the normal distribution's cumulative probability at x (Hendrycks and Gimpel 2016), with
+the error function of Abramowitz and Stegun 1964, formula 7.1.26 (absolute error below 1.5e-7). */
+INLINE __m512 gelu_erf(__m512 x) {
+    const __m512 one = _mm512_set1_ps(1.0f);
+    __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
+    __m512 t = reciprocal(_mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911f), one));
+    __m512 y = _mm512_set1_ps(0.5f * 1.061405429f);
+    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * -1.453152027f));
+    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * 1.421413741f));
+    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * -0.284496736f));
+    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * 0.254829592f));
+    __m512 square = _mm512_mul_ps(x, _mm512_mul_ps(x, _mm512_set1_ps(-0.5f * 1.44269504f)));
+    y = _mm512_mul_ps(_mm512_mul_ps(y, t), power_of_two(square)); /* the probability beyond |x| */
+    __m512 above = _mm512_max_ps(_mm512_setzero_ps(), x);
+    return _mm512_fnmadd_ps(_mm512_abs_ps(x), y, above);
+}
+
+/* The approximation with tanh, written with a logistic function: x / (1 + exp(-2 u)). */
+INLINE __m512 gelu_tanh(__m512 x) {
+    __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f));
+    __m512 u = _mm512_fmadd_ps(cube, x, x);
+    __m512 power = _mm512_mul_ps(u, _mm512_set1_ps(-2 * 0.79788456f * 1.44269504f));
+    __m512 e = power_of_two(_mm512_min_ps(_mm512_set1_ps(126.0f), power));
+    return _mm512_mul_ps(x, reciprocal(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+}
+
+/* One step of a product's sums: add the products of a group of inputs and 16 groups of weights. The
+instructions are written out, because GCC moves the sums between registers around the intrinsics. */
+INLINE __m512i multiply_add(int mode, __m512i sum, __m512i inputs, __m512i weights) {
+    if (mode == INT8)
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
+    else if (mode == BF16)
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
+    else
+        __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
+    return sum;
+}
+
+/* The sums of `count` rows with `parts` vectors of a panel. Rows are `stride` bytes apart. */
+INLINE void tile_sums(int mode, int count, int parts, const char *rows, int64_t stride,
+                      const char *panel, int64_t groups, __m512i sums[TILE][PARTS]) {
+    __m512i s[TILE][PARTS];
+    UNROLL
+    for (int i = 0; i < count; i++) {
+        UNROLL
+        for (int j = 0; j < parts; j++) s[i][j] = _mm512_setzero_si512();
+    }
+    for (int64_t g = 0; g < groups; g++) {
+        __m512i weights[PARTS];
+        UNROLL
+        for (int j = 0; j < parts; j++)
+            weights[j] = _mm512_loadu_si512(panel + (g * PARTS + j) * 64);
+        UNROLL
+        for (int i = 0; i < count; i++) {
+            __m512i inputs = _mm512_set1_epi32(*(const int *)(rows + i * stride + g * 4));
+            UNROLL
+            for (int j = 0; j < parts; j++)
+                s[i][j] = multiply_add(mode, s[i][j], inputs, weights[j]);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < count; i++) {
+        UNROLL
+        for (int j = 0; j < parts; j++) sums[i][j] = s[i][j];
+    }
+}
+
+/* What happens to the sums of a product before they are stored. */
+enum { STORE, STORE_BF16, GELU_ERF, GELU_TANH };
+
+typedef struct {
+    const Product *product;
+    const char *rows;           /* inputs */
+    const float *row_scales;    /* (count) of integers; INT8 only */
+    void *out;                  /* fp32, or bf16 for STORE_BF16 */
+    int64_t stride, out_stride; /* bytes of an input row; elements of an output row */
+} Call;
+
+INLINE void tile(int mode, int count, int end, const Call *call, int64_t row, int64_t panel) {
+    const Product *p = call->product;
+    const int64_t groups = p->inputs * element_size(mode) / 4, first = panel * PANEL;
+    __m512i sums[TILE][PARTS];
+    tile_sums(mode, count, PARTS, call->rows + row * call->stride, call->stride,
+              (const char *)p->weight + panel * groups * PANEL * 4, groups, sums);
+    const int full = first + PANEL <= p->outputs;
+    UNROLL
+    for (int j = 0; j < PARTS; j++) {
+        const int64_t column = first + j * VECTOR;
+        const __m512 bias = _mm512_loadu_ps(p->bias + column);
+        const __mmask16 mask = full ? 0xffff : column < p->outputs ? lanes(p->outputs - column) : 0;
+        UNROLL
+        for (int i = 0; i < count; i++) {
+            __m512 y;
+            if (mode == INT8) {
+                __m512i exact = _mm512_sub_epi32(sums[i][j], _mm512_loadu_si512(p->shift + column));
+                __m512 scale = _mm512_mul_ps(_mm512_set1_ps(call->row_scales[row + i]),
+                                             _mm512_loadu_ps(p->scale + column));
+                y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, bias);
+            } else {
+                y = _mm512_add_ps((__m512)sums[i][j], bias);
+            }
+            if (end == GELU_ERF) y = gelu_erf(y);
+            if (end == GELU_TANH) y = gelu_tanh(y);
+            const int64_t place = (row + i) * call->out_stride + column;
+            if (end == STORE_BF16)
+                _mm256_mask_storeu_epi16((bf16 *)call->out + place, mask,
+                                         (__m256i)_mm512_cvtneps_pbh(y));
+            else
+                _mm512_mask_storeu_ps((float *)call->out + place, mask, y);
+        }
+    }
+}
+
+INLINE void product_of(int mode, int end, const Call *call, int64_t count) {
+    const int64_t panels = (call->product->outputs + PANEL - 1) / PANEL;
+    for (int64_t panel = 0; panel < panels; panel++) {
+        int64_t row = 0;
+        for (; row + TILE <= count; row += TILE) tile(mode, TILE, end, call, row, panel);
+        switch (count - row) {
+        case 5: tile(mode, 5, end, call, row, panel); break;
+        case 4: tile(mode, 4, end, call, row, panel); break;
+        case 3: tile(mode, 3, end, call, row, panel); break;
+        case 2: tile(mode, 2, end, call, row, panel); break;
+        case 1: tile(mode, 1, end, call, row, panel); break;
+        }
+    }
+}
+
+#define DEFINE_PRODUCT(name, mode, end) \
+    static __attribute__((noinline)) void name(const Call *call, int64_t count) { \
+        product_of(mode, end, call, count); \
+    }
+DEFINE_PRODUCT(fp32_store, FP32, STORE)
+DEFINE_PRODUCT(fp32_erf, FP32, GELU_ERF)
+DEFINE_PRODUCT(fp32_tanh, FP32, GELU_TANH)
+DEFINE_PRODUCT(bf16_store, BF16, STORE)
+DEFINE_PRODUCT(bf16_bf16, BF16, STORE_BF16)
+DEFINE_PRODUCT(bf16_erf, BF16, GELU_ERF)
+DEFINE_PRODUCT(bf16_tanh, BF16, GELU_TANH)
+DEFINE_PRODUCT(int8_store, INT8, STORE)
+DEFINE_PRODUCT(int8_bf16, INT8, STORE_BF16)
+DEFINE_PRODUCT(int8_erf, INT8, GELU_ERF)
+DEFINE_PRODUCT(int8_tanh, INT8, GELU_TANH)
+
+static void (*const PRODUCTS[3][4])(const Call *, int64_t) = {
+    [FP32] = {[STORE] = fp32_store, [GELU_ERF] = fp32_erf, [GELU_TANH] = fp32_tanh},
+    [BF16] = {bf16_store, bf16_bf16, bf16_erf, bf16_tanh},
+    [INT8] = {int8_store, int8_bf16, int8_erf, int8_tanh},
+};
+
+/* Write a row's elements in the type of a product's inputs; for integers, return their scale. */
+static float convert_row(int mode, int gelu, const float *x, int64_t width, char *out) {
+    if (mode == FP32) {
+        memcpy(out, x, width * 4);
+        return 1;
+    }
+    if (mode == BF16) {
+        for (int64_t i = 0; i < width; i += VECTOR) {
+            const __mmask16 mask = lanes(width - i);
+            _mm256_mask_storeu_epi16(
+                (bf16 *)out + i, mask,
+                (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i)));
+        }
+        return 1;
+    }
+    __m512 above = _mm512_setzero_ps(), below = above, nothing = above;
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        __m512 values = _mm512_maskz_loadu_ps(lanes(width - i), x + i);
+        above = _mm512_max_ps(above, values);
+        below = _mm512_min_ps(below, values);
+        nothing = _mm512_fmadd_ps(values, _mm512_setzero_ps(), nothing);
+    }
+    const float top = _mm512_reduce_max_ps(above), bottom = -_mm512_reduce_min_ps(below);
+    const int zero = gelu ? GELU_ZERO : PLAIN_ZERO;
+    float scale = fmaxf(fmaxf(top / (255 - zero), bottom / (gelu ? zero : 127)), 1e-12f);
+    scale += _mm512_reduce_add_ps(nothing); /* NaN, if a value is NaN or infinite */
+    const __m512 factor = _mm512_set1_ps(1 / scale);
+    const __m512i zeros = _mm512_set1_epi32(zero);
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes(width - i);
+        __m512 values = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor);
+        __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(values), zeros);
+        _mm_mask_storeu_epi8(out + i, mask, _mm512_cvtusepi32_epi8(integers));
+    }
+    return scale;
+}
+
+/* LayerNorm of x + residual, in place. */
+static void add_norm(float *x, const float *residual, const float *const norm[2], int64_t width,
+                     float epsilon) {
+    __m512 sum = _mm512_setzero_ps(), squares = sum;
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes(width - i);
+        __m512 y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i),
+                                 _mm512_maskz_loadu_ps(mask, residual + i));
+        _mm512_mask_storeu_ps(x + i, mask, y);
+        sum = _mm512_add_ps(sum, y);
+    }
+    const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / width);
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes(width - i);
+        __m512 y = _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, x + i), mean);
+        squares = _mm512_fmadd_ps(y, y, squares);
+    }
+    const __m512 factor =
+        _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(squares) / width + epsilon));
+    for (int64_t i = 0; i < width; i += VECTOR) {
+        const __mmask16 mask = lanes(width - i);
+        __m512 y = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + i), mean);
+        y = _mm512_fmadd_ps(_mm512_mul_ps(y, factor), _mm512_maskz_loadu_ps(mask, norm[0] + i),
+                            _mm512_maskz_loadu_ps(mask, norm[1] + i));
+        _mm512_mask_storeu_ps(x + i, mask, y);
+    }
+}
+
+/* What one thread writes in between. */
+typedef struct {
+    char *inputs;         /* (BLOCK, intermediate size) elements of products' inputs */
+    float *scales;        /* (BLOCK) */
+    float *middle, *wide; /* (BLOCK, width), (BLOCK, intermediate size) */
+    char *keys, *values;  /* panels of one head's keys and values */
+    float *scores;        /* (TILE, longest sequence) */
+    char *weights;        /* (TILE, longest sequence) attention weights */
+    int64_t length;       /* the longest sequence, rounded up to PANEL */
+} Scratch;
+
+static void multiply(const Layer *layer, const Product *product, int end, const float *x,
+                     int64_t count, int gelu_before, Scratch *scratch, void *out,
+                     int64_t out_stride) {
+    const int mode = (int)layer->mode;
+    const int64_t width = product->inputs, stride = width * element_size(mode);
+    for (int64_t i = 0; i < count; i++)
+        scratch->scales[i] =
+            convert_row(mode, gelu_before, x + i * width, width, scratch->inputs + i * stride);
+    Call call = {product, scratch->inputs, scratch->scales, out, stride, out_stride};
+    PRODUCTS[mode][end](&call, count);
+}
+
+/* Queries, keys and values of tokens, (count, 3 width) in the type of attention's products. */
+static void project(const Layer *layer, const float *hidden, int64_t count, Scratch *scratch,
+                    char *projected) {
+    const int64_t width = layer->query_key_value.inputs;
+    const int end = layer->attention_mode == FP32 ? STORE : STORE_BF16;
+    const int64_t size = element_size(layer->attention_mode);
+    for (int64_t i = 0; i < count; i += BLOCK)
+        multiply(layer, &layer->query_key_value, end, hidden + i * width, least(BLOCK, count - i),
+                 0, scratch, projected + i * 3 * width * size, 3 * width);
+}
+
+/* What follows attention: (count, width) fp32, given attention's result and the layer's input. */
+static void complete(const Layer *layer, const float *attended, const float *hidden,
+                     const int64_t *rows, int64_t count, Scratch *scratch, float *out) {
+    const int64_t width = layer->query_key_value.inputs, inner = layer->intermediate.outputs;
+    const float epsilon = (float)layer->epsilon;
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        const int64_t block = least(BLOCK, count - first);
+        float *middle = scratch->middle, *result = out + first * width;
+        multiply(layer, &layer->attention_output, STORE, attended + first * width, block, 0,
+                 scratch, middle, width);
+        for (int64_t i = 0; i < block; i++) {
+            const int64_t row = rows ? rows[first + i] : first + i;
+            add_norm(middle + i * width, hidden + row * width, layer->attention_norm, width,
+                     epsilon);
+        }
+        multiply(layer, &layer->intermediate, layer->gelu_tanh ? GELU_TANH : GELU_ERF, middle,
+                 block, 0, scratch, scratch->wide, inner);
+        multiply(layer, &layer->output, STORE, scratch->wide, block, 1, scratch, result, width);
+        for (int64_t i = 0; i < block; i++)
+            add_norm(result + i * width, middle + i * width, layer->output_norm, width, epsilon);
+    }
+}
+
+/* Lay out the keys of a head as weights: an output is a key, an input an element of a query. */
+INLINE void pack_keys(int mode, const char *keys, int64_t stride, int64_t length, int64_t width,
+                      char *panels) {
+    const int64_t groups = width * element_size(mode) / 4;
+    for (int64_t key = 0; key < round_up(length, PANEL); key++) {
+        int32_t *out = (int32_t *)panels + key / PANEL * groups * PANEL + key % PANEL;
+        const int32_t *in = (const int32_t *)(keys + key * stride);
+        for (int64_t g = 0; g < groups; g++) out[g * PANEL] = key < length ? in[g] : 0;
+    }
+}
+
+/* Lay out the values of a head as weights: an output is an element, an input a key. */
+INLINE void pack_values(int mode, const char *values, int64_t stride, int64_t length, int64_t width,
+                        char *panels) {
+    const int64_t group = 4 / element_size(mode), groups = (length + group - 1) / group;
+    for (int64_t g = 0; g < groups; g++) {
+        const char *one = values + g * group * stride;
+        for (int64_t i = 0; i < width; i += VECTOR) {
+            char *out = panels + ((i / PANEL * groups + g) * PANEL + i % PANEL) * 4;
+            if (mode == FP32) {
+                _mm512_storeu_ps(out, _mm512_loadu_ps(one + i * 4));
+                continue;
+            }
+            __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(one + i * 2)));
+            __m512i b = _mm512_setzero_si512();
+            if (g * 2 + 1 < length)
+                b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(one + stride + i * 2)));
+            _mm512_storeu_si512(out, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+        }
+    }
+}
+
+/* Turn scores into unnormalized weights in place of the product's inputs; return 1 / their sum. */
+INLINE float softmax_row(int mode, float *scores, int64_t from, int64_t to, int64_t length,
+                         float scale, char *weights) {
+    const __m512 factor = _mm512_set1_ps(scale * 1.44269504f);
+    __m512 top = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    if (from)
+        for (int64_t i = 0; i < from; i++) scores[i] = -INFINITY;
+    for (int64_t i = 0; i < to; i += VECTOR)
+        top = _mm512_mask_max_ps(top, lanes(to - i), top, _mm512_loadu_ps(scores + i));
+    const __m512 highest = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), factor);
+    for (int64_t i = 0; i < length; i += VECTOR) {
+        __m512 y = _mm512_setzero_ps();
+        if (i < to) {
+            y = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, highest);
+            y = _mm512_maskz_mov_ps(lanes(to - i), power_of_two(y));
+            sum = _mm512_add_ps(sum, y);
+        }
+        if (mode == FP32)
+            _mm512_storeu_ps((float *)weights + i, y);
+        else
+            store_bf16((bf16 *)weights + i, y);
+    }
+    return 1 / _mm512_reduce_add_ps(sum);
+}
+
+/* Attention of up to six queries of a sequence in one head. */
+INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
+                        const char *const *queries, const int64_t *positions, int64_t length,
+                        Scratch *scratch, float *out, int64_t out_stride) {
+    const int64_t width = layer->head_width, size = element_size(mode), room = scratch->length;
+    const int64_t groups = width * size / 4, key_groups = (length * size + 3) / 4;
+    char copied[TILE * 256 * 4];
+    UNROLL
+    for (int i = 0; i < count; i++) memcpy(copied + i * width * size, queries[i], width * size);
+    __m512i sums[TILE][PARTS];
+    for (int64_t key = 0; key < length; key += PANEL) {
+        tile_sums(mode, count, PARTS, copied, width * size, scratch->keys + key * groups * 4,
+                  groups, sums);
+        UNROLL
+        for (int i = 0; i < count; i++) {
+            float *scores = scratch->scores + i * room + key;
+            UNROLL
+            for (int j = 0; j < PARTS; j++)
+                _mm512_storeu_ps(scores + j * VECTOR, (__m512)sums[i][j]);
+        }
+    }
+    const float scale = 1 / sqrtf((float)width);
+    float normalizers[TILE];
+    for (int i = 0; i < count; i++) {
+        const int64_t from = layer->direction > 0 ? positions[i] : 0;
+        const int64_t to = layer->direction < 0 ? positions[i] + 1 : length;
+        normalizers[i] =
+            softmax_row(mode, scratch->scores + i * room, from, to, round_up(length, VECTOR), scale,
+                        scratch->weights + i * room * size);
+    }
+    for (int64_t panel = 0; panel * PANEL < width; panel++) {
+        tile_sums(mode, count, parts, scratch->weights, room * size,
+                  scratch->values + panel * key_groups * PANEL * 4, key_groups, sums);
+        UNROLL
+        for (int i = 0; i < count; i++) {
+            const __m512 normalizer = _mm512_set1_ps(normalizers[i]);
+            UNROLL
+            for (int j = 0; j < parts; j++) {
+                const int64_t column = panel * PANEL + j * VECTOR;
+                if (column < width)
+                    _mm512_storeu_ps(out + i * out_stride + column,
+                                     _mm512_mul_ps((__m512)sums[i][j], normalizer));
+            }
+        }
+    }
+}
+
+/* clang-format off */
+#define CASE(mode, count, parts) \
+    case count: \
+        attend_tile(mode, count, parts, layer, queries, positions, length, scratch, out, stride); \
+        break;
+#define DEFINE_ATTEND(name, mode, parts) \
+    static __attribute__((noinline)) void name( \
+        int count, const Layer *layer, const char *const *queries, const int64_t *positions, \
+        int64_t length, Scratch *scratch, float *out, int64_t stride) { \
+        switch (count) { \
+            CASE(mode, 1, parts) CASE(mode, 2, parts) CASE(mode, 3, parts) \
+            CASE(mode, 4, parts) CASE(mode, 5, parts) CASE(mode, 6, parts) \
+        } \
+    }
+/* clang-format on */
+DEFINE_ATTEND(attend_fp32_narrow, FP32, 2)
+DEFINE_ATTEND(attend_fp32_wide, FP32, 4)
+DEFINE_ATTEND(attend_bf16_narrow, BF16, 2)
+DEFINE_ATTEND(attend_bf16_wide, BF16, 4)
+typedef void (*Attend)(int, const Layer *, const char *const *, const int64_t *, int64_t, Scratch *,
+                       float *, int64_t);
+
+INLINE int64_t sequence_of(const Batch *batch, int64_t token) {
+    int64_t low = 0, high = batch->sequences;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (batch->boundaries[middle] <= token)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Attention for rows [first, end) of the result, (end - first, width).
+
+`projected` holds the queries, keys and values of tokens from `origin` on. */
+static void attend(const Layer *layer, const Batch *batch, const char *projected, int64_t origin,
+                   int64_t first, int64_t end, Scratch *scratch, float *attended) {
+    const int mode = (int)layer->attention_mode;
+    const int64_t width = layer->head_width, full = layer->heads * width, size = element_size(mode);
+    const int64_t stride = 3 * full * size;
+    const Attend functions[2][2] = {{attend_fp32_narrow, attend_fp32_wide},
+                                    {attend_bf16_narrow, attend_bf16_wide}};
+    const Attend function = functions[mode != FP32][width > 2 * VECTOR];
+    for (int64_t run = first, next; run < end; run = next) {
+        const int64_t sequence = sequence_of(batch, batch->rows ? batch->rows[run] : run);
+        const int64_t start = batch->boundaries[sequence], stop = batch->boundaries[sequence + 1];
+        for (next = run + 1; next < end; next++) {
+            const int64_t token = batch->rows ? batch->rows[next] : next;
+            if (token < start || token >= stop) break;
+        }
+        for (int64_t head = 0; head < layer->heads; head++) {
+            const char *base = projected + (start - origin) * stride + head * width * size;
+            const char *keys = base + full * size, *values = base + 2 * full * size;
+            if (mode == FP32) {
+                pack_keys(FP32, keys, stride, stop - start, width, scratch->keys);
+                pack_values(FP32, values, stride, stop - start, width, scratch->values);
+            } else {
+                pack_keys(BF16, keys, stride, stop - start, width, scratch->keys);
+                pack_values(BF16, values, stride, stop - start, width, scratch->values);
+            }
+            for (int64_t row = run; row < next; row += TILE) {
+                const int count = (int)least(TILE, next - row);
+                const char *queries[TILE];
+                int64_t positions[TILE];
+                for (int i = 0; i < count; i++) {
+                    positions[i] = (batch->rows ? batch->rows[row + i] : row + i) - start;
+                    queries[i] = base + positions[i] * stride;
+                }
+                function(count, layer, queries, positions, stop - start, scratch,
+                         attended + (row - first) * full + head * width, full);
+            }
+        }
+    }
+}
+
+INLINE void pause_or_yield(int64_t spins) {
+    if (spins < SPINS)
+        _mm_pause();
+    else
+        sched_yield();
+}
+
+/* One computation of a layer, by one thread or several. */
+typedef struct {
+    const Layer *layer;
+    const Batch *batch;
+    int64_t threads, thread_bytes; /* `threads` is the most there can be */
+    char *memory, *projected;
+    float *attended;
+    _Atomic int64_t arrived; /* threads that are done with their projections */
+} Job;
+
+static void *take(char **room, int64_t bytes) {
+    void *taken = *room;
+    *room += round_up(bytes, 64);
+    return taken;
+}
+
+/* Lay out the scratch memory of a thread from `room`; return its bytes. */
+static int64_t make_scratch(const Layer *layer, int64_t longest, char *room, Scratch *scratch) {
+    const int64_t width = layer->query_key_value.inputs, inner = layer->intermediate.outputs;
+    const int64_t most = width > inner ? width : inner;
+    char *at = room;
+    scratch->length = round_up(longest, PANEL);
+    scratch->inputs = take(&at, BLOCK * most * 4);
+    scratch->scales = take(&at, BLOCK * 4);
+    scratch->middle = take(&at, BLOCK * width * 4);
+    scratch->wide = take(&at, BLOCK * inner * 4);
+    scratch->keys = take(&at, scratch->length * layer->head_width * 4);
+    scratch->values = take(&at, scratch->length * round_up(layer->head_width, PANEL) * 4);
+    scratch->scores = take(&at, TILE * scratch->length * 4);
+    scratch->weights = take(&at, TILE * scratch->length * 4);
+    return at - room;
+}
+
+static int64_t longest_sequence(const Batch *batch) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < batch->sequences; i++) {
+        const int64_t length = batch->boundaries[i + 1] - batch->boundaries[i];
+        longest = length > longest ? length : longest;
+    }
+    return longest;
+}
+
+/* A thread computes a few sequences at a time. */
+static void compute_groups(const Job *job, Scratch *scratch) {
+    const Batch *batch = job->batch;
+    const int64_t width = job->layer->query_key_value.inputs;
+    for (int64_t sequence = 0; sequence < batch->sequences;) {
+        const int64_t first = batch->boundaries[sequence];
+        while (sequence < batch->sequences && batch->boundaries[sequence] - first < GROUP)
+            sequence++;
+        const int64_t end = batch->boundaries[sequence];
+        const float *hidden = batch->hidden + first * width;
+        project(job->layer, hidden, end - first, scratch, job->projected);
+        attend(job->layer, batch, job->projected, first, first, end, scratch, job->attended);
+        complete(job->layer, job->attended, hidden, NULL, end - first, scratch,
+                 batch->out + first * width);
+    }
+}
+
+/* The share of a thread: first the projections of its tokens, then, when all threads are done with
+theirs, its rows of the result. */
+static void compute_share(Job *job, int64_t thread, int64_t threads) {
+    const Layer *layer = job->layer;
+    const Batch *batch = job->batch;
+    const int64_t width = layer->query_key_value.inputs, count = batch->count;
+    const int64_t tokens = batch->boundaries[batch->sequences];
+    const int64_t size = 3 * width * element_size(layer->attention_mode);
+    Scratch scratch;
+    make_scratch(layer, longest_sequence(batch), job->memory + thread * job->thread_bytes,
+                 &scratch);
+    if (job->threads == 1 && !batch->rows && !batch->projected) {
+        compute_groups(job, &scratch);
+        return;
+    }
+    const char *projected = batch->projected ? batch->projected : job->projected;
+    if (!batch->projected) {
+        const int64_t first = tokens * thread / threads, end = tokens * (thread + 1) / threads;
+        project(layer, batch->hidden + first * width, end - first, &scratch,
+                job->projected + first * size);
+        atomic_fetch_add(&job->arrived, 1);
+        for (int64_t spins = 0; atomic_load(&job->arrived) < threads; spins++)
+            pause_or_yield(spins);
+    }
+    const int64_t first = count * thread / threads, end = count * (thread + 1) / threads;
+    const int64_t *rows = batch->rows ? batch->rows + first : NULL;
+    float *attended = job->attended + first * width;
+    attend(layer, batch, projected, 0, first, end, &scratch, attended);
+    complete(layer, attended, batch->hidden + (rows ? 0 : first * width), rows, end - first,
+             &scratch, batch->out + first * width);
+}
+
+/* torch's OpenMP. Its threads wait for work in any case, and threads of our own would compete with
+them for the cores. */
+static struct {
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
+    int (*thread)(void), (*threads)(void);
+} openmp;
+
+static int has_openmp(void) {
+    if (!openmp.threads) {
+        *(void **)&openmp.parallel = dlsym(RTLD_DEFAULT, "GOMP_parallel");
+        *(void **)&openmp.thread = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+        *(void **)&openmp.threads = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    }
+    return openmp.parallel && openmp.thread && openmp.threads;
+}
+
+static void compute_own_share(void *job) { compute_share(job, openmp.thread(), openmp.threads()); }
+
+/* The hash of this file when it was compiled, which native.py compares with the file's. */
+const char *bertkit_source(void) { return SOURCE_HASH; }
+
+/* Lay out the memory of a job: that of its threads, and what they pass on; return its bytes. */
+static int64_t lay_out(Job *job, char *memory) {
+    const Batch *batch = job->batch;
+    Scratch scratch;
+    const int64_t longest = longest_sequence(batch), width = job->layer->query_key_value.inputs;
+    const int64_t tokens = batch->boundaries[batch->sequences];
+    const int groups = job->threads == 1 && !batch->rows && !batch->projected;
+    const int64_t most = groups ? least(tokens, GROUP + longest) : tokens;
+    char *at = (char *)(intptr_t)round_up((intptr_t)memory, 64);
+    job->memory = at;
+    job->thread_bytes = make_scratch(job->layer, longest, NULL, &scratch);
+    take(&at, job->threads * job->thread_bytes);
+    job->attended = take(&at, (groups ? most : batch->count) * width * 4);
+    job->projected = take(&at, most * 3 * width * element_size(job->layer->attention_mode));
+    return at - job->memory + 64;
+}
+
+/* The bytes of memory that `bertkit_layer` needs for a batch. */
+int64_t bertkit_layer_bytes(const Layer *layer, const Batch *batch, int64_t threads) {
+    Job job = {.layer = layer, .batch = batch, .threads = threads};
+    return lay_out(&job, NULL);
+}
+
+/* Compute a layer for a batch with up to `threads` threads, in the memory that is given for it. */
+void bertkit_layer(const Layer *layer, const Batch *batch, int64_t threads, char *memory) {
+    const int shared = threads > 1 && has_openmp();
+    Job job = {.layer = layer, .batch = batch, .threads = shared ? threads : 1};
+    lay_out(&job, memory);
+    if (shared)
+        openmp.parallel(compute_own_share, &job, (unsigned)threads, 0);
+    else
+        compute_share(&job, 0, 1);
+}
+
+/* The bytes of memory that the two functions below need. */
+int64_t bertkit_parts_bytes(const Layer *layer) {
+    Scratch scratch;
+    return make_scratch(layer, 0, NULL, &scratch) + 64;
+}
+
+/* Queries, keys and values of tokens: (count, 3 width) fp32 or bf16, given their hidden states. */
+void bertkit_project(const Layer *layer, const float *hidden, int64_t count, char *projected,
+                     char *memory) {
+    Scratch scratch;
+    make_scratch(layer, 0, (char *)(intptr_t)round_up((intptr_t)memory, 64), &scratch);
+    project(layer, hidden, count, &scratch, projected);
+}
+
+/* The layer's output, (count, width), given attention's result and the layer's input. */
+void bertkit_complete(const Layer *layer, const float *attended, const float *hidden, int64_t count,
+                      float *out, char *memory) {
+    Scratch scratch;
+    make_scratch(layer, 0, (char *)(intptr_t)round_up((intptr_t)memory, 64), &scratch);
+    complete(layer, attended, hidden, NULL, count, &scratch, out);
+}

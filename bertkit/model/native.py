@@ -1,0 +1,243 @@
+"""Encoder layers for inference in compiled code (native.c), for x86-64 processors with AVX512.
+
+The code is compiled when bertkit is installed, if there is a C compiler (hatch_build.py). Without
+it, and on other processors, `bertkit.model.inference` computes the same with torch's operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertkit.model.encoder import Layer, ModelConfig, gelu_form
+from bertkit.pretraining_data.batch import Packed
+from bertkit.shapes import Hidden, Rows, TargetIndices
+
+SOURCE = Path(__file__).with_name("native.c")
+LIBRARY = SOURCE.with_name("libbertkit.so")
+PRECISIONS = ("fp32", "bf16", "int8")
+TYPES = (torch.float32, torch.bfloat16, torch.int8)
+INPUTS = (1, 2, 4)
+"""How many inputs of a product make the four bytes that native.c reads at a time."""
+PANEL, ZERO, GELU_ZERO = 64, 128, 16
+"""The outputs in a panel, and the zero points of integers, which native.c has, too."""
+INSTRUCTIONS = ({"avx512_dq"}, {"avx512_dq", "avx512_bf16"}, {"avx512_dq", "avx512_vnni"})
+"""What the processor needs for each precision, by torch's names."""
+FASTER: tuple[set[str], ...] = (set(), {"amx_bf16"}, {"amx_int8"})
+"""With these instructions torch's operators are faster, because native.c does not use them."""
+DIRECTIONS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+MULTIPLE, MOST = 16, 256
+"""The width of a head must be a multiple of the one and at most the other."""
+ROWS_PER_THREAD = 8
+"""The minimum number of rows for which another thread pays off."""
+
+
+class Product(ctypes.Structure):
+    """A matrix product; see native.c."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("shift", ctypes.c_void_p),
+        ("inputs", ctypes.c_int64),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class LayerStruct(ctypes.Structure):
+    """A layer; see native.c."""
+
+    _fields_ = (
+        ("mode", ctypes.c_int64),
+        ("attention_mode", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("head_width", ctypes.c_int64),
+        ("direction", ctypes.c_int64),
+        ("gelu_tanh", ctypes.c_int64),
+        ("query_key_value", Product),
+        ("attention_output", Product),
+        ("intermediate", Product),
+        ("output", Product),
+        ("attention_norm", ctypes.c_void_p * 2),
+        ("output_norm", ctypes.c_void_p * 2),
+        ("epsilon", ctypes.c_double),
+    )
+
+
+class Batch(ctypes.Structure):
+    """A batch; see native.c."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("boundaries", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("projected", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("sequences", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+    )
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled code; None if it was not built from native.c as it is.
+
+    The environment variable BERTKIT_NATIVE=0 switches it off.
+    """
+    if os.environ.get("BERTKIT_NATIVE") == "0" or not LIBRARY.is_file():
+        return None
+    code = ctypes.CDLL(str(LIBRARY))
+    code.bertkit_source.restype = ctypes.c_char_p
+    if code.bertkit_source() != sha256(SOURCE.read_bytes()).hexdigest().encode():
+        return None
+    code.bertkit_layer_bytes.restype = code.bertkit_parts_bytes.restype = ctypes.c_int64
+    return code
+
+
+def is_supported(config: ModelConfig, precision: str) -> bool:
+    """Return whether the compiled code computes layers of this shape here, and is the fastest."""
+    able = torch.cpu.get_capabilities()
+    number, width = PRECISIONS.index(precision), config.hidden_size // config.num_attention_heads
+    return (
+        library() is not None
+        and all(able.get(name) for name in INSTRUCTIONS[number])
+        and not any(able.get(name) for name in FASTER[number])
+        and width % MULTIPLE == 0
+        and width <= MOST
+        and config.intermediate_size % MULTIPLE == 0
+    )
+
+
+class NativeLayer(nn.Module):
+    """An encoder layer for inference in compiled code; see `encoder.Layer`.
+
+    A token's result is the same, bit for bit, whatever else is in the batch and however many
+    threads compute it.
+
+    Args:
+        layer: the layer whose weights are copied, of a shape that `is_supported`.
+        precision: "fp32", "bf16" or "int8"; see native.c.
+    """
+
+    def __init__(self, layer: Layer, precision: str) -> None:
+        super().__init__()
+        config = layer.config
+        mode = PRECISIONS.index(precision)
+        bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
+        self.kept: list[Tensor] = []  # what the struct points to
+        self.width = config.hidden_size
+        self.struct = LayerStruct(
+            mode=mode,
+            attention_mode=int(mode > 0 and bf16),
+            heads=config.num_attention_heads,
+            head_width=config.hidden_size // config.num_attention_heads,
+            direction=DIRECTIONS[config.direction],
+            gelu_tanh=gelu_form(config) == "tanh",
+            query_key_value=self._product(layer.query_key_value, mode),
+            attention_output=self._product(layer.attention_output, mode),
+            intermediate=self._product(layer.intermediate, mode),
+            output=self._product(layer.output, mode, GELU_ZERO),
+            attention_norm=self._norm(layer.attention_norm),
+            output_norm=self._norm(layer.output_norm),
+            epsilon=config.layer_norm_eps,
+        )
+        self.projected_type = TYPES[self.struct.attention_mode]
+
+    def _keep(self, tensor: Tensor) -> int:
+        """Keep a tensor for as long as the layer, and return its address."""
+        self.kept.append(tensor.detach().contiguous())
+        return self.kept[-1].data_ptr()
+
+    def _norm(self, norm: nn.LayerNorm) -> ctypes.Array[ctypes.c_void_p]:
+        return (ctypes.c_void_p * 2)(
+            *(self._keep(t.float().clone()) for t in (norm.weight, norm.bias))
+        )
+
+    def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> Product:
+        """Return a product, whose outputs are padded to whole panels."""
+        weight = linear.weight.detach().float()
+        (outputs, inputs), group = weight.shape, INPUTS[mode]
+        missing = -outputs % PANEL
+        panels = torch.zeros(
+            (outputs + missing) // PANEL, inputs // group, PANEL, group, dtype=TYPES[mode]
+        )
+        product = Product(inputs=inputs, outputs=outputs, weight=self._keep(panels))
+        product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
+        if mode == PRECISIONS.index("int8"):
+            scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+            weight = (weight / scales[:, None]).round_()
+            product.scale = self._keep(F.pad(scales, (0, missing)))
+            sums = weight.sum(dim=1).to(torch.int32) * zero
+            product.shift = self._keep(F.pad(sums, (0, missing)))
+        for panel, rows in zip(panels, torch.split(weight, PANEL), strict=True):
+            panel[:, : len(rows)].copy_(rows.view(len(rows), -1, group).transpose(0, 1))
+        return product
+
+    def forward(self, hidden: Hidden, packed: Packed, rows: TargetIndices | None = None) -> Rows:
+        """Map (tokens, width) to (tokens, width), or to (rows, width) for the chosen tokens."""
+        return self.attend(None, hidden, packed, rows)
+
+    def attend(
+        self, projected: Tensor | None, hidden: Hidden, packed: Packed, rows: TargetIndices | None
+    ) -> Rows:
+        """Return the layer's output, given its input and, perhaps, what `project` returned."""
+        code = library()
+        assert code is not None
+        hidden, count = hidden.float().contiguous(), len(hidden) if rows is None else len(rows)
+        out = hidden.new_empty(count, self.width)
+        boundaries = packed.cu_seqlens.to(torch.int32).contiguous()
+        rows = None if rows is None else rows.long().contiguous()
+        batch = Batch(
+            hidden=hidden.data_ptr(),
+            boundaries=boundaries.data_ptr(),
+            rows=None if rows is None else rows.data_ptr(),
+            projected=None if projected is None else projected.data_ptr(),
+            out=out.data_ptr(),
+            sequences=len(boundaries) - 1,
+            count=count,
+        )
+        most = max(1, len(hidden) // ROWS_PER_THREAD)
+        threads = ctypes.c_int64(min(torch.get_num_threads(), most))
+        arguments = ctypes.byref(self.struct), ctypes.byref(batch), threads
+        memory = torch.empty(code.bertkit_layer_bytes(*arguments), dtype=torch.uint8)
+        code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
+        return out
+
+    def project(self, hidden: Hidden) -> Tensor:
+        """Return (tokens, 3 width): the queries, keys and values of tokens."""
+        code = library()
+        assert code is not None
+        hidden = hidden.float().contiguous()
+        projected = torch.empty(len(hidden), 3 * self.width, dtype=self.projected_type)
+        self._call(code.bertkit_project, hidden, len(hidden), projected)
+        return projected
+
+    def complete(self, attended: Rows, hidden: Rows) -> Rows:
+        """Return the output at some tokens, given their attention and the layer's input there."""
+        code = library()
+        assert code is not None
+        attended, hidden = attended.float().contiguous(), hidden.float().contiguous()
+        out = torch.empty_like(hidden)
+        self._call(code.bertkit_complete, attended, hidden, len(hidden), out)
+        return out
+
+    def _call(self, function: Callable[..., object], *arguments: Tensor | int) -> None:
+        """Call a function with the layer, the arguments and memory to work in."""
+        code = library()
+        assert code is not None
+        layer = ctypes.byref(self.struct)
+        memory = torch.empty(code.bertkit_parts_bytes(layer), dtype=torch.uint8)
+        given = (
+            ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int64(a)
+            for a in (*arguments, memory)
+        )
+        function(layer, *given)

@@ -1,0 +1,156 @@
+"""Layers in compiled code beside the layers that torch trains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from bertkit.model import native
+from bertkit.model.encoder import Encoder, Layer, ModelConfig
+from bertkit.model.inference import InferenceLayer, SingleQuery, possible_modes, prepare_encoder
+from bertkit.model.native import NativeLayer, is_supported
+from bertkit.pretraining_data.batch import Packed, from_arrays
+
+LENGTHS = (1, 2, 5, 64, 65, 130, 7, 384, 63)
+TOLERANCES = {"fp32": 2e-5, "bf16": 0.03, "int8": 0.12}
+CONFIG = ModelConfig(
+    vocab_size=50,
+    hidden_size=96,
+    num_hidden_layers=1,
+    num_attention_heads=3,
+    intermediate_size=208,
+    max_position_embeddings=512,
+)
+MODES = [
+    pytest.param(
+        mode,
+        marks=pytest.mark.skipif(
+            mode not in possible_modes() or not is_supported(CONFIG, mode),
+            reason="the compiled code or the processor's instructions are missing",
+        ),
+    )
+    for mode in native.PRECISIONS
+]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def batch(*lengths: int) -> Packed:
+    tokens = sum(lengths)
+    return from_arrays(*np.zeros((2, tokens), dtype=np.int64), np.array(lengths, dtype=np.int64))
+
+
+def make_layer(config: ModelConfig) -> Layer:
+    layer = Layer(config).eval().requires_grad_(False)
+    for parameter in layer.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.08)
+    return layer
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("heads", [1, 2, 3, 6], ids=lambda heads: f"{96 // heads}-wide")
+@pytest.mark.parametrize("direction", native.DIRECTIONS)
+def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction: str) -> None:
+    activation = "gelu_tanh" if heads == 2 else "gelu"
+    config = replace(CONFIG, num_attention_heads=heads, direction=direction, hidden_act=activation)
+    layer, packed = make_layer(config), batch(*LENGTHS)
+    hidden = torch.randn(sum(LENGTHS), 96)
+    expected, prepared = layer(hidden, packed), NativeLayer(layer, mode)
+    found = prepared(hidden, packed)
+    assert (found - expected).abs().max() < TOLERANCES[mode]
+    rows = torch.tensor([400, 0, 3, 3, 720, 2, 1])
+    assert torch.equal(prepared(hidden, packed, rows), found[rows])
+    assert torch.equal(prepared(hidden, packed, rows.to(torch.int32)[::2]), found[rows[::2]])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parts_make_the_whole(mode: str) -> None:
+    layer, packed = make_layer(CONFIG), batch(9, 9, 9)
+    hidden = torch.randn(27, 96)
+    prepared = NativeLayer(layer, mode)
+    whole = prepared(hidden, packed)
+    assert torch.equal(prepared.attend(prepared.project(hidden), hidden, packed, None), whole)
+    rows = torch.tensor([0, 9, 18])
+    single = SingleQuery(layer)(hidden.view(3, 9, 96), hidden[rows])
+    torch.testing.assert_close(
+        prepared.complete(single, hidden[rows]), whole[rows], atol=TOLERANCES[mode], rtol=0
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_result_depends_neither_on_the_batch_nor_on_threads(mode: str) -> None:
+    prepared = NativeLayer(make_layer(CONFIG), mode)
+    hidden = torch.randn(sum(LENGTHS), 96)
+    together = prepared(hidden, batch(*LENGTHS))
+    ends = np.cumsum(LENGTHS)
+    for length, end in zip(LENGTHS, ends, strict=True):
+        alone = prepared(hidden[end - length : end], batch(length))
+        assert torch.equal(alone, together[end - length : end])
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(prepared(hidden, batch(*LENGTHS)), together)
+            rows = torch.arange(0, len(hidden), 7)
+            assert torch.equal(prepared(hidden, batch(*LENGTHS), rows), together[rows])
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_no_numbers_stay_visible(mode: str, value: float) -> None:
+    hidden = torch.randn(40, 96)
+    hidden[13, 5] = value
+    found = NativeLayer(make_layer(CONFIG), mode)(hidden, batch(10, 10, 20))
+    assert found[10:20].isnan().any(dim=1).all()
+    assert found[:10].isfinite().all()
+    assert found[20:].isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_large_and_small_values(mode: str) -> None:
+    layer = make_layer(CONFIG)
+    small, large = torch.randn(50, 96) * 1e-6, torch.randn(50, 96) * 1e4
+    prepared, packed = NativeLayer(layer, mode), batch(20, 30)
+    assert torch.cosine_similarity(prepared(small, packed), layer(small, packed)).min() > 0.999
+    assert prepared(large, packed).isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_row_can_be_asked_for(mode: str) -> None:
+    prepared = NativeLayer(make_layer(CONFIG), mode)
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert prepared(torch.randn(5, 96), batch(5), nothing).shape == (0, 96)
+
+
+def test_other_shapes_are_left_to_torch() -> None:
+    odd = replace(CONFIG, num_attention_heads=12)  # heads of 8
+    assert not is_supported(odd, "fp32")
+    encoder = Encoder(odd).eval()
+    prepare_encoder(encoder, "fp32")
+    assert isinstance(encoder.layers[0], InferenceLayer)
+
+
+@pytest.mark.parametrize("mode", MODES[:1])
+def test_the_code_can_be_switched_off_and_must_fit_its_source(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    question = "from bertkit.model.native import library; print(library() is None)"
+    for value, answer in (("0", "True"), ("1", "False")):
+        environment = {**os.environ, "BERTKIT_NATIVE": value}
+        found = subprocess.run(
+            [sys.executable, "-c", question], env=environment, capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        assert found.stdout.strip() == answer
+    monkeypatch.setattr(native, "SOURCE", native.SOURCE.with_name("native.py"))
+    assert native.library.__wrapped__() is None
