@@ -194,6 +194,8 @@ class NativeLayer(nn.Module):
         assert code is not None
         hidden, count = hidden.float().contiguous(), len(hidden) if rows is None else len(rows)
         out = hidden.new_empty(count, self.width)
+        if not count:
+            return out
         boundaries = packed.cu_seqlens.to(torch.int32).contiguous()
         rows = None if rows is None else rows.long().contiguous()
         batch = Batch(
