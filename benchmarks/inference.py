@@ -3,7 +3,8 @@
 All compute the same model on the same texts, each in a process of its own, with equally many
 threads and the setting that was fastest for it (`benchmarks.contestants`). Rounds go through all
 contestants in turn; transformers with texts padded as they come takes part in the first one only.
-Rates count sequences and real tokens; ratios are between runs of one round. Tokens per second of
+Rates count sequences and real tokens; ratios are between runs of one round, to the best peer of the
+same precision and to the fastest peer of any. Tokens per second of
 processor time are there beside wall time, because other programs hardly change them.
 
 `share_of_matmul_peak_needed` is the work per second over that of matrix products which were
@@ -194,11 +195,12 @@ def measure(
         rounds.measure(workload.name, workers, settings)
         memory = {name: worker.ask("peak_mebibytes") for name, worker in workers.items()}
     words = {AS_GIVEN: str(given), **contest.settings}
+    best = best_peers(rounds.seconds, rounds.outputs, contest.expected)
     return {
         name: {
             "setting": setting,
             "threads": threads,
-            **rates(workload, name, rounds.seconds),
+            **rates(workload, name, rounds.seconds, best),
             "tokens_per_cpu_second": summary(
                 [workload.tokens / busy for busy in rounds.cpu_seconds[name]]
             ),
@@ -226,20 +228,37 @@ def compared(own: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> Row:
     return {"lowest_cosine": round(lowest, 6), **remark}
 
 
-def rates(workload: Workload, name: str, seconds: Mapping[str, list[float]]) -> Row:
-    """Sequences and real tokens per second, and how often those of others."""
+def best_peers(
+    times: Mapping[str, Sequence[float]],
+    outputs: Mapping[str, Sequence[np.ndarray]],
+    expected: Sequence[np.ndarray],
+) -> dict[str, str]:
+    """The fastest peer of each precision, and of all as "any"; wrong outputs do not count."""
+    found: dict[str, str] = {}
+    for name in sorted(times, key=lambda name: statistics.median(times[name])):
+        peer = name != AS_GIVEN and not name.startswith("bertkit")
+        if peer and min(cosines(outputs[name], expected)) >= WRONG:
+            found.setdefault("any", name)
+            found.setdefault(precision_of(name), name)
+    return found
+
+
+def rates(
+    workload: Workload, name: str, seconds: Mapping[str, list[float]], best: Mapping[str, str]
+) -> Row:
+    """Sequences and real tokens per second, and how often those of the best peers."""
 
     def over(other: str) -> dict[str, float]:
         pairs = zip(seconds[name], seconds[other], strict=False)  # some run in the first round only
         return summary([theirs / own for own, theirs in pairs])
 
     count, tokens = len(workload.sequences), workload.tokens
-    others = ("onnxruntime fp32", "onnxruntime int8", "bertkit fp32")
     return {
         "runs": len(seconds[name]),
         "sequences_per_second": summary([count / s for s in seconds[name]]),
         "real_tokens_per_second": summary([tokens / s for s in seconds[name]]),
-        **{f"over_{other.replace(' ', '_')}": over(other) for other in others if other in seconds},
+        "over_best_peer": over(best[precision_of(name)]),
+        "over_fastest_peer": over(best["any"]),
     }
 
 
@@ -263,7 +282,7 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
                 if begin >= 0:  # the first block warms up
                     taken[name] += [1000 * seconds for seconds in found]
     medians = {name: statistics.median(found) for name, found in taken.items()}
-    others = [name for name in ("onnxruntime fp32", "onnxruntime int8") if name in medians]
+    best = best_peers(taken, outputs, contest.expected)
     return {
         name: {
             "setting": contest.settings[name],
@@ -271,10 +290,8 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
             "mean_tokens": round(statistics.mean(len(text.ids) for text in texts), 1),
             "p50_milliseconds": round(medians[name], 3),
             "p99_milliseconds": round(float(np.percentile(found, 99)), 3),
-            **{
-                f"p50_over_{other.replace(' ', '_')}": round(medians[name] / medians[other], 3)
-                for other in others
-            },
+            "p50_over_best_peer": round(medians[name] / medians[best[precision_of(name)]], 3),
+            "p50_over_fastest_peer": round(medians[name] / medians[best["any"]], 3),
             **compared(outputs[name], contest.expected),
         }
         for name, found in taken.items()

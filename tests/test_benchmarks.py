@@ -255,7 +255,8 @@ def test_inference_from_texts_to_tables(
     assert [found["short"][name]["runs"] for name in (AS_GIVEN, "bertkit fp32")] == [1, 2]
     assert AS_GIVEN not in found["latency"]
     assert found["squad"]["bertkit fp32"]["lowest_cosine"] == pytest.approx(1.0, abs=1e-4)
-    assert found["mrpc"]["bertkit fp32"]["over_bertkit_fp32"]["median"] == 1
+    over = [row["over_fastest_peer"]["median"] for row in found["mrpc"].values()]
+    assert over.count(1) == 1, "the fastest peer itself"
     assert found["short"]["bertkit fp32"]["share_of_matmul_peak_needed"]["median"] > 0
     assert found["scores"]["bertkit fp32"]["mrpc other labels"] == 0
     taking_part = {name.split(" ")[0] for name in found["short"]} | set(details["short"]["skipped"])
@@ -287,6 +288,25 @@ def test_wrong_outputs_are_marked() -> None:
     assert inference.compared(expected, expected) == {"lowest_cosine": 1.0}
     wrong = [expected[0], np.array([1.0, 1.0])]
     assert "0.9" in inference.compared(wrong, expected)["remark"]
+
+
+def test_the_best_peer_is_the_fastest_one_that_is_right() -> None:
+    right, wrong = [np.array([1.0, 0.0])], [np.array([0.0, 1.0])]
+    times = {
+        AS_GIVEN: [0.1],
+        "bertkit fp32": [0.1, 0.1],
+        "openvino fp32": [3.0, 2.0, 9.0],
+        "onnxruntime fp32": [4.0, 4.0, 4.0],
+        "ctranslate2 int8": [0.2],
+        "openvino int8 static": [2.0],
+    }
+    outputs = {name: wrong if name == "ctranslate2 int8" else right for name in times}
+    best = inference.best_peers(times, outputs, right)
+    assert best == {
+        "any": "openvino int8 static",
+        "int8": "openvino int8 static",
+        "fp32": "openvino fp32",
+    }
 
 
 def test_growth_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

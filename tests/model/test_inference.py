@@ -59,7 +59,12 @@ def test_prepared_layers_equal_the_encoders(
     ("mode", "cosine"),
     [("fp32", 0.99999), ("bf16", 0.9998), pytest.param("int8", 0.99, marks=needs_vnni)],
 )
-def test_genuine_weights_stay_close(mode: str, cosine: float, minilm: Path, batch: Any) -> None:
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+def test_genuine_weights_stay_close(
+    mode: str, cosine: float, compiled: bool, minilm: Path, batch: Any, monkeypatch: Any
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(inference, "is_supported", lambda config, mode: False)
     encoder = load_encoder(minilm).eval()
     torch.manual_seed(0)
     packed = batch(60, 31, 31, 12, 3)
