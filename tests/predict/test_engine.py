@@ -202,7 +202,7 @@ def test_evaluate_shows_int8_beside_fp32_and_keeps_the_bound(
     assert ended.value.code == 0
     assert len(tokenized) == 1, "both precisions take the same sequences"
     shown = capsys.readouterr().out
-    assert "classify dev in fp32: accuracy 100.0%" in shown
+    assert "classification dev in fp32: accuracy 100.0%" in shown
     with pytest.raises(SystemExit) as ended:
         main([*command, "--bound", "-1"])  # not even an equal score would do
     assert ended.value.code == 2

@@ -62,7 +62,7 @@ def masked(save: Save) -> Path:
 
 @pytest.fixture(scope="module")
 def bert(masked: Path) -> Predictor:
-    return load(masked, device="cpu")
+    return load(masked, device="cpu", precision="fp32")
 
 
 def whole_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -117,7 +117,7 @@ def test_the_methods_differ_only_within_words(bert: Predictor) -> None:
 def test_left_to_right_scores_equal_transformers(save: Save) -> None:
     folder = save("left_to_right")
     oracle = BertLMHeadModel.from_pretrained(folder).eval()
-    bert = load(folder, device="cpu")
+    bert = load(folder, device="cpu", precision="fp32")
     for text, one in zip(SENTENCES, bert.score(SENTENCES), strict=True):
         ids = whole_ids(bert.tokenizer, text)
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_left_to_right_scores_equal_transformers(save: Save) -> None:
 
 
 def test_right_to_left_scores_do_not_depend_on_earlier_words(save: Save) -> None:
-    bert = load(save("right_to_left"), device="cpu")
+    bert = load(save("right_to_left"), device="cpu", precision="fp32")
     one, other = bert.score(["river stone bridge", "winter stone bridge"])
     assert one.log_probabilities[1:] == pytest.approx(other.log_probabilities[1:], abs=1e-5)
     assert one.log_probabilities[0] != pytest.approx(other.log_probabilities[0], abs=1e-3)
@@ -198,7 +198,7 @@ def codes(*calls: Callable[[], object]) -> list[str]:
 
 
 def test_what_cannot_be_scored_is_refused(bert: Predictor, save: Save) -> None:
-    causal = load(save("left_to_right"), device="cpu")
+    causal = load(save("left_to_right"), device="cpu", precision="fp32")
     longest = bert.score(["river " * 38])[0]
     assert len(longest.tokens) == 38
     assert codes(

@@ -82,7 +82,7 @@ def evaluate(model: Path, data: object, **options: str) -> MinimalPairEvaluation
 
 def test_scores_are_those_of_sentences(model: Path, blimp: Path) -> None:
     found = evaluate(model, blimp)
-    bert = bertkit.load(model, device="cpu")
+    bert = bertkit.load(model, device="cpu", precision="fp32")
     assert len(found.scored) == 8
     for one in found.scored:
         good, bad = (each.score for each in bert.score([one.pair.good, one.pair.bad]))
@@ -247,7 +247,7 @@ def test_scores_of_real_sentences_equal_minicons(model: Path, data: Path, method
     if not (data / "blimp").is_dir():
         pytest.skip(f"no {data / 'blimp'}")
     pairs = read_minimal_pairs(data / "blimp", TextCounts())[:: 67_000 // 500]
-    bert = bertkit.load(model, device="cpu")
+    bert = bertkit.load(model, device="cpu", precision="fp32")
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     texts = [text for text in texts if len(bert.tokenizer.encode(text).ids) <= 38]
     assert len(texts) > 500

@@ -123,7 +123,7 @@ def test_answers(client: TestClient, models: Path) -> None:
 
 
 def test_masks(client: TestClient, models: Path) -> None:
-    direct = load_pretrained(models / "pretrained", device="cpu")
+    direct = load_pretrained(models / "pretrained", device="cpu", precision="fp32")
     texts = ["river [MASK] stone", f"[MASK] {LONG} [MASK]", "[MASK]"]
     inputs = [{"text": text, "top": 3 + i} for i, text in enumerate(texts)]
     found = post(client, "fill-mask", inputs=inputs)["predictions"]
@@ -135,7 +135,7 @@ def test_masks(client: TestClient, models: Path) -> None:
 
 
 def test_next_sentences(client: TestClient, models: Path) -> None:
-    direct = load_pretrained(models / "pretrained", device="cpu")
+    direct = load_pretrained(models / "pretrained", device="cpu", precision="fp32")
     pairs = [("river", "stone"), (LONG, LONG), ("river", LONG)]
     inputs = [{"text": text, "following": following} for text, following in pairs]
     found = post(client, "next-sentence", inputs=inputs)
