@@ -250,14 +250,15 @@ def rates(
 
     def over(other: str) -> dict[str, float]:
         pairs = zip(seconds[name], seconds[other], strict=False)  # some run in the first round only
-        return summary([theirs / own for own, theirs in pairs])
+        return summary([theirs / mine for mine, theirs in pairs])
 
     count, tokens = len(workload.sequences), workload.tokens
+    own = best.get(precision_of(name))
     return {
         "runs": len(seconds[name]),
         "sequences_per_second": summary([count / s for s in seconds[name]]),
         "real_tokens_per_second": summary([tokens / s for s in seconds[name]]),
-        "over_best_peer": over(best[precision_of(name)]),
+        **({"over_best_peer": over(own)} if own else {}),
         "over_fastest_peer": over(best["any"]),
     }
 
@@ -290,8 +291,11 @@ def measure_latency(workload: Workload, contest: Contest, settings: Settings) ->
             "mean_tokens": round(statistics.mean(len(text.ids) for text in texts), 1),
             "p50_milliseconds": round(medians[name], 3),
             "p99_milliseconds": round(float(np.percentile(found, 99)), 3),
-            "p50_over_best_peer": round(medians[name] / medians[best[precision_of(name)]], 3),
-            "p50_over_fastest_peer": round(medians[name] / medians[best["any"]], 3),
+            **{
+                f"p50_over_{title}_peer": round(medians[name] / medians[best[key]], 3)
+                for title, key in (("best", precision_of(name)), ("fastest", "any"))
+                if key in best
+            },
             **compared(outputs[name], contest.expected),
         }
         for name, found in taken.items()
