@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -117,6 +118,17 @@ def is_supported(config: ModelConfig, precision: str) -> bool:
     )
 
 
+KEPT = threading.local()
+"""Its attribute `workspace` is the memory in which this thread's last layer was computed."""
+
+
+def workspace(size: int) -> Tensor:
+    """Return at least `size` bytes, which a thread keeps: new memory arrives page by page."""
+    if not hasattr(KEPT, "workspace") or len(KEPT.workspace) < size:
+        KEPT.workspace = torch.empty(size, dtype=torch.uint8)
+    return KEPT.workspace
+
+
 class NativeLayer(nn.Module):
     """An encoder layer for inference in compiled code; see `encoder.Layer`.
 
@@ -210,7 +222,7 @@ class NativeLayer(nn.Module):
         most = max(1, len(hidden) // ROWS_PER_THREAD)
         threads = ctypes.c_int64(min(torch.get_num_threads(), most))
         arguments = ctypes.byref(self.struct), ctypes.byref(batch), threads
-        memory = torch.empty(code.bertkit_layer_bytes(*arguments), dtype=torch.uint8)
+        memory = workspace(code.bertkit_layer_bytes(*arguments))
         code.bertkit_layer(*arguments, ctypes.c_void_p(memory.data_ptr()))
         return out
 
@@ -237,7 +249,7 @@ class NativeLayer(nn.Module):
         code = library()
         assert code is not None
         layer = ctypes.byref(self.struct)
-        memory = torch.empty(code.bertkit_parts_bytes(layer), dtype=torch.uint8)
+        memory = workspace(code.bertkit_parts_bytes(layer))
         given = (
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int64(a)
             for a in (*arguments, memory)
