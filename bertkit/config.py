@@ -22,8 +22,8 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
-LONGEST_DIFFERENCE = 120
-"""The most characters that an error message shows of one difference."""
+MAX_DIFFERENCE = 120
+"""The maximum number of characters that an error message shows of one difference."""
 SIGNS = (
     *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
     *("finetune.json", "reproduce.json", "export.json"),
@@ -267,7 +267,7 @@ def claim_settings(
     begun = filled(begun, defaults or {})
     changed = differences(begun, settings, ignored=ignored)
     if changed:
-        named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
+        named = "; ".join(text[:MAX_DIFFERENCE] for text in changed[:3])
         raise BertkitError(
             f"{path.parent} holds {what} with other settings ({named}); "
             "choose another --out, or restore the settings to resume"

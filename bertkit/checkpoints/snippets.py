@@ -55,7 +55,7 @@ class SavedForm:
     image: str = ""
     """The code of an image, for a model that reads one with every text."""
     max_length: int = 512
-    """The most tokens of a sequence."""
+    """The maximum number of tokens of a sequence."""
     prompt: str = ""
     """The prompt before every text of an embedding model."""
     lowercase: bool = False
@@ -95,7 +95,7 @@ def saved_form(folder: Path) -> SavedForm:
     }
     if embeds:
         return SavedForm(head="embedding", **{**known, "library": "sentence-transformers"})
-    return SavedForm(head=head_of(details, named), **known)
+    return SavedForm(head=saved_head(details, named), **known)
 
 
 def image_code(settings: Mapping[str, Any]) -> str:
@@ -107,7 +107,7 @@ def image_code(settings: Mapping[str, Any]) -> str:
     return f"[[0.0] * {settings['image_width']}]  # features, (vectors, width)"
 
 
-def head_of(details: Mapping[str, Any], architecture: str) -> str:
+def saved_head(details: Mapping[str, Any], architecture: str) -> str:
     """Return the head of a model from its `bertkit.json` and the class in its `config.json`."""
     task = str(details.get("task"))
     if task in TUNED_HEADS:

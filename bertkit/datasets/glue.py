@@ -352,7 +352,7 @@ def write_glue_zip(files: Mapping[str, Path], out: Path, *, fill_wnli: bool = Tr
         remarks.append("WNLI.tsv was filled with 0, the majority class, as no file was given")
     missing = [name for name in ZIPPED if name not in texts]
     problems = [f"missing: {', '.join(missing)}"] if missing else []
-    problems += [problem for name in texts for problem in problems_of(name, texts[name])]
+    problems += [problem for name in texts for problem in submission_problems(name, texts[name])]
     if problems:
         raise BertkitError(
             f"{out} was not written: {'; '.join(problems)}; predict these test sets anew"
@@ -376,7 +376,7 @@ def submission_text(path: Path) -> str:
         raise BertkitError(f"cannot read {path} ({error}); predict this test set anew") from None
 
 
-def problems_of(name: str, text: str) -> Iterator[str]:
+def submission_problems(name: str, text: str) -> Iterator[str]:
     """Yield the first problem for which the server would reject a file, if there is one."""
     task, rows = GLUE[ZIPPED[name][0]], ZIPPED[name][1]
     header, *lines = text.removesuffix("\n").split("\n")

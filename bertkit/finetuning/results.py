@@ -35,10 +35,10 @@ class FinetuningResults:
         self.scored = [run for run in self.runs if run.scores]
         self.splits = list(self.scored[0].scores) if self.scored else []
         self.metric = self.main_metric()
-        self.planned, self.going_on = read_plan(folder, self.runs)
+        self.planned, self.in_progress = read_plan(folder, self.runs)
         self.listed = {run["name"] for run in self.written.get("runs", [])}
         """The names of the runs in `results.json`."""
-        self.finished = self.listed == {run.name for run in self.runs} and not self.going_on
+        self.finished = self.listed == {run.name for run in self.runs} and not self.in_progress
         self.best = self.best_run()
         self.of_setting = {run.setting: run.settings for run in reversed(self.runs)}
         self.settings = sorted(
@@ -122,12 +122,12 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
     `grid.json`, if it exists, holds the fields of `Grid`.
     """
     done = {run.name for run in runs}
-    going_on = []
+    in_progress = []
     for path in sorted(folder.glob(f"runs/*/{JOURNAL}")):
         if path.parent.name not in done:
             steps = [record.get("step", 0) for record in read_journal(path)]
-            going_on.append((path.parent.name, max(steps, default=0)))
-    planned = done | {name for name, _ in going_on}
+            in_progress.append((path.parent.name, max(steps, default=0)))
+    planned = done | {name for name, _ in in_progress}
     path = folder / "grid.json"
     grid = read_object(path) if path.is_file() else {}
     try:
@@ -137,7 +137,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
         planned |= {run.name for run in Grid(**values).runs()} if grid else set()
     except TypeError:
         raise BertkitError(f"{path} is damaged; delete it") from None
-    return len(planned), going_on
+    return len(planned), in_progress
 
 
 def comparable(runs: list[RunResult]) -> list[RunResult]:

@@ -141,7 +141,7 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
             found["inputs"] = settings["inputs"]
     if not found["values"]:
         own = cell.metric == PERPLEXITY
-        reason = work.untrainable(cell.job.variant) if own else work.absence(cell.job)
+        reason = work.why_untrainable(cell.job.variant) if own else work.why_unrunnable(cell.job)
         found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
 

@@ -112,9 +112,9 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.Choice],
     )
     async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
-        least = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
+        minimum = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
         size = sum(
-            request_size(one.choices) + len(one.choices) * (least + len(one.text))
+            request_size(one.choices) + len(one.choices) * (minimum + len(one.text))
             for one in asked.inputs
         )
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)

@@ -53,12 +53,11 @@ class LabelPrediction(Prediction):
     label: str
     probability: float
     probabilities: dict[str, float]
+    """The probability of every class."""
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the labels with bars."""
         return probability_bars(self.probabilities, [self.label])
-
-    """The probability of every class."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,12 +66,11 @@ class LabelSetPrediction(Prediction):
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
+    """The probability of every class; they do not add up to 1."""
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the labels with bars."""
         return probability_bars(self.probabilities, self.labels)
-
-    """The probability of every class; they do not add up to 1."""
 
 
 def ordered_predictions(

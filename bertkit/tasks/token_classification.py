@@ -124,7 +124,7 @@ class TokenClassification(Task):
                 parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
                 found.append(Item(made[0][0], parts))
         windowed = sum(count > 1 for count in spread.values())
-        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} pieces": cut})
+        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} tokens": cut})
 
     def _stream(self, inputs: Sequence[WordsExample], number: int) -> int:
         """Return the stream of a sentence; consecutive ones with equal numbers form one stream."""

@@ -449,7 +449,7 @@ def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_grid_goes_on_where_it_was(
+def test_a_grid_resumes_where_it_was(
     pretrained: Path,
     weather: Path,
     tmp_path: Path,

@@ -153,7 +153,7 @@ def assert_same_run(alone: Path, several: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "processes"), [("shared_out", 1), ("alone", 2)], ids=["parts to one", "one to parts"]
 )
-def test_a_run_goes_on_with_other_processes(
+def test_a_run_resumes_with_other_processes(
     request: pytest.FixtureRequest, store: TokenStore, tmp_path: Path, made: str, processes: int
 ) -> None:
     whole = request.getfixturevalue(made)
