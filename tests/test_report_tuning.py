@@ -19,6 +19,7 @@ from tests.test_report import Page, page_of, step, write_run
 SHARED = {
     "data": "mnli <&> 漢",
     "task_type": "classification",
+    "metric": "accuracy",
     "inputs": {"train": 20123, "dev": 9815, "dev-mismatched": 9832},
     "start": "a/model",
     "labels": ["yes", "no"],

@@ -34,7 +34,8 @@ class FinetuningResults:
             raise BertkitError(f"{folder} has no finished run yet; wait for the first, then report")
         self.scored = [run for run in self.runs if run.scores]
         self.splits = list(self.scored[0].scores) if self.scored else []
-        self.metric = self.main_metric()
+        self.metric = str(self.recorded("metric") or "score")
+        """The name of the score by which runs are compared, on the first split."""
         self.planned, self.in_progress = read_plan(folder, self.runs)
         self.listed = {run["name"] for run in self.written.get("runs", [])}
         """The names of the runs in `results.json`."""
@@ -44,18 +45,6 @@ class FinetuningResults:
         self.settings = sorted(
             grid_summary(comparable(self.runs)), key=lambda row: -self.median(row)
         )
-
-    def main_metric(self) -> str:
-        """Return the name of the score by which runs are compared, on the first split."""
-        if "metric" in self.written or not self.scored:
-            return str(self.written.get("metric", "score"))
-        names = self.scored[0].scores[self.splits[0]]
-        equal = [
-            name
-            for name in names
-            if all(run.scores[self.splits[0]].get(name) == run.metric for run in self.scored)
-        ]
-        return [*equal, *names, "score"][0]
 
     def best_run(self) -> RunResult | None:
         """Return the best run in `results.json`, or of the runs so far; None if all diverged."""

@@ -36,7 +36,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
-from bertkit.tasks.predictions import TagsPrediction
+from bertkit.tasks.predictions import TagsPrediction, tagged_text
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -270,18 +270,13 @@ class TokenClassification(Task):
         `word_end` count words.
         """
         text, spans = (given.text, given.spans) if given.spans else joined(given.words)
-
-        def shown(kind: str, first: int, last: int) -> dict[str, Any]:
-            start, end = spans[first][0], spans[last - 1][1]
-            place = {"start": start, "end": end, "text": text[start:end]}
-            return {"type": kind, **place, "word_start": first, "word_end": last}
-
+        tagged = tagged_text(prediction, text, spans)
         return {
             "id": given.id,
             "words": list(given.words),
             "tags": list(prediction.tags),
             "probabilities": list(prediction.probabilities),
-            "entities": [shown(*entity) for entity in prediction.entities],
+            "entities": [entity.to_dict() for entity in tagged.entities],
         }
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
