@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertkit.checkpoints.families import canonical_name
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 
@@ -74,6 +73,7 @@ def load_state(directory: Path) -> dict[str, Tensor]:
         BertkitError: there are no weights, a file is damaged, a tensor is not a weight or has NaN
             or infinite numbers, two tensors belong to one parameter, or the decoder is not tied.
     """
+    from bertkit.checkpoints.families import canonical_name
     from bertkit.checkpoints.limits import check_finite_weights
 
     state: dict[str, Tensor] = {}
