@@ -67,7 +67,9 @@ def find_recipe(name: str) -> Path:
         raise BertkitError(f"recipe {name} does not exist")
     recipes = shipped_recipes()
     if name not in recipes:
-        raise BertkitError(f"no recipe '{name}'{nearest(name, recipes)}, or give a .toml file")
+        raise BertkitError(
+            f"no recipe '{name}'{nearest(name, recipes)} (or give the path of a .toml file)"
+        )
     return recipes[name]
 
 

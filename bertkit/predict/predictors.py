@@ -137,11 +137,11 @@ class TaskPredictor:
         for given in inputs if self.pairs is not None else ():
             if isinstance(given, TextExample) and (given.pair is not None) != self.pairs:
                 raise BertkitError(
-                    f"{given.place}: the model was tuned on pairs of texts, and here is one text; "
+                    f"{given.place}: the model was fine-tuned on pairs of texts, and here is one; "
                     "give the second (in a file --pair names its column)"
                     if self.pairs
-                    else f"{given.place}: the model was tuned on single texts, and here are two; "
-                    "leave the second out"
+                    else f"{given.place}: the model was fine-tuned on single texts, and here are "
+                    "two; leave the second out"
                 )
         items = self.task.items(inputs, self.tokenizer)
         check_segments(items, self.loaded[0].model.config)

@@ -419,9 +419,9 @@ def training_labels(data: TaskInputs, *, at_least: int) -> tuple[str, ...]:
         if count == 1:
             data.counts.note(SEEN_ONCE, f"label {label!r}")
     if len(seen) < at_least:
+        found = f"only the label {next(iter(seen))!r}" if seen else "no label"
         raise BertkitError(
-            f"the training data has {len(seen)} different labels in column "
-            f"'{data.columns.label}'; "
-            "there is nothing to tell apart"
+            f"the training data has {found} in column '{data.columns.label}'; there is nothing to "
+            "tell apart"
         )
     return tuple(sorted(seen))

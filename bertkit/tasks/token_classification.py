@@ -307,10 +307,8 @@ def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
             raise BertkitError(f"{given.place}: the sentence has no tags; name the column of tags")
         seen.update(given.tags)
     if len(seen) < 2:
-        raise BertkitError(
-            f"the training data has {len(seen)} different tags ({', '.join(seen) or 'no word'}); "
-            "there is nothing to tell apart"
-        )
+        found = f"only the tag {next(iter(seen))!r}" if seen else "no word"
+        raise BertkitError(f"the training data has {found}; there is nothing to tell apart")
     others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
     if others and any(tag.startswith(("B-", "I-")) for tag in seen):
         raise BertkitError(

@@ -582,14 +582,14 @@ def test_pairs_and_single_texts_are_told_apart(
     out = tmp_path / "pairs"
     tune("classification", pretrained, pairs, out, "--pair second")
     assert load(out)("river", "stone").label in {"wet", "dry"}
-    with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
+    with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one"):
         load(out)("river")
     with pytest.raises(BertkitError, match="cannot mix models fine-tuned on pairs"):
         load([tuned, out])
     details = json.loads((out / "model" / "bertkit.json").read_text())
     (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))
     said = fails(capsys, "predict", out, pairs)  # as of official sets, which name no columns
-    assert "pairs.csv:2: the model was tuned on pairs" in said
+    assert "pairs.csv:2: the model was fine-tuned on pairs" in said
 
 
 def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
