@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -202,6 +202,15 @@ def differences(
         elif old != new:
             found.append(f"{prefix}{key} {old!r} -> {new!r}")
     return found
+
+
+def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each field, those of nested objects included."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted_values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import write_glue
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
@@ -202,6 +201,8 @@ class TextTask(Task):
         """See `Task`; for GLUE this is a file of glue.zip."""
         if not self.official_field:
             return []
+        from bertkit.datasets.submissions import write_glue
+
         found = [getattr(prediction, self.official_field) for prediction in done.predictions]
         ids = [given.id for given in done.inputs]
         return write_glue(done.name, folder, done.split, ids, found)

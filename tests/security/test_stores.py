@@ -23,7 +23,7 @@ from bertkit.checkpoints.tensorflow import (
     save_google_checkpoint,
 )
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.glue import ZIPPED, write_glue_zip
+from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
 from bertkit.model.encoder import ModelConfig
