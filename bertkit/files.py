@@ -240,7 +240,7 @@ def check_file_size(path: Path, maximum: int) -> None:
         raise BertkitError(f"{path} is not a regular file; put a copy of the file there")
     if path.is_file() and (size := path.stat().st_size) > maximum:
         raise BertkitError(
-            f"{path} has {size:,} bytes; at maximum {maximum:,} are read; check the path"
+            f"{path} has {size:,} bytes; at most {maximum:,} are read; check the path"
         )
 
 
