@@ -13,7 +13,7 @@ from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models
-from bertkit.serve.server import address_of, make_server, open_socket
+from bertkit.serve.server import make_server, open_socket, socket_url
 from bertkit.serve.service import Service
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def served(models: Sequence[str], limits: Limits | None = None, token: str = "")
     try:
         while not server.started and thread.is_alive():
             time.sleep(0.02)
-        yield address_of(listening)
+        yield socket_url(listening)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -90,7 +90,7 @@ def main() -> None:
             rows[task] = {
                 "inputs": f"{inputs['train']:,} train, {inputs['dev']:,} dev",
                 "epochs": EPOCHS.get(task, 1),
-                "without_looking": shown_scores(written["baseline"]["dev"]),
+                "input_independent_baseline": shown_scores(written["baseline"]["dev"]),
                 "after_training": shown_scores(best.scores["dev"]),
                 "remark": best.degenerate,
             }

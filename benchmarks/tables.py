@@ -61,7 +61,7 @@ def render(results: Path, name: str) -> str:
         return MISSING
     result = json.loads(path.read_text(encoding="utf-8"))
     if "outcome" in result:  # of `bertkit reproduce`, which has tables of its own
-        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, parts_of(result))
+        return as_markdown(result["outcome"], level=3) + "\n" + caption(result, task_parts(result))
     rows = [flat(row) for row in named(result["rows"])]
     if not rows:
         return MISSING
@@ -70,10 +70,10 @@ def render(results: Path, name: str) -> str:
     notes = [f"{heading(key)}: {value(key, content)}" for key, content in constants.items()]
     if len(shown) < len(rows):
         notes.append(f"{len(shown)} of {len(rows)} rows of results/{name}.json")
-    return "\n".join([*lines, "", caption(result, [*notes, *parts_of(result)])])
+    return "\n".join([*lines, "", caption(result, [*notes, *task_parts(result)])])
 
 
-def parts_of(result: Row) -> list[str]:
+def task_parts(result: Row) -> list[str]:
     """Of a file that was made in parts, their origins; of a comparison, who did not take part."""
     if runs := result.get("runs"):
         sides = [side for task in runs.values() for side in task.values()]

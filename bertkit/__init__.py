@@ -15,168 +15,114 @@ TYPE_CHECKING = False  # importing typing would take longer than everything else
 if TYPE_CHECKING:
     from typing import Any
 
-    from bertkit.checkpoints.publish import push
-    from bertkit.checkpoints.vocabulary import extend_vocabulary
-    from bertkit.corpus.build import PrepareOptions, prepare
-    from bertkit.corpus.clean import CleanOptions, clean
-    from bertkit.corpus.from_text import TextOptions, store_from_text
-    from bertkit.corpus.store import TokenStore
-    from bertkit.datasets.benchmarks import DataFiles
-    from bertkit.datasets.columns import (
-        ChoiceColumns,
-        LabelSetColumns,
-        NumberColumns,
-        QuestionColumns,
-        TextColumns,
-        WordColumns,
-    )
-    from bertkit.doctor.run import diagnose
-    from bertkit.errors import BertkitError
-    from bertkit.explain.trace import trace_example
-    from bertkit.export.export import export_model
-    from bertkit.finetuning.finetune import finetune
-    from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
-    from bertkit.model.encoder import Encoder, ModelConfig
-    from bertkit.model.heads import PretrainingModel
-    from bertkit.planning.plan import CorpusSize, plan
-    from bertkit.predict.embeddings import load_embedder
-    from bertkit.predict.evaluate import evaluate
-    from bertkit.predict.features import Extraction
-    from bertkit.predict.files import predict_file
-    from bertkit.predict.load import load, model_info
-    from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
-    from bertkit.predict.text_vectors import embed_file, extract_file
-    from bertkit.pretraining_data.batch import Packed, pack
-    from bertkit.report.pretraining import write_report
-    from bertkit.reproduce.reproduce import reproduce_tables
-    from bertkit.serve.app import serving_app
-    from bertkit.tasks.predictions import to_frame
-    from bertkit.tasks.windows import QuestionWindows, WindowLengths, WordWindows
-    from bertkit.tokenizer.learn import LearnOptions, learn_tokenizer
-    from bertkit.tokenizer.train import learn_vocabulary, measure_vocabulary
-    from bertkit.tokenizer.wordpiece import Tokenizer
-    from bertkit.training.pretrain import pretrain
-    from bertkit.training.recipe import PretrainRecipe
+    from bertkit.checkpoints.publish import push as push
+    from bertkit.checkpoints.vocabulary import extend_vocabulary as extend_vocabulary
+    from bertkit.corpus.build import PrepareOptions as PrepareOptions
+    from bertkit.corpus.build import prepare as prepare
+    from bertkit.corpus.clean import CleanOptions as CleanOptions
+    from bertkit.corpus.clean import clean as clean
+    from bertkit.corpus.from_text import TextOptions as TextOptions
+    from bertkit.corpus.from_text import store_from_text as store_from_text
+    from bertkit.corpus.store import TokenStore as TokenStore
+    from bertkit.datasets.benchmarks import DataFiles as DataFiles
+    from bertkit.datasets.columns import ChoiceColumns as ChoiceColumns
+    from bertkit.datasets.columns import LabelSetColumns as LabelSetColumns
+    from bertkit.datasets.columns import NumberColumns as NumberColumns
+    from bertkit.datasets.columns import QuestionColumns as QuestionColumns
+    from bertkit.datasets.columns import TextColumns as TextColumns
+    from bertkit.datasets.columns import WordColumns as WordColumns
+    from bertkit.doctor.run import diagnose as diagnose
+    from bertkit.errors import BertkitError as BertkitError
+    from bertkit.explain.trace import trace_example as trace_example
+    from bertkit.export.export import export_model as export_model
+    from bertkit.finetuning.finetune import finetune as finetune
+    from bertkit.finetuning.settings import FinetuneSettings as FinetuneSettings
+    from bertkit.finetuning.settings import Grid as Grid
+    from bertkit.finetuning.settings import TrainingSettings as TrainingSettings
+    from bertkit.model.encoder import Encoder as Encoder
+    from bertkit.model.encoder import ModelConfig as ModelConfig
+    from bertkit.model.heads import PretrainingModel as PretrainingModel
+    from bertkit.planning.plan import CorpusSize as CorpusSize
+    from bertkit.planning.plan import plan as plan
+    from bertkit.predict.embeddings import load_embedder as load_embedder
+    from bertkit.predict.evaluate import evaluate as evaluate
+    from bertkit.predict.features import Extraction as Extraction
+    from bertkit.predict.files import predict_file as predict_file
+    from bertkit.predict.load import load as load
+    from bertkit.predict.load import model_info as model_info
+    from bertkit.predict.minimal_pairs import evaluate_minimal_pairs as evaluate_minimal_pairs
+    from bertkit.predict.text_vectors import embed_file as embed_file
+    from bertkit.predict.text_vectors import extract_file as extract_file
+    from bertkit.pretraining_data.batch import Packed as Packed
+    from bertkit.pretraining_data.batch import pack as pack
+    from bertkit.report.pretraining import write_report as write_report
+    from bertkit.reproduce.reproduce import reproduce_tables as reproduce_tables
+    from bertkit.serve.app import serving_app as serving_app
+    from bertkit.tasks.predictions import to_frame as to_frame
+    from bertkit.tasks.windows import QuestionWindows as QuestionWindows
+    from bertkit.tasks.windows import WindowLengths as WindowLengths
+    from bertkit.tasks.windows import WordWindows as WordWindows
+    from bertkit.tokenizer.learn import LearnOptions as LearnOptions
+    from bertkit.tokenizer.learn import learn_tokenizer as learn_tokenizer
+    from bertkit.tokenizer.train import learn_vocabulary as learn_vocabulary
+    from bertkit.tokenizer.train import measure_vocabulary as measure_vocabulary
+    from bertkit.tokenizer.wordpiece import Tokenizer as Tokenizer
+    from bertkit.training.pretrain import pretrain as pretrain
+    from bertkit.training.recipe import PretrainRecipe as PretrainRecipe
 
-_HOMES = {
-    "BertkitError": "bertkit.errors",
-    "ChoiceColumns": "bertkit.datasets.columns",
-    "CleanOptions": "bertkit.corpus.clean",
-    "CorpusSize": "bertkit.planning.plan",
-    "DataFiles": "bertkit.datasets.benchmarks",
-    "Encoder": "bertkit.model.encoder",
-    "Extraction": "bertkit.predict.features",
-    "FinetuneSettings": "bertkit.finetuning.settings",
-    "Grid": "bertkit.finetuning.settings",
-    "LabelSetColumns": "bertkit.datasets.columns",
-    "LearnOptions": "bertkit.tokenizer.learn",
-    "ModelConfig": "bertkit.model.encoder",
-    "NumberColumns": "bertkit.datasets.columns",
-    "Packed": "bertkit.pretraining_data.batch",
-    "PrepareOptions": "bertkit.corpus.build",
-    "PretrainRecipe": "bertkit.training.recipe",
-    "PretrainingModel": "bertkit.model.heads",
-    "QuestionColumns": "bertkit.datasets.columns",
-    "QuestionWindows": "bertkit.tasks.windows",
-    "TextColumns": "bertkit.datasets.columns",
-    "TextOptions": "bertkit.corpus.from_text",
-    "TokenStore": "bertkit.corpus.store",
-    "Tokenizer": "bertkit.tokenizer.wordpiece",
-    "TrainingSettings": "bertkit.finetuning.settings",
-    "WindowLengths": "bertkit.tasks.windows",
-    "WordColumns": "bertkit.datasets.columns",
-    "WordWindows": "bertkit.tasks.windows",
-    "clean": "bertkit.corpus.clean",
-    "diagnose": "bertkit.doctor.run",
-    "embed_file": "bertkit.predict.text_vectors",
-    "evaluate": "bertkit.predict.evaluate",
-    "evaluate_minimal_pairs": "bertkit.predict.minimal_pairs",
-    "export_model": "bertkit.export.export",
-    "extend_vocabulary": "bertkit.checkpoints.vocabulary",
-    "extract_file": "bertkit.predict.text_vectors",
-    "finetune": "bertkit.finetuning.finetune",
-    "learn_tokenizer": "bertkit.tokenizer.learn",
-    "learn_vocabulary": "bertkit.tokenizer.train",
-    "load": "bertkit.predict.load",
-    "load_embedder": "bertkit.predict.embeddings",
-    "measure_vocabulary": "bertkit.tokenizer.train",
-    "model_info": "bertkit.predict.load",
-    "pack": "bertkit.pretraining_data.batch",
-    "plan": "bertkit.planning.plan",
-    "predict_file": "bertkit.predict.files",
-    "prepare": "bertkit.corpus.build",
-    "pretrain": "bertkit.training.pretrain",
-    "push": "bertkit.checkpoints.publish",
-    "reproduce_tables": "bertkit.reproduce.reproduce",
-    "serving_app": "bertkit.serve.app",
-    "store_from_text": "bertkit.corpus.from_text",
-    "to_frame": "bertkit.tasks.predictions",
-    "trace_example": "bertkit.explain.trace",
-    "write_report": "bertkit.report.pretraining",
+_NAMES = {
+    "checkpoints.publish": ("push",),
+    "checkpoints.vocabulary": ("extend_vocabulary",),
+    "corpus.build": ("PrepareOptions", "prepare"),
+    "corpus.clean": ("CleanOptions", "clean"),
+    "corpus.from_text": ("TextOptions", "store_from_text"),
+    "corpus.store": ("TokenStore",),
+    "datasets.benchmarks": ("DataFiles",),
+    "datasets.columns": (
+        "ChoiceColumns",
+        "LabelSetColumns",
+        "NumberColumns",
+        "QuestionColumns",
+        "TextColumns",
+        "WordColumns",
+    ),
+    "doctor.run": ("diagnose",),
+    "errors": ("BertkitError",),
+    "explain.trace": ("trace_example",),
+    "export.export": ("export_model",),
+    "finetuning.finetune": ("finetune",),
+    "finetuning.settings": ("FinetuneSettings", "Grid", "TrainingSettings"),
+    "model.encoder": ("Encoder", "ModelConfig"),
+    "model.heads": ("PretrainingModel",),
+    "planning.plan": ("CorpusSize", "plan"),
+    "predict.embeddings": ("load_embedder",),
+    "predict.evaluate": ("evaluate",),
+    "predict.features": ("Extraction",),
+    "predict.files": ("predict_file",),
+    "predict.load": ("load", "model_info"),
+    "predict.minimal_pairs": ("evaluate_minimal_pairs",),
+    "predict.text_vectors": ("embed_file", "extract_file"),
+    "pretraining_data.batch": ("Packed", "pack"),
+    "report.pretraining": ("write_report",),
+    "reproduce.reproduce": ("reproduce_tables",),
+    "serve.app": ("serving_app",),
+    "tasks.predictions": ("to_frame",),
+    "tasks.windows": ("QuestionWindows", "WindowLengths", "WordWindows"),
+    "tokenizer.learn": ("LearnOptions", "learn_tokenizer"),
+    "tokenizer.train": ("learn_vocabulary", "measure_vocabulary"),
+    "tokenizer.wordpiece": ("Tokenizer",),
+    "training.pretrain": ("pretrain",),
+    "training.recipe": ("PretrainRecipe",),
 }
-
-__all__ = [
-    "BertkitError",
-    "ChoiceColumns",
-    "CleanOptions",
-    "CorpusSize",
-    "DataFiles",
-    "Encoder",
-    "Extraction",
-    "FinetuneSettings",
-    "Grid",
-    "LabelSetColumns",
-    "LearnOptions",
-    "ModelConfig",
-    "NumberColumns",
-    "Packed",
-    "PrepareOptions",
-    "PretrainRecipe",
-    "PretrainingModel",
-    "QuestionColumns",
-    "QuestionWindows",
-    "TextColumns",
-    "TextOptions",
-    "TokenStore",
-    "Tokenizer",
-    "TrainingSettings",
-    "WindowLengths",
-    "WordColumns",
-    "WordWindows",
-    "clean",
-    "diagnose",
-    "embed_file",
-    "evaluate",
-    "evaluate_minimal_pairs",
-    "export_model",
-    "extend_vocabulary",
-    "extract_file",
-    "finetune",
-    "learn_tokenizer",
-    "learn_vocabulary",
-    "load",
-    "load_embedder",
-    "measure_vocabulary",
-    "model_info",
-    "pack",
-    "plan",
-    "predict_file",
-    "prepare",
-    "pretrain",
-    "push",
-    "reproduce_tables",
-    "serving_app",
-    "store_from_text",
-    "to_frame",
-    "trace_example",
-    "write_report",
-]
+"""Module -> the public names that it defines."""
+_HOMES = dict(sorted((name, module) for module, names in _NAMES.items() for name in names))
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name from the module that defines it."""
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"bertkit.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'bertkit' has no attribute '{name}'")
 
 

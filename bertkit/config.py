@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
@@ -22,8 +22,8 @@ from bertkit.errors import BertkitError, nearest
 from bertkit.files import read_json, write_json
 
 Recipe = TypeVar("Recipe")
-LONGEST_DIFFERENCE = 120
-"""The most characters that an error message shows of one difference."""
+MAX_DIFFERENCE = 120
+"""The maximum number of characters that an error message shows of one difference."""
 SIGNS = (
     *("config.json", "model", "vocab.txt", "manifest.json", "journal.jsonl"),
     *("finetune.json", "reproduce.json", "export.json"),
@@ -67,7 +67,9 @@ def find_recipe(name: str) -> Path:
         raise BertkitError(f"recipe {name} does not exist")
     recipes = shipped_recipes()
     if name not in recipes:
-        raise BertkitError(f"no recipe '{name}'{nearest(name, recipes)}, or give a .toml file")
+        raise BertkitError(
+            f"no recipe '{name}'{nearest(name, recipes)} (or give the path of a .toml file)"
+        )
     return recipes[name]
 
 
@@ -202,6 +204,15 @@ def differences(
     return found
 
 
+def dotted_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each field, those of nested objects included."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted_values(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """Return recorded settings, with defaults for fields that did not exist at the time."""
     inner = {
@@ -267,7 +278,7 @@ def claim_settings(
     begun = filled(begun, defaults or {})
     changed = differences(begun, settings, ignored=ignored)
     if changed:
-        named = "; ".join(text[:LONGEST_DIFFERENCE] for text in changed[:3])
+        named = "; ".join(text[:MAX_DIFFERENCE] for text in changed[:3])
         raise BertkitError(
             f"{path.parent} holds {what} with other settings ({named}); "
             "choose another --out, or restore the settings to resume"

@@ -51,7 +51,7 @@ SHOWN = {
 
 REFRESH_SECONDS = 0.25
 """The shortest time between two drawings of a bar in a notebook."""
-MOST_SECONDS = timedelta.max.total_seconds() - 1
+MAX_SECONDS = timedelta.max.total_seconds() - 1
 RATE_SECONDS = 60.0
 """The number of seconds over which the rate and the remaining time are measured."""
 
@@ -169,7 +169,7 @@ class Console:
             parts.append(f"{rate:,.1f} {self.unit}/s" if rate > 1 else f"{1 / rate:,.1f} s each")
             if self.total is not None:
                 seconds = max(0, self.total - done) / rate
-                left = timedelta(seconds=round(min(seconds, MOST_SECONDS)))
+                left = timedelta(seconds=round(min(seconds, MAX_SECONDS)))
                 parts.append(f"{left} left")
         return ", ".join(parts)
 

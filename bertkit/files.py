@@ -230,16 +230,18 @@ def map_array(path: Path) -> np.ndarray:
         raise BertkitError(f"{path} is not an array of numbers ({reason}); remake it") from None
 
 
-def check_file_size(path: Path, most: int) -> None:
+def check_file_size(path: Path, maximum: int) -> None:
     """Refuse a file that is too large to be read into memory.
 
     Raises:
-        BertkitError: the file has more than `most` bytes, or is a folder, a pipe or a device.
+        BertkitError: the file has more than `maximum` bytes, or is a folder, a pipe or a device.
     """
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise BertkitError(f"{path} is not a regular file; put a copy of the file there")
-    if path.is_file() and (size := path.stat().st_size) > most:
-        raise BertkitError(f"{path} has {size:,} bytes; at most {most:,} are read; check the path")
+    if path.is_file() and (size := path.stat().st_size) > maximum:
+        raise BertkitError(
+            f"{path} has {size:,} bytes; at most {maximum:,} are read; check the path"
+        )
 
 
 def read_json(path: Path) -> Any:
@@ -258,18 +260,18 @@ def read_json(path: Path) -> Any:
         raise BertkitError(f"{path} is not valid JSON ({error}); restore or remake it") from None
 
 
-def read_object(path: Path, most: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
+def read_object(path: Path, maximum: int = MOST_OBJECT_BYTES) -> dict[str, Any]:
     """Read a JSON object from a folder that an untrusted person may have made.
 
     Args:
         path: the JSON file.
-        most: the maximum size of the file in bytes.
+        maximum: the maximum size of the file in bytes.
 
     Raises:
         BertkitError: the file is missing, is not a regular file, is too large or does not hold a
             JSON object, or a text in it has half of a surrogate pair, which JSON can write.
     """
-    check_file_size(path, most)
+    check_file_size(path, maximum)
     value = read_json(path)
     if not isinstance(value, dict):
         raise BertkitError(f"{path} does not hold a JSON object; restore or remake it")

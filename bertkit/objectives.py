@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertkit.model.heads import PretrainingModel
-from bertkit.pretraining_data.loader import PretrainingBatch
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the losses of tasks need none of these
     from bertkit.model.electra import ReplacedTokenModel
+    from bertkit.model.heads import PretrainingModel
+    from bertkit.pretraining_data.loader import PretrainingBatch
 
 DISCRIMINATOR_WEIGHT = 50.0
 """The weight of the replaced-token loss relative to the generator's (ELECTRA, appendix A)."""

@@ -119,19 +119,27 @@ def test_imports_stay_light(module: str, heavy: list[str]) -> None:
     assert found.strip() == "[]"
 
 
-def test_training_closure_stays_small() -> None:
-    """Design section 2: `pretrain` imports at most 34 of our files and 7,180 lines of text."""
+@pytest.mark.parametrize(
+    ("module", "most_files", "most_lines"),
+    [
+        ("bertkit.training.pretrain", 32, 6_760),
+        ("bertkit.finetuning.finetune", 78, 16_210),
+        ("bertkit.predict.load", 64, 12_990),
+    ],
+)
+def test_what_a_command_imports_stays_small(module: str, most_files: int, most_lines: int) -> None:
+    """Our files that a module imports, and their lines that are not blank."""
     code = (
-        "import sys, bertkit.training.pretrain\n"
+        f"import sys, {module}\n"
         "print(*[m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'bertkit'])"
     )
     files = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     modules = [Path(file) for file in files if not file.endswith("__init__.py")]
-    assert len(modules) <= 34, [path.name for path in modules]
+    assert len(modules) <= most_files, [path.name for path in modules]
     lines = [line for path in modules for line in path.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 7180, len(lines)
+    assert len(lines) <= most_lines, len(lines)
 
 
 def public_names(path: Path) -> set[str]:

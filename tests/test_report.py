@@ -237,7 +237,7 @@ def test_a_network_worse_than_frequency_is_said_to_be(tmp_path: Path) -> None:
     assert "not yet learned" in prose
 
 
-def test_a_run_that_goes_on_without_held_out_text(tmp_path: Path) -> None:
+def test_a_run_in_progress_without_held_out_text(tmp_path: Path) -> None:
     page = page_of(write_run(tmp_path, [START, step(2), START, step(4)]))
     prose = page.prose()
     assert "4 of 40 steps: still running, or killed; resumed 1 time." in prose

@@ -19,6 +19,7 @@ from tests.test_report import Page, page_of, step, write_run
 SHARED = {
     "data": "mnli <&> 漢",
     "task_type": "classification",
+    "metric": "accuracy",
     "inputs": {"train": 20123, "dev": 9815, "dev-mismatched": 9832},
     "start": "a/model",
     "labels": ["yes", "no"],
@@ -63,7 +64,7 @@ def run_values(name: str, score: float | None) -> dict[str, Any]:
     }
 
 
-def going_on(
+def in_progress(
     folder: Path, scores: dict[str, float | None] = SCORES, shared: dict[str, Any] = SHARED
 ) -> Path:
     """A grid that has these runs done."""
@@ -78,7 +79,7 @@ def going_on(
 
 
 def finished(folder: Path, **changes: Any) -> Path:
-    going_on(folder)
+    in_progress(folder)
     results = {
         "data": "mnli",
         "metric": "accuracy",
@@ -204,9 +205,9 @@ def test_a_run_far_off_does_not_press_the_others_together() -> None:
     assert beside_each_other(row) == pytest.approx([-0.22, 0, 0.22])
 
 
-def test_a_grid_that_goes_on(tmp_path: Path) -> None:
+def test_a_grid_in_progress(tmp_path: Path) -> None:
     scores = dict(list(SCORES.items())[:2])
-    write_run(going_on(tmp_path, scores) / "runs" / "b32-lr2e-05-e3-s1", [step(20), step(40)])
+    write_run(in_progress(tmp_path, scores) / "runs" / "b32-lr2e-05-e3-s1", [step(20), step(40)])
     page = page_of(tmp_path)
     assert (
         "Fine-tuning, 2 of 3 runs done: still running, or killed; b32-lr2e-05-e3-s1 is at "
@@ -227,7 +228,7 @@ def test_results_alone_are_enough(tmp_path: Path) -> None:
 
 def test_every_run_diverged(tmp_path: Path) -> None:
     name = "b32-lr2e-05-e3-s3"
-    page = page_of(going_on(tmp_path, {name: None}))
+    page = page_of(in_progress(tmp_path, {name: None}))
     assert "1 of 1 runs done: still running, or killed; every run diverged." in page.prose()
     assert "lower the learning rate" in page.prose()
     assert drawings(page) == []

@@ -13,7 +13,7 @@ from bertkit.finetuning.results import FinetuningResults
 from bertkit.finetuning.settings import Grid
 from bertkit.report.finetuning import grid_state, verdict_text
 from bertkit.report.pretraining import write_report
-from tests.test_report_tuning import BEST, SCORES, finished, going_on, run_values
+from tests.test_report_tuning import BEST, SCORES, finished, in_progress, run_values
 
 
 def test_the_sentence_says_how_sure_one_can_be(tmp_path: Path) -> None:
@@ -32,26 +32,26 @@ def test_the_sentence_says_how_sure_one_can_be(tmp_path: Path) -> None:
 
 def test_a_small_lead_is_no_clear_choice(tmp_path: Path) -> None:
     scores = {**SCORES, "b32-lr2e-05-e3-s1": 0.8501, "b32-lr2e-05-e3-s2": 0.8550}
-    words = verdict_text(FinetuningResults(going_on(tmp_path, scores)))
+    words = verdict_text(FinetuningResults(in_progress(tmp_path, scores)))
     assert "0.09 points, is not larger than the spread between seeds, 0.55 points: no cl" in words
 
 
 def test_one_seed_each_may_be_chance(tmp_path: Path) -> None:
     scores = {name: score for name, score in SCORES.items() if name.endswith("s1")}
-    words = verdict_text(FinetuningResults(going_on(tmp_path, scores)))
+    words = verdict_text(FinetuningResults(in_progress(tmp_path, scores)))
     assert "one seed does not show the spread between seeds" in words
     assert "5.11 points, may be chance: the spread between seeds is not known." in words
 
 
 def test_one_run_alone(tmp_path: Path) -> None:
     name = "b16-lr5e-05-e3-s3"
-    words = verdict_text(FinetuningResults(going_on(tmp_path, {name: SCORES[name]})))
+    words = verdict_text(FinetuningResults(in_progress(tmp_path, {name: SCORES[name]})))
     assert "The only run has accuracy 33.3% on dev; but it did not learn: it answers" in words
     assert "one run shows neither the spread between seeds nor what other settings give." in words
 
 
 def test_a_plan_says_how_many_runs_there_will_be(tmp_path: Path) -> None:
-    going_on(tmp_path, dict(list(SCORES.items())[:2]))
+    in_progress(tmp_path, dict(list(SCORES.items())[:2]))
     grid = {"batch_size": [16, 32], "learning_rate": [5e-5], "epochs": [3], "seeds": 4}
     (tmp_path / "grid.json").write_text(json.dumps(grid))
     assert {run.name for run in Grid(**{**grid, "batch_size": (16, 32)}).runs()} >= {BEST}
@@ -84,7 +84,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, text: str, message: 
 
 def test_runs_stand_seed_by_seed_and_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
     names = ["b8-lr5e-05-e3-s2", "b16-lr5e-05-e3-s10", "b16-lr5e-05-e3-s2"]
-    tuned = FinetuningResults(going_on(tmp_path, dict.fromkeys(names, 0.5)))
+    tuned = FinetuningResults(in_progress(tmp_path, dict.fromkeys(names, 0.5)))
     assert [run.name for run in tuned.runs] == [names[0], names[2], names[1]]
 
 
@@ -92,7 +92,7 @@ def test_folders_without_anything_to_report(tmp_path: Path) -> None:
     with pytest.raises(BertkitError, match=r"journal.jsonl does not exist, nor does finetune.json"):
         write_report(tmp_path)
     with pytest.raises(BertkitError, match="has no finished run yet; wait for the first"):
-        write_report(going_on(tmp_path / "a", {}))
+        write_report(in_progress(tmp_path / "a", {}))
     inner = finished(tmp_path / "b") / "runs" / BEST
     with pytest.raises(BertkitError, match=r"one run of a fine-tuning grid; give its folder .*b$"):
         write_report(inner)

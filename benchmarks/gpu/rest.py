@@ -115,13 +115,13 @@ def stream_case(setup: Setup) -> Iterator[Found]:
             yield setup.attempt(name, partial(stream_rates, setup, source, count // 5))
 
 
-def stream_rates(setup: Setup, source: Callable[[], Iterator[Any]], stretch: int) -> dict[str, Any]:
-    """Return tokens/s of each stretch of steps but the first, in which loaders start."""
+def stream_rates(setup: Setup, source: Callable[[], Iterator[Any]], chunk: int) -> dict[str, Any]:
+    """Return tokens/s of each chunk of steps but the first, in which loaders start."""
     rates, tokens, started = [], 0, time.perf_counter()
     for number, record in enumerate(source(), 1):
         made = isinstance(record, StreamStep)
         tokens += len(record.micro_batches[0].packed.ids) if made else record.tokens
-        if number % stretch == 0:
+        if number % chunk == 0:
             synchronize(setup.device)
             now = time.perf_counter()
             rates.append(tokens / (now - started))

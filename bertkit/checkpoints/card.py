@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import bertkit
 from bertkit.checkpoints.hub import COMMIT_FOLDER, hub_commit
 from bertkit.checkpoints.snippets import PIPELINES, SavedForm, saved_form, snippets
+from bertkit.config import dotted_values
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 
@@ -290,18 +291,12 @@ def network_text(config: ModelConfig, tokenizer: Any) -> str:
 
 def settings_table(settings: Mapping[str, Any]) -> str:
     """Return a Markdown table of settings; those in nested objects get dotted names."""
-
-    def flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, object]]:
-        rows: list[tuple[str, object]] = []
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                rows += flat(value, f"{prefix}{name}.")
-            elif value not in (None, "", [], ()):
-                several = isinstance(value, list | tuple)
-                rows.append((f"{prefix}{name}", ", ".join(map(str, value)) if several else value))
-        return rows
-
-    return table(("setting", "value"), flat(settings, ""))
+    rows = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list | tuple) else value)
+        for name, value in dotted_values(settings)
+        if value not in (None, "", [], ())
+    ]
+    return table(("setting", "value"), rows)
 
 
 def skipped_table(skipped: Mapping[str, int]) -> str:

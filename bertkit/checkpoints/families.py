@@ -68,6 +68,18 @@ SUMMARY = {"summary_type": "first", "summary_use_proj": True, "summary_activatio
 OWN_FIELDS = ("direction", "embedding_size", "share_layers", "pooler_act")
 """Fields of `ModelConfig` that BERT's `config.json` does not have."""
 
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "albert": {
+        "hidden_size": 4096,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "electra": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+}
+"""transformers' values of fields that a `config.json` leaves out, where they are not BERT's."""
 FAMILIES = ("bert", "albert", "electra", "bertkit")
 CLASSES = {
     "pairs": ("BertForPreTraining", "AlbertForPreTraining", "bertkit"),

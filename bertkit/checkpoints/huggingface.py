@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.checkpoints.families import (
+    DEFAULTS,
     OWN_FIELDS,
     is_optional_weight,
     parameter_names,
@@ -274,6 +275,7 @@ def read_model_config(path: Path) -> ModelConfig:
     if "vocab_size" not in values:
         raise BertkitError(f"{path} has no vocab_size; it is not a BERT config")
     types = {field.name: field.type for field in dataclasses.fields(ModelConfig)}
+    values = DEFAULTS.get(str(values.get("model_type")), {}) | values
     fields = {name: values[name] for name in types if name in values}
     for name, value in fields.items():
         if types[name] == "float" and type(value) is int:  # such as a dropout of 0

@@ -20,7 +20,7 @@ from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
 
-MOST_LAYERS = 10_000
+MAX_LAYERS = 10_000
 """Layers that share weights (ALBERT) take no extra bytes, so nothing else limits their number."""
 
 
@@ -52,10 +52,10 @@ def check_parameters(config: ModelConfig, files: Iterable[Path], source: object)
             f"{source}: the config asks for {readable_count(wanted)} parameters, but the weights "
             f"have {held:,} bytes; they do not belong together or are truncated; copy both again"
         )
-    if config.num_hidden_layers > MOST_LAYERS:
+    if config.num_hidden_layers > MAX_LAYERS:
         raise BertkitError(
             f"{source}: the config asks for {readable_count(config.num_hidden_layers)} layers; at "
-            f"most {MOST_LAYERS:,} are supported"
+            f"most {MAX_LAYERS:,} are supported"
         )
     memory = memory_bytes()
     if memory is not None and held > memory:

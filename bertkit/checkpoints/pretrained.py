@@ -19,7 +19,6 @@ from torch import Tensor
 from bertkit.checkpoints.families import is_optional_weight
 from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
-from bertkit.checkpoints.tensorflow import google_tensors
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 from bertkit.model.encoder import ModelConfig, check_vocabulary
@@ -102,6 +101,8 @@ def read_pretrained(path: Path) -> PretrainedWeights:
         config, tensors = load_parts(folder)
         home = folder
     else:
+        from bertkit.checkpoints.tensorflow import google_tensors
+
         config, tensors = google_tensors(folder)
         home = folder if folder.is_dir() else folder.parent
     tokenizer = Tokenizer.load(home)

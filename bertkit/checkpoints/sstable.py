@@ -96,7 +96,7 @@ MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 FOOTER_BYTES = 48
 TABLE_BLOCK_BYTES = 4096
 """A block is written once it is longer than this."""
-MOST_KEY_BYTES = 1 << 12
+MAX_KEY_BYTES = 1 << 12
 """The longest key; keys share prefixes, so they could otherwise outgrow the file by far."""
 RESTART = 16
 """The number of keys in a block from one that is stored in full to the next."""
@@ -165,7 +165,7 @@ def read_block(data: bytes, handle: bytes) -> Iterator[tuple[bytes, bytes]]:
         rest, place = read_varint(block, place)
         length, place = read_varint(block, place)
         key = key[:shared] + block[place : place + rest]
-        if len(key) > MOST_KEY_BYTES:
+        if len(key) > MAX_KEY_BYTES:
             raise ValueError("a key is too long")
         yield key, block[place + rest : place + rest + length]
         place += rest + length

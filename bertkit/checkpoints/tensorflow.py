@@ -22,14 +22,12 @@ import numpy as np
 import torch
 
 from bertkit.checkpoints.families import OWN_FIELDS
-from bertkit.checkpoints.huggingface import load_into, read_model_config, require_all_weights
+from bertkit.checkpoints.huggingface import read_model_config
 from bertkit.checkpoints.limits import TIED, check_finite_weights, check_parameters, readable_count
-from bertkit.checkpoints.save import foreign_tensors
 from bertkit.checkpoints.sstable import masked_crc32c, read_table, read_varint, varint, write_table
 from bertkit.errors import BertkitError
 from bertkit.files import check_file_size, write_atomic, write_json
 from bertkit.model.encoder import ModelConfig
-from bertkit.model.heads import PretrainingModel
 
 STRING = 7
 TENSORFLOW_DTYPES: dict[int, np.dtype[Any]] = {
@@ -74,29 +72,11 @@ class Entry(NamedTuple):
     sliced: bool
 
 
-def load_google_checkpoint(path: Path, *, hidden_act: str | None = None) -> PretrainingModel:
-    """Load a pre-training model, in evaluation mode, from a Google checkpoint.
-
-    Args:
-        path: a directory with `bert_config.json` and one checkpoint, or the checkpoint's prefix.
-        hidden_act: "gelu" or "gelu_tanh", because the config has "gelu" for both: models before
-            February 2019 were trained with erf, later ones with tanh. The default is erf, as in
-            transformers.
-
-    Raises:
-        BertkitError: a file is missing or damaged, or is not a BERT with both heads.
-    """
-    config, tensors = google_tensors(path)
-    if hidden_act is not None:
-        config = dataclasses.replace(config, hidden_act=hidden_act)
-    return require_all_weights(load_into(config, tensors, PretrainingModel, path), path)
-
-
 def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
     """Read a Google checkpoint: the model config, and the tensors by Hugging Face's names.
 
     Raises:
-        BertkitError: see `load_google_checkpoint`.
+        BertkitError: a file is missing, damaged or cut short, or is not that of a BERT.
     """
     prefix = find_prefix(path)
     config = read_model_config(prefix.parent / "bert_config.json")
@@ -110,23 +90,6 @@ def google_tensors(path: Path) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
         check_finite_weights(tensor, variable, prefix)
         tensors[from_google_name(variable)] = tensor
     return config, tensors
-
-
-def save_google_checkpoint(model: PretrainingModel, prefix: Path) -> None:
-    """Write `bert_config.json` and a checkpoint that Google's code can restore.
-
-    The config has only one "gelu", which Google's current code computes with tanh.
-
-    Raises:
-        BertkitError: the files cannot be written, or Google's code does not support the network.
-    """
-    write_google_config(model.config, prefix.parent)
-    variables = {}
-    for name, tensor in foreign_tensors(model, "bert").items():
-        variable = google_name(name)
-        array = tensor.numpy()
-        variables[variable] = array.T if variable.endswith("/kernel") else array
-    write_checkpoint(prefix, variables)
 
 
 def write_google_config(config: ModelConfig, folder: Path) -> None:

@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertkit.checkpoints.families import canonical_name
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 
@@ -32,7 +31,7 @@ WEIGHT_FILES = (
 )
 """The files that may hold a model's weights, in order of preference."""
 MAX_INDEX_BYTES = 1 << 26
-MOST_HEADER_BYTES = 1 << 24
+MAX_HEADER_BYTES = 1 << 24
 """The maximum size of a safetensors header, in which each tensor takes about a hundred bytes."""
 SAFETENSORS_DTYPES = {
     "F64": torch.float64,
@@ -74,6 +73,7 @@ def load_state(directory: Path) -> dict[str, Tensor]:
         BertkitError: there are no weights, a file is damaged, a tensor is not a weight or has NaN
             or infinite numbers, two tensors belong to one parameter, or the decoder is not tied.
     """
+    from bertkit.checkpoints.families import canonical_name
     from bertkit.checkpoints.limits import check_finite_weights
 
     state: dict[str, Tensor] = {}
@@ -158,9 +158,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     try:
         with path.open("rb") as file:
-            before = state_of(file)
+            before = file_state(file)
             content = load_content(file, path)
-            changed = state_of(file) != before
+            changed = file_state(file) != before
     except FileNotFoundError:
         raise BertkitError(f"{path} is missing; copy it again") from None
     except OSError as error:
@@ -173,7 +173,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return content
 
 
-def state_of(file: BufferedReader) -> tuple[int, int]:
+def file_state(file: BufferedReader) -> tuple[int, int]:
     """Return the size and modification time of an open file, which change if it is written to."""
     found = os.fstat(file.fileno())
     return found.st_size, found.st_mtime_ns
@@ -199,7 +199,7 @@ def load_content(file: BufferedReader, path: Path) -> object:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
             raise BertkitError(
-                f"{path}: there is not enough memory for its {state_of(file)[0]:,} bytes; free "
+                f"{path}: there is not enough memory for its {file_state(file)[0]:,} bytes; free "
                 "some, or load it on a larger machine"
             ) from None
         raise BertkitError(f"{path} is damaged ({reason}); copy it again") from error
@@ -216,9 +216,9 @@ def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
     """
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
-    if not 2 <= length <= min(MOST_HEADER_BYTES, size - 8):
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         raise ValueError(f"its header cannot have {length} bytes")
-    entries = places_of(file.read(length), size - 8 - length)
+    entries = tensor_locations(file.read(length), size - 8 - length)
     tensors = {}
     for name, dtype, shape, count in entries:
         data = torch.empty(count, dtype=torch.uint8)
@@ -228,7 +228,7 @@ def read_safetensors(file: BufferedReader) -> dict[str, Tensor]:
     return tensors
 
 
-def places_of(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int], int]]:
+def tensor_locations(header: bytes, size: int) -> list[tuple[str, torch.dtype, list[int], int]]:
     """Return the name, dtype, shape and size in bytes of each tensor in a safetensors header.
 
     Args:

@@ -243,7 +243,7 @@ def take_threads(words: Sequence[str]) -> list[str]:
     return left
 
 
-def reason_of(error: Exception) -> str | None:
+def explain_error(error: Exception) -> str | None:
     """Explain an error that another library raised; None if it is a bug in bertkit."""
     text = str(error)
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
@@ -255,10 +255,10 @@ def reason_of(error: Exception) -> str | None:
     number = getattr(error, "errno", None)
     if isinstance(error, ImportError | OSError) and number is None and LIBRARY.search(text):
         return f"a library cannot be loaded ({text.splitlines()[0]}); {MIXED}"
-    return reason_of_system(error) if isinstance(error, OSError) else None
+    return explain_system_error(error) if isinstance(error, OSError) else None
 
 
-def reason_of_system(error: OSError) -> str:
+def explain_system_error(error: OSError) -> str:
     """Explain an error of the operating system, which names the file that is meant, if any."""
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         return NO_FILES
@@ -266,13 +266,13 @@ def reason_of_system(error: OSError) -> str:
     return what if error.filename is None else f"{error.filename}: {what}"
 
 
-def end_of_thread(ended: threading.ExceptHookArgs) -> None:
+def report_thread_error(ended: threading.ExceptHookArgs) -> None:
     """Print the traceback of a thread, unless the system failed it.
 
     Such a thread is another library's, as TensorBoard's writer is. The main thread gets the same
     error when it next uses that library.
     """
-    if not isinstance(ended.exc_value, Exception) or reason_of(ended.exc_value) is None:
+    if not isinstance(ended.exc_value, Exception) or explain_error(ended.exc_value) is None:
         threading.__excepthook__(ended)
 
 
@@ -302,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # the reader of our output went away, as in `bertkit ... | head`
         sys.exit(1)
     except Exception as error:
-        reason = reason_of(error)
+        reason = explain_error(error)
         if reason is None:
             raise
         say(f"error: {BertkitError(reason)}")  # names may break the line
@@ -318,7 +318,7 @@ def run_program() -> None:
     then everything has been written and closed.
     """
     take_streams()
-    threading.excepthook = end_of_thread
+    threading.excepthook = report_thread_error
     if sys.argv[1:2] != ["serve"]:
         end_by_exception()
     elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # it ends by the signal itself

@@ -14,7 +14,7 @@ import bertkit
 from bertkit.files import write_json
 from bertkit.outputs import FILE
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 
 
 def info_command(model: Path, *, json: Annotated[Path | None, FILE] = None) -> None:
@@ -46,8 +46,8 @@ def shown(value: Any) -> str:
             if one not in (None, "", [])
         )
     if isinstance(value, list | tuple):
-        more = f", and {len(value) - MOST_SHOWN} more" if len(value) > MOST_SHOWN else ""
-        return ", ".join(map(str, value[:MOST_SHOWN])) + more
+        more = f", and {len(value) - MAX_SHOWN} more" if len(value) > MAX_SHOWN else ""
+        return ", ".join(map(str, value[:MAX_SHOWN])) + more
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return value if isinstance(value, str) else json.dumps(value)

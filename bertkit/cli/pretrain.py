@@ -82,19 +82,7 @@ def pretrain_command(
     from bertkit.training.device import choose_device, choose_precision
     from bertkit.training.pretrain import pretrain as pretrain_store
 
-    if corpus.text and not is_alone():
-        raise BertkitError(
-            "several processes cannot start from --text; make a store with `bertkit prepare` once "
-            "and give --store"
-        )
-    if bool(store) == bool(corpus.text):
-        raise BertkitError("say where the text is: either --store STORE or --text PATHS")
-    if store and corpus != NO_TEXT:
-        raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
-    if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
-        raise BertkitError("--cache and --cache-gigabytes are for stores with an address")
-    if len(store) < 2 and (smoothing is not None or weights):
-        raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
+    check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
     with Console() as console:
         max_length, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
@@ -123,6 +111,34 @@ def pretrain_command(
         if not rank() and has_steps(out / JOURNAL):
             console.say(f"report: {write_report(out)}")
     return 0 if stopped_by is None else 128 + stopped_by
+
+
+def check_corpus_flags(
+    store: Sequence[str],
+    corpus: TextOptions,
+    cache: Path | None,
+    cache_gigabytes: float | None,
+    smoothing: float | None,
+    weights: Sequence[float],
+) -> None:
+    """Check that the flags name one corpus, and that none of them would have no effect.
+
+    Raises:
+        BertkitError: they do not; the message names the flags.
+    """
+    if corpus.text and not is_alone():
+        raise BertkitError(
+            "several processes cannot start from --text; make a store with `bertkit prepare` once "
+            "and give --store"
+        )
+    if bool(store) == bool(corpus.text):
+        raise BertkitError("say where the text is: either --store STORE or --text PATHS")
+    if store and corpus != NO_TEXT:
+        raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
+    if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
+        raise BertkitError("--cache and --cache-gigabytes are for stores with an address")
+    if len(store) < 2 and (smoothing is not None or weights):
+        raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
 
 
 def has_steps(journal: Path) -> bool:

@@ -57,7 +57,7 @@ def serve_command(
         from bertkit.serve.app import make_app
         from bertkit.serve.metrics import Metrics
         from bertkit.serve.models import load_models
-        from bertkit.serve.server import address_of, open_socket, serve_until_stopped, write_log
+        from bertkit.serve.server import open_socket, serve_until_stopped, socket_url, write_log
         from bertkit.serve.service import Service
     except ModuleNotFoundError as error:
         raise BertkitError(
@@ -73,7 +73,7 @@ def serve_command(
         raise
     serving = Service(served, limits, metrics)
     write_log(requests=log_requests)
-    address = address_of(listening)
+    address = socket_url(listening)
     app = make_app(serving, token=token, hosts=host_names(host, allowed_hosts, token))
     for model in served.values():
         routes = ", ".join(model.routes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.datasets.glue import ZIPPED, write_glue_zip
+from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError
 from bertkit.outputs import FILE, Read
 

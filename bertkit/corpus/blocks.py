@@ -22,10 +22,10 @@ from bertkit.text.sentences import split_sentences
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 TOKENIZE_CHARACTERS = 250_000
-LONGEST_SENTENCE = 512
+MAX_SENTENCE_TOKENS = 512
 """The longest sentence in tokens; a longer one is split and counted, and no token is lost."""
-LONGEST_STRING = 50_000
-"""The most characters given to the tokenizer at once, which bounds its memory."""
+MAX_STRING = 50_000
+"""The maximum number of characters given to the tokenizer at once, which bounds its memory."""
 
 
 class TokenizedBlock(NamedTuple):
@@ -43,12 +43,12 @@ def is_held_out(document: str, share: float) -> bool:
 
 
 def cut_strings(sentences: Iterable[str]) -> Iterator[str]:
-    """Yield sentences, splitting those above LONGEST_STRING characters, if possible at a space."""
+    """Yield sentences, splitting those above MAX_STRING characters, if possible at a space."""
     for sentence in sentences:
         start = 0
-        while len(sentence) - start > LONGEST_STRING:
-            max_length = start + LONGEST_STRING
-            space = sentence.rfind(" ", start + LONGEST_STRING // 2, max_length)
+        while len(sentence) - start > MAX_STRING:
+            max_length = start + MAX_STRING
+            space = sentence.rfind(" ", start + MAX_STRING // 2, max_length)
             end = space if space > 0 else max_length
             yield sentence[start:end]
             start = end
@@ -82,10 +82,10 @@ def tokenize_block(
             document_lengths[split].append(0)
             last_owner = owner
             with_tokens += 1
-        if len(sentence) > LONGEST_SENTENCE:
+        if len(sentence) > MAX_SENTENCE_TOKENS:
             counts["sentence cut in pieces (nothing lost)"] += 1
-        for start in range(0, len(sentence), LONGEST_SENTENCE):
-            ids[split].append(sentence[start : start + LONGEST_SENTENCE])
+        for start in range(0, len(sentence), MAX_SENTENCE_TOKENS):
+            ids[split].append(sentence[start : start + MAX_SENTENCE_TOKENS])
             document_lengths[split][-1] += 1
     if with_tokens < len(documents):
         counts["document without any token"] += len(documents) - with_tokens

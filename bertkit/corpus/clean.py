@@ -28,7 +28,7 @@ from bertkit.text.sources import Source, find_sources
 
 JUDGE_CHARACTERS = 250_000
 EXAMPLE_CHARACTERS = 50
-"""The most characters of a dropped document that are shown next to its location."""
+"""The maximum number of characters of a dropped document that are shown next to its location."""
 EXACT, NEAR = "equal to an earlier document", "nearly equal to an earlier document"
 
 
@@ -182,11 +182,11 @@ def check_clean_options(options: CleanOptions) -> None:
         raise BertkitError("min_words and max_words must be 0 or more")
     if options.min_words > options.max_words > 0:
         raise BertkitError(f"min_words {options.min_words} is above max_words {options.max_words}")
-    least, most = options.min_word_length, options.max_word_length
-    if not 0 <= least <= most:
+    minimum, maximum = options.min_word_length, options.max_word_length
+    if not 0 <= minimum <= maximum:
         raise BertkitError(
-            f"min_word_length {least:g} and max_word_length {most:g} leave no mean length between "
-            "them; give 0 <= min_word_length <= max_word_length"
+            f"min_word_length {minimum:g} and max_word_length {maximum:g} leave no mean length "
+            "between them; give 0 <= min_word_length <= max_word_length"
         )
 
 

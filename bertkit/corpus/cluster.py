@@ -74,7 +74,7 @@ class Job:
         """All parts of the corpus."""
         return plan_parts(self.sources, self.options.shard_bytes)
 
-    def parts_of(self, task: int) -> list[CorpusPart]:
+    def task_parts(self, task: int) -> list[CorpusPart]:
         """Return a task's parts; adjacent ones, often similar, go to different tasks."""
         return self.parts[task :: self.tasks]
 
@@ -98,7 +98,7 @@ class MakeParts:
         job, options = self.job, self.job.options
         tokenizer = Tokenizer.load(job.folder / "tokenizer")
         with BlockPool(tokenizer, job.folder, 1, options.language, options.held_out) as pool:
-            for part in job.parts_of(rank):
+            for part in job.task_parts(rank):
                 prepare_part(
                     part,
                     job.folder,
@@ -150,7 +150,7 @@ def unmark_damaged(job: Job) -> None:
     for mark in sorted((job.marks / "completions").glob("[0-9]*")):
         if any(
             finished_part(part, job.folder, checksums=False) is None
-            for part in job.parts_of(int(mark.name))
+            for part in job.task_parts(int(mark.name))
         ):
             mark.unlink(missing_ok=True)
 
@@ -211,9 +211,9 @@ def check_cluster(cluster: ClusterOptions) -> None:
     """Refuse impossible cluster settings before anything is written."""
     if cluster.executor == "slurm" and not cluster.partition:
         raise BertkitError("--executor slurm needs --partition; `sinfo` lists them")
-    for name, least in (("tasks", 0), ("memory_gigabytes", 1)):
-        if (value := getattr(cluster, name)) < least:
-            raise BertkitError(f"--{name.replace('_', '-')} must be {least} or more, got {value}")
+    for name, lowest in (("tasks", 0), ("memory_gigabytes", 1)):
+        if (value := getattr(cluster, name)) < lowest:
+            raise BertkitError(f"--{name.replace('_', '-')} must be {lowest} or more, got {value}")
 
 
 def _run_here(

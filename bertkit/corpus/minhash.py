@@ -27,7 +27,7 @@ SHINGLE = 5
 """The number of words in a run; a shorter document is one run."""
 BANDS, ROWS = 14, 8
 SHINGLES_AT_ONCE = 2048
-"""The most runs hashed at once; limits the table of (shingles, functions) hashes to 2 MB."""
+"""The maximum number of runs hashed at once; their (shingles, functions) hashes take 2 MB."""
 UNSPACED_SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 """Kana, Han and Hangul, treated as written without spaces: each character is a word."""
 WORD = re.compile(rf"[{UNSPACED_SCRIPTS}]|[^\W{UNSPACED_SCRIPTS}]+")
@@ -115,7 +115,7 @@ class KeySet:
     """
 
     def __init__(self, waiting: int = 1 << 16) -> None:
-        self.most_waiting = waiting
+        self.max_waiting = waiting
         self._waiting: set[int] = set()
         self._runs: list[np.ndarray] = []
 
@@ -138,7 +138,7 @@ class KeySet:
     def add(self, keys: Sequence[int]) -> None:
         """Add keys. A repeated key may take its 8 bytes twice until its arrays are merged."""
         self._waiting.update(keys)
-        if len(self._waiting) >= self.most_waiting:
+        if len(self._waiting) >= self.max_waiting:
             run = np.fromiter(self._waiting, dtype=np.uint64, count=len(self._waiting))
             self._waiting.clear()
             run.sort()

@@ -222,7 +222,7 @@ def sentence_rows(
             if tag_column is None:
                 remedy = "correct the line, or give --format text for running text"
             raise BertkitError(
-                f"{place}: {len(fields)} columns where the first line has {columns}; {remedy}"
+                f"{place}: {columns} columns in the first line, and {len(fields)} here; {remedy}"
             )
         if columns == 1 and untagged_ok:
             tag_column = None

@@ -25,7 +25,7 @@ SQUAD_FILES = {
 }
 """Version -> split -> official file name."""
 
-LONGEST_LINE = 1 << 20
+MAX_JSON_LINE = 1 << 20
 """The number of bytes of a first line that are read."""
 
 NOT_IN_CONTEXT = -1  # the start of a gold answer that is kept only for the metric
@@ -110,7 +110,7 @@ def has_json_lines(path: str) -> bool:
     """Return whether the first line of a file is one JSON object and not a whole SQuAD-JSON."""
     try:
         with open_binary(path) as stream:
-            row = json.loads(stream.readline(LONGEST_LINE))
+            row = json.loads(stream.readline(MAX_JSON_LINE))
     except (BertkitError, *DAMAGE, ValueError, RecursionError):  # reading the file will report it
         return False
     return isinstance(row, dict) and "data" not in row

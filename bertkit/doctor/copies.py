@@ -62,8 +62,8 @@ def hash_documents(arrays: ShardArrays, sentences: Texts) -> Texts:
 class Tally:
     """A counter of how often each text occurs."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
         self.level = 0
         """One in 2 ** level of the distinct texts is remembered."""
         self.hashes = np.zeros(0, dtype=np.uint64)
@@ -80,7 +80,7 @@ class Tally:
         kept = self.is_sampled(texts.hashes)
         ones = np.ones(int(kept.sum()), dtype=np.int64)
         self._waiting.append((texts.hashes[kept], ones, texts.tokens[kept], places[kept]))
-        if sum(len(rows[0]) for rows in self._waiting) >= self.most:
+        if sum(len(rows[0]) for rows in self._waiting) >= self.maximum:
             self.settle()
 
     def is_sampled(self, hashes: np.ndarray) -> np.ndarray:
@@ -90,14 +90,14 @@ class Tally:
         return hashes >> np.uint64(64 - self.level) == 0
 
     def settle(self) -> None:
-        """Merge equal texts, and halve the sample until at most `most` texts are left."""
+        """Merge equal texts, and halve the sample until at most `maximum` texts are left."""
         rows = [(self.hashes, self.counts, self.tokens, self.places), *self._waiting]
         hashes, counts, tokens, places = (np.concatenate(c) for c in zip(*rows, strict=True))
         self._waiting = []
         self.hashes, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         self.counts = np.bincount(inverse, counts, len(first)).astype(np.int64)
         self.tokens, self.places = tokens[first], places[first]
-        while len(self.hashes) > self.most:
+        while len(self.hashes) > self.maximum:
             self.level += 1
             kept = self.is_sampled(self.hashes)
             self.hashes, self.counts = self.hashes[kept], self.counts[kept]
@@ -129,9 +129,9 @@ class Tally:
         return "all" if self.level == 0 else f"a sample of 1 in {1 << self.level}"
 
 
-MOST_DOCUMENTS = 1_000_000
+MAX_DOCUMENTS = 1_000_000
 """The maximum number of distinct documents to remember; beyond it, a sample of them is kept."""
-MOST_SENTENCES = 1_000_000
+MAX_SENTENCES = 1_000_000
 """The maximum number of distinct sentences to remember."""
 SHORT_SENTENCE = 8
 """The minimum number of tokens of a sentence that is compared: shorter ones always repeat."""
@@ -151,9 +151,9 @@ class Scan:
     """One error message for each shard that cannot be read."""
     whole: list[int] = field(default_factory=list)
     """The indices of the undamaged shards; all statistics below cover only these."""
-    copies: Tally = field(default_factory=lambda: Tally(MOST_DOCUMENTS))
+    copies: Tally = field(default_factory=lambda: Tally(MAX_DOCUMENTS))
     """The counts of the documents."""
-    repeats: Tally = field(default_factory=lambda: Tally(MOST_SENTENCES))
+    repeats: Tally = field(default_factory=lambda: Tally(MAX_SENTENCES))
     """The counts of the sentences that have at least `SHORT_SENTENCE` tokens."""
     documents: int = 0
     tokens: int = 0

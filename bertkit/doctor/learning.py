@@ -50,7 +50,7 @@ NEXT_PIECE = "also predicting every [CLS] and [SEP]"
 """How the second loss is reached if the next token is the target, so that none can be repeated."""
 CHANCE = 0.03
 """An accuracy on pairs less than this above the majority baseline counts as chance."""
-FEWEST_PAIRS = 500
+MIN_PAIRS = 500
 """The minimum number of examples to judge an accuracy."""
 RISE = Threshold(0.05, 0.2, "nats")
 """The limits for the rise of the held-out loss above its lowest value."""
@@ -133,7 +133,7 @@ def is_early(run: RunRecords) -> bool:
 
 def last_level(run: RunRecords) -> float | None:
     """Return the current token loss: the mean over the last sixth of the current phase."""
-    records = run.present()
+    records = run.last_judgeable_phase()
     return mean(records[-max(1, len(records) // 6) :], f"{run.words}_loss", "targets")
 
 
@@ -143,7 +143,7 @@ def check_plateau(run: RunRecords, causes: Sequence[str]) -> list[Finding]:
     if blind is None or level is None:
         return []
     entropy, copying = blind
-    records = run.present()
+    records = run.last_judgeable_phase()
     before, now = (
         mean(third_of(records, index), f"{run.words}_loss", "targets") for index in (1, 2)
     )
@@ -215,11 +215,11 @@ PAIR_NAMES = {"nsp": "next-sentence labels", "sop": "sentence-order labels"}
 
 def check_next_sentence(run: RunRecords) -> list[Finding]:
     """Check whether the accuracy on pairs is at chance."""
-    records = third_of(run.present(), 2)
+    records = third_of(run.last_judgeable_phase(), 2)
     majority = run.commoner_label(record_phase(records[-1])) if records and run.pairs else None
     accuracy = mean(records, f"{run.pairs}_accuracy", "sequences")
     seen = sum(finite_number(record, "sequences") or 0 for record in records)
-    if majority is None or accuracy is None or seen < FEWEST_PAIRS:
+    if majority is None or accuracy is None or seen < MIN_PAIRS:
         return []
     level, blind = last_level(run), blind_losses(run)
     learns = blind is None or level is None or uses_context(level, *blind)
@@ -248,7 +248,7 @@ def check_replaced(run: RunRecords) -> list[Finding]:
 
     Input-independent prediction reaches the entropy of the share of replaced tokens.
     """
-    records = third_of(run.present(), 2)
+    records = third_of(run.last_judgeable_phase(), 2)
     names = ("rtd_loss", "rtd_accuracy", "rtd_share")
     loss, accuracy, share = (mean(records, name, "tokens") for name in names)
     if loss is None or accuracy is None or share is None or not 0 < share < 1:

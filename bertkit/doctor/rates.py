@@ -157,7 +157,7 @@ def check_schedule(run: RunRecords) -> list[Finding]:
     if warmup is None or not total:
         return []
     share = warmup / total
-    stopped = not run.going_on and run.last_step < warmup
+    stopped = not run.in_progress and run.last_step < warmup
     said = f"{warmup:,.0f} of {total:,} updates ({percent(share)}) are warm-up"
     said += f", and the run stopped after only {run.last_step:,}" if stopped else ""
     return [

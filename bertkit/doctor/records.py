@@ -23,7 +23,7 @@ from bertkit.training.journal import JOURNAL, read_journal
 Record = dict[str, Any]
 
 RECIPE = "recipe.json"
-FEWEST_RECORDS = 6
+MIN_RECORDS = 6
 """The minimum number of journal lines for a phase to be judged by itself."""
 
 
@@ -59,7 +59,7 @@ class RunRecords:
         ended = bool(records) and records[-1].get("kind") == "end"
         self.end: str = str(records[-1].get("reason", "")) if ended else ""
         """The recorded reason for the end: finished, interrupted, diverged, or "" if none is."""
-        self.going_on = not self.end and is_locked(folder)
+        self.in_progress = not self.end and is_locked(folder)
         self.store, self.stores = find_stores(self)
         named = {name for record in self.steps + self.evaluations for name in record}
         causal = "lm_loss" in named and "mlm_loss" not in named
@@ -155,10 +155,10 @@ class RunRecords:
         total = finite_number(self.start, "tokens_total")
         return float(values(self.steps, "tokens").sum()) / total if total else None
 
-    def present(self) -> list[Record]:
+    def last_judgeable_phase(self) -> list[Record]:
         """Return the step records of the last phase that has enough of them, else of the last."""
         phases = self.phases()
-        long = [records for records in phases if len(records) >= FEWEST_RECORDS]
+        long = [records for records in phases if len(records) >= MIN_RECORDS]
         return [[], *phases, *long[-1:]][-1]
 
     def phases(self) -> list[list[Record]]:

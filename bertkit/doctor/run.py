@@ -106,7 +106,7 @@ def check_state(run: RunRecords) -> Finding:
         whole = (run.folder / "model" / "model.safetensors").is_file()
         said = f"finished, {made}" + ("" if whole else ", but model/ has no weights")
         return make_finding("state", "ok" if whole else "problem", numbers, said, again)
-    if run.going_on:
+    if run.in_progress:
         return make_finding("state", "ok", numbers, f"still running, {made}")
     if run.end == "diverged":
         said = f"diverged after {made}: loss or gradient became NaN or infinite"

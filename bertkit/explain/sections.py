@@ -7,8 +7,10 @@ throughout; "Vaswani et al." is "Attention is all you need" (2017).
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from typing import NamedTuple
 
 import numpy as np
@@ -50,12 +52,12 @@ class Section:
     title: str
     source: str
     """The section of the literature that defines it."""
-    modules: tuple[str, ...]
+    modules: list[str]
     """The files of bertkit that do it, from the root of the repository."""
     meaning: str
     """One or two sentences for the reader."""
     blocks: Callable[[Trace], Iterator[Content]]
-    """What it shows of a trace; the attention weights are shown by the renderers."""
+    """What it shows of a trace."""
 
 
 def normalization_blocks(trace: Trace) -> Iterator[Content]:
@@ -202,101 +204,25 @@ def pair_blocks(trace: Trace) -> Iterator[Content]:
     yield Table(("answer", ">probability", ">loss, if it is true"), rows)
 
 
-def task_blocks(trace: Trace) -> Iterator[Content]:
-    """Show the answer of a fine-tuned head."""
-    yield f"{trace.task}."
-
-
+BLOCKS: dict[str, Callable[[Trace], Iterator[Content]]] = {
+    "normalization": normalization_blocks,
+    "wordpiece": wordpiece_blocks,
+    "input": input_blocks,
+    "masks": mask_blocks,
+    "embeddings": embedding_blocks,
+    "attention": lambda trace: iter(()),
+    "layers": layer_blocks,
+    "pooler": pooler_blocks,
+    "mlm": mlm_blocks,
+    "nsp": pair_blocks,
+    "task": lambda trace: iter((f"{trace.task}.",)),
+}
+"""Key of `sections.toml` -> what the section shows of a trace; renderers show the attention."""
 SECTIONS = {
-    "normalization": Section(
-        "Normalization",
-        "paper section 3, Input/Output Representations; BasicTokenizer of google-research/bert",
-        ("bertkit/tokenizer/normalize.py",),
-        "The raw text becomes words: it is cleaned, lower-cased if the model is uncased, and split "
-        "at white space, punctuation and ideographs.",
-        normalization_blocks,
-    ),
-    "wordpiece": Section(
-        "WordPiece",
-        "paper section 3, WordPiece (Wu et al. 2016)",
-        ("bertkit/tokenizer/wordpiece.py",),
-        "Each word is split greedily: the longest prefix in the vocabulary becomes a token, then "
-        "the longest prefix of the rest, written with ##, and so on. If nothing matches, the whole "
-        "word becomes [UNK].",
-        wordpiece_blocks,
-    ),
-    "input": Section(
-        "Input sequence",
-        "paper section 3 and figure 2",
-        ("bertkit/tokenizer/wordpiece.py", "bertkit/pretraining_data/batch.py"),
-        "[CLS] comes first and [SEP] ends each text. Segment 0 is the first text, 1 the second. "
-        "Characters count from 0 in each raw text.",
-        input_blocks,
-    ),
-    "masks": Section(
-        "Masks",
-        "paper section 3.1, task 1, and appendix A.1",
-        ("bertkit/pretraining_data/masking.py",),
-        "In pre-training some tokens become targets: the network must predict them from what it "
-        "is shown in their place.",
-        mask_blocks,
-    ),
-    "embeddings": Section(
-        "Embeddings",
-        "paper section 3, figure 2",
-        ("bertkit/model/encoder.py",),
-        "Each token is the sum of three learned vectors, of its id, its position and its segment, "
-        "normalised by LayerNorm. The numbers are Euclidean norms.",
-        embedding_blocks,
-    ),
-    "attention": Section(
-        "Attention",
-        "paper section 3; Vaswani et al. 2017, sections 3.2.1 and 3.2.2",
-        ("bertkit/model/attention.py",),
-        "In every layer each head gives each token a weight for every token it sees: the softmax "
-        "of query times key over the square root of the head's width. The weights of a token add "
-        "up to 1.",
-        lambda trace: iter(()),
-    ),
-    "layers": Section(
-        "Layers",
-        "paper section 3; Vaswani et al. 2017, section 3.1",
-        ("bertkit/model/encoder.py",),
-        "Attention, then a feed-forward network of two layers, each added to its input and "
-        "normalised. Entropy, in nats, says how widely a head attends: 0 to one token only, and "
-        "at most the logarithm of the number of tokens.",
-        layer_blocks,
-    ),
-    "pooler": Section(
-        "Pooler",
-        "paper section 3, the vector C of [CLS]",
-        ("bertkit/model/encoder.py",),
-        "One vector for the whole input: tanh of a linear map of the last state of [CLS].",
-        pooler_blocks,
-    ),
-    "mlm": Section(
-        "Masked language model loss",
-        "paper section 3.1, task 1",
-        ("bertkit/model/heads.py", "bertkit/objectives.py"),
-        "At each target the network gives every token of the vocabulary a probability; the loss is "
-        "the negative logarithm of the true one's, in nats, averaged over the targets.",
-        mlm_blocks,
-    ),
-    "nsp": Section(
-        "Sentence pair loss",
-        "paper section 3.1, task 2; for order, Lan et al. 2019 (ALBERT), section 3.1",
-        ("bertkit/model/heads.py", "bertkit/objectives.py"),
-        "From the pooled vector: does the second text really follow the first? Both losses are "
-        "shown, because only you know the answer.",
-        pair_blocks,
-    ),
-    "task": Section(
-        "Fine-tuned head",
-        "paper section 3.2",
-        ("bertkit/model/task_heads.py", "bertkit/predict/predictors.py"),
-        "The prediction of the fine-tuned model.",
-        task_blocks,
-    ),
+    key: Section(**values, blocks=BLOCKS[key])
+    for key, values in tomllib.loads(
+        resources.files("bertkit.explain").joinpath("sections.toml").read_text("utf-8")
+    ).items()
 }
 """The sections by key, in the order of an explanation."""
 

@@ -185,7 +185,7 @@ class Target(NamedTuple):
     """"[MASK]", "random" or "kept"."""
 
 
-def masking_of(details: Mapping[str, Any]) -> MaskingOptions:
+def recorded_masking(details: Mapping[str, Any]) -> MaskingOptions:
     """Return the masking of the model's recipe, or the paper's where `bertkit.json` has none."""
     given = (details.get("recipe") or {}).get("masking") or {}
     known = {field.name for field in fields(MaskingOptions)}

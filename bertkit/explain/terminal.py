@@ -17,7 +17,7 @@ from bertkit.explain.trace import Trace
 
 MAX_MATRIX = 60
 """The number of tokens whose weights fit side by side in 80 columns, one digit each."""
-MOST_ATTENDED = 3
+SHOWN_TOKENS = 3
 
 
 def print_explanation(
@@ -111,5 +111,5 @@ def digit(weight: float) -> str:
 
 def most_attended(trace: Trace, row: np.ndarray) -> str:
     """Name the tokens with the largest weights of a row (tokens,)."""
-    best = np.argsort(-row, kind="stable")[:MOST_ATTENDED].tolist()
+    best = np.argsort(-row, kind="stable")[:SHOWN_TOKENS].tolist()
     return ", ".join(f"{printable(trace.tokens[i].shown)} ({i}) {row[i]:.0%}" for i in best)

@@ -24,8 +24,8 @@ from bertkit.explain.steps import (
     look_inside,
     mask,
     masked_ids,
-    masking_of,
     normalize,
+    recorded_masking,
     tokenize_words,
 )
 from bertkit.model.encoder import ModelConfig, check_batch
@@ -118,7 +118,7 @@ def trace_example(model: Path | str, text: str, pair: str | None = None, *, seed
     loaded = start.build(PretrainingModel, keep_head=True)
     left_out = missing_heads(loaded.missing_keys, start, pair)
     masked = "mlm" not in left_out
-    masking = masking_of(start.details)
+    masking = recorded_masking(start.details)
     tokens, targets = mask(start.tokenizer, texts, masking, seed, masked=masked)
     if masked and not targets:
         left_out["mlm"] = "no whole word is short enough to be a target; give a longer text"

@@ -58,7 +58,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 MANIFEST = "export.json"
 MAX_VERIFIED = 200
-"""The most inputs of a file on which outputs are compared."""
+"""The maximum number of inputs of a file on which outputs are compared."""
 WRITERS: dict[str, Callable[[ExportSource, Path], Opened]] = {
     "onnx": write_onnx,
     "onnx-int8": write_onnx_int8,

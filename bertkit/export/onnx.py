@@ -27,7 +27,7 @@ from bertkit.export.verify import Arrays, Opened
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "model.pt2"
 MAX_PROTOBUF_BYTES = 1_900_000_000
-"""The most bytes of weights: a protocol buffer file is limited to 2 GB."""
+"""The maximum number of bytes of weights: a protocol buffer file is limited to 2 GB."""
 
 
 QUIET = ("", "torch.onnx", "transformers")

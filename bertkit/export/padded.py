@@ -216,10 +216,11 @@ def last_position(mask: Tensor, width: int) -> Tensor:
 
 
 def hidden_keys(mask: Tensor, direction: str) -> Tensor:
-    """Return the bias on attention scores: 0 where a query may see a key, else hugely negative.
+    """Return the bias on attention scores: 0 for keys that a query may see.
 
-    Its shape is (batch, 1, 1 or length, length). The values and sums of two of them are finite, so
-    a padded query that sees no key gets arbitrary numbers, which nobody reads, but no NaN.
+    It is a very large negative number for the others. Its shape is (batch, 1, 1 or length, length).
+    The values and sums of two of them are finite, so a padded query that sees no key gets arbitrary
+    numbers, which nobody reads, but no NaN.
     """
     least = torch.finfo(torch.float32).min / 4
     added = (1.0 - mask.to(torch.float32))[:, None, None, :] * least

@@ -71,7 +71,7 @@ class ExportSource:
 
     @property
     def max_length(self) -> int:
-        """The most tokens in a sequence."""
+        """The maximum number of tokens in a sequence."""
         positions = self.config.max_position_embeddings
         wanted = self.pooling.max_length if self.pooling else getattr(self.task, "max_length", 0)
         return min(wanted or positions, positions)

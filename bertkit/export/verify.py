@@ -35,7 +35,8 @@ class Opened(NamedTuple):
 
 
 BATCH_TOKENS = 1024
-"""The most tokens in a batch of the comparison, since logits over a vocabulary are large."""
+"""The maximum number of tokens in a batch of the comparison, since logits over a vocabulary are
+large."""
 
 BUILT_IN_SENTENCES = (
     "The river rose in the night, and by morning the old bridge was gone.",

@@ -52,7 +52,7 @@ TASK_TEXTS = {
     "question-answering": "It finds the answer to a question in a text",
 }
 MAX_CARD_LABELS = 30
-"""The most labels that a card lists."""
+"""The maximum number of labels that a card lists."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,28 +34,17 @@ class FinetuningResults:
             raise BertkitError(f"{folder} has no finished run yet; wait for the first, then report")
         self.scored = [run for run in self.runs if run.scores]
         self.splits = list(self.scored[0].scores) if self.scored else []
-        self.metric = self.main_metric()
-        self.planned, self.going_on = read_plan(folder, self.runs)
+        self.metric = str(self.recorded("metric") or "score")
+        """The name of the score by which runs are compared, on the first split."""
+        self.planned, self.in_progress = read_plan(folder, self.runs)
         self.listed = {run["name"] for run in self.written.get("runs", [])}
         """The names of the runs in `results.json`."""
-        self.finished = self.listed == {run.name for run in self.runs} and not self.going_on
+        self.finished = self.listed == {run.name for run in self.runs} and not self.in_progress
         self.best = self.best_run()
         self.of_setting = {run.setting: run.settings for run in reversed(self.runs)}
         self.settings = sorted(
             grid_summary(comparable(self.runs)), key=lambda row: -self.median(row)
         )
-
-    def main_metric(self) -> str:
-        """Return the name of the score by which runs are compared, on the first split."""
-        if "metric" in self.written or not self.scored:
-            return str(self.written.get("metric", "score"))
-        names = self.scored[0].scores[self.splits[0]]
-        equal = [
-            name
-            for name in names
-            if all(run.scores[self.splits[0]].get(name) == run.metric for run in self.scored)
-        ]
-        return [*equal, *names, "score"][0]
 
     def best_run(self) -> RunResult | None:
         """Return the best run in `results.json`, or of the runs so far; None if all diverged."""
@@ -122,12 +111,12 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
     `grid.json`, if it exists, holds the fields of `Grid`.
     """
     done = {run.name for run in runs}
-    going_on = []
+    in_progress = []
     for path in sorted(folder.glob(f"runs/*/{JOURNAL}")):
         if path.parent.name not in done:
             steps = [record.get("step", 0) for record in read_journal(path)]
-            going_on.append((path.parent.name, max(steps, default=0)))
-    planned = done | {name for name, _ in going_on}
+            in_progress.append((path.parent.name, max(steps, default=0)))
+    planned = done | {name for name, _ in in_progress}
     path = folder / "grid.json"
     grid = read_object(path) if path.is_file() else {}
     try:
@@ -137,7 +126,7 @@ def read_plan(folder: Path, runs: list[RunResult]) -> tuple[int, list[tuple[str,
         planned |= {run.name for run in Grid(**values).runs()} if grid else set()
     except TypeError:
         raise BertkitError(f"{path} is damaged; delete it") from None
-    return len(planned), going_on
+    return len(planned), in_progress
 
 
 def comparable(runs: list[RunResult]) -> list[RunResult]:

@@ -131,10 +131,10 @@ RATES = ((1024, 2e-5), (768, 5e-5), (384, 1e-4), (256, 2e-4), (0, 5e-4))
 """(width, learning rate): the default rate for models of at least this width."""
 BATCHES = ((5000, 32), (500, 16), (50, 8), (0, 4))
 """(training inputs, batch size): the default batch size for at least so many inputs."""
-USUAL_EPOCHS, MOST_EPOCHS = 3, 20
-MOST_RUNS = 100_000
-FEWEST_UPDATES = 200
-"""The default number of epochs grows from `USUAL_EPOCHS` to `MOST_EPOCHS` to make as many updates:
+DEFAULT_EPOCHS, MAX_EPOCHS = 3, 20
+MAX_RUNS = 100_000
+MIN_UPDATES = 200
+"""The default number of epochs grows from `DEFAULT_EPOCHS` to `MAX_EPOCHS` to make as many updates:
 few inputs need more epochs (Mosbach et al. 2021, section 6)."""
 
 
@@ -175,8 +175,8 @@ class Grid:
         if self.seeds < 1:
             raise BertkitError(f"seeds must be at least 1, got {self.seeds}")
         sizes = (self.batch_size, self.learning_rate, self.epochs)
-        if self.seeds * math.prod(len(values) or 1 for values in sizes) > MOST_RUNS:
-            raise BertkitError(f"a grid has at most {MOST_RUNS:,} runs; give fewer values or seeds")
+        if self.seeds * math.prod(len(values) or 1 for values in sizes) > MAX_RUNS:
+            raise BertkitError(f"a grid has at most {MAX_RUNS:,} runs; give fewer values or seeds")
 
     def chosen(self, width: int, inputs: int) -> Grid:
         """Return the grid with values for the fields that were not given.
@@ -187,8 +187,8 @@ class Grid:
         """
         batch = self.batch_size or (next(batch for least, batch in BATCHES if inputs >= least),)
         rate = self.learning_rate or (next(rate for least, rate in RATES if width >= least),)
-        needed = math.ceil(FEWEST_UPDATES / math.ceil(inputs / max(batch)))
-        epochs = self.epochs or (min(MOST_EPOCHS, max(USUAL_EPOCHS, needed)),)
+        needed = math.ceil(MIN_UPDATES / math.ceil(inputs / max(batch)))
+        epochs = self.epochs or (min(MAX_EPOCHS, max(DEFAULT_EPOCHS, needed)),)
         return replace(self, batch_size=batch, learning_rate=rate, epochs=epochs)
 
     def reasons(self, width: int, inputs: int) -> list[str]:

@@ -309,14 +309,14 @@ def estimate_steps(
     )
 
 
-MOST_HOURS = 1_000_000_000
+MAX_HOURS = 1_000_000_000
 """The largest time budget; it keeps the number of updates an exact number."""
 
 
 def budget_steps(phases: Sequence[PhasePlan], hours: float) -> tuple[int, ...]:
     """Return the updates of each phase that fit into a budget, in the recipe's proportions."""
-    if not 0 < hours <= MOST_HOURS:
-        raise BertkitError(f"--hours must be above 0 and at most {MOST_HOURS:,}, not {hours:g}")
+    if not 0 < hours <= MAX_HOURS:
+        raise BertkitError(f"--hours must be above 0 and at most {MAX_HOURS:,}, not {hours:g}")
     share = hours * 3600 / sum(phase.steps * phase.seconds for phase in phases)
     steps = tuple(int(share * phase.steps) for phase in phases)
     if min(steps) == 0:

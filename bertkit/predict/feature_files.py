@@ -28,7 +28,7 @@ from bertkit.files import BLOCK_BYTES, disk_errors, map_array, read_json, sha256
 from bertkit.predict.features import TextFeatures
 from bertkit.text.documents import optional_library
 
-LONGEST_HEADER = 100_000_000 - 512
+MAX_TENSORS_HEADER = 100_000_000 - 512
 """The maximum header size of safetensors in bytes, less the entries after the last text."""
 TOKEN_FIELDS = ("tokens", "offsets")
 """The fields of `TextFeatures` that are written in addition to the vectors."""
@@ -145,7 +145,7 @@ def write_safetensors(
             for number, text in enumerate(texts):
                 size = write_numbers(numbers, text.vectors)
                 header.add(str(number), NAMES[text.vectors.dtype.name], text.vectors.shape, size)
-                if len(header.text) > LONGEST_HEADER:
+                if len(header.text) > MAX_TENSORS_HEADER:
                     raise BertkitError(
                         f"{path}: safetensors cannot hold more than {number:,} such texts; choose "
                         f"parquet or npy"
@@ -275,13 +275,13 @@ def row_groups(texts: Iterable[TextFeatures]) -> Iterator[tuple[dict[str, Any], 
         group.append(numbered)
         rows += len(numbered[1].vectors)
         if rows >= GROUP_ROWS:
-            yield columns_of(group)
+            yield feature_columns(group)
             group, rows = [], 0
     if group:
-        yield columns_of(group)
+        yield feature_columns(group)
 
 
-def columns_of(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:
+def feature_columns(group: list[tuple[int, TextFeatures]]) -> tuple[dict[str, Any], np.ndarray]:
     """Return all columns except the vectors by name, and the vectors, (rows, width)."""
     sizes = [len(text.vectors) for _, text in group]
     spans = [span for _, text in group for span in text.offsets]

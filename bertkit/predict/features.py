@@ -149,7 +149,7 @@ def extract(
         return [rows for piece in in_halves(states, parts) for rows in piece]
 
     windowed = (windows_of(text, tokenizer, max_length, extraction.stride) for text in texts)
-    return features_of(windowed, states_that_fit, extraction)
+    return batched_features(windowed, states_that_fit, extraction)
 
 
 def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
@@ -166,7 +166,7 @@ def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) ->
     return WindowedText(tokens, [(0, 0), *encoding.offsets, (0, 0)], parts, unknown)
 
 
-def features_of(
+def batched_features(
     texts: Iterable[WindowedText],
     states: Callable[[Sequence[ItemPart]], list[np.ndarray]],
     extraction: Extraction,

@@ -1,8 +1,8 @@
 """Prediction for files: reading any file that a fine-tuned model takes, and writing a table.
 
-The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.stretches`) is read, run
-and written before the next one is read completely. So at most two chunks are in memory, one being
-run and one being read, and a file may be larger than memory.
+The order of inputs is kept: a chunk of inputs (`bertkit.predict.predictors.input_chunks`) is read,
+run and written before the next one is read completely. So at most two chunks are in memory, one
+being run and one being read, and a file may be larger than memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bertkit.datasets.swag import SWAG_COLUMNS, read_swag
 from bertkit.datasets.tabular import Fields, has_columns
 from bertkit.errors import BertkitError
 from bertkit.files import BLOCK_BYTES, from_home
-from bertkit.predict.predictors import TaskPredictor, stretches
+from bertkit.predict.predictors import TaskPredictor, input_chunks
 from bertkit.predict.tables import check_ending, new_rows
 from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.tasks.data import describe_losses
@@ -86,14 +86,14 @@ def predict_file(
             visible = out is not None or not sys.stdout.isatty()  # lines would break the bar
             progress = FileProgress(shown, *file_length(file, named, inputs), visible=visible)
             lost, alone = LostInputs(), predictor.reads_documents
-            for stretch in stretches(inputs, whole=predictor.reads_documents):
-                progress.begin(stretch)
-                alone = alone and are_all_unique(stretch)
-                predictions, items = predictor.run(stretch, progress)
+            for chunk in input_chunks(inputs, whole=predictor.reads_documents):
+                progress.begin(chunk)
+                alone = alone and are_all_unique(chunk)
+                predictions, items = predictor.run(chunk, progress)
                 write(
                     [
                         predicted_row(predictor, given, found, rows)
-                        for given, found in zip(stretch, predictions, strict=True)
+                        for given, found in zip(chunk, predictions, strict=True)
                     ]
                 )
                 lost.add(items)
@@ -327,11 +327,11 @@ class FileProgress:
         if visible:
             console.start(total, title="predicting", unit=unit)
 
-    def begin(self, stretch: list[Any]) -> None:
+    def begin(self, chunk: list[Any]) -> None:
         """Start the next chunk."""
-        self.inputs += len(stretch)
-        self.size, self.before = len(stretch), self.after
-        self.after = line_of(stretch[-1]) if self.by_lines else self.inputs
+        self.inputs += len(chunk)
+        self.size, self.before = len(chunk), self.after
+        self.after = line_number(chunk[-1]) if self.by_lines else self.inputs
         if self.whole is not None:
             self.after = min(self.after, self.whole)
 
@@ -355,6 +355,6 @@ class FileProgress:
         self.console.update(record)
 
 
-def line_of(given: Any) -> int:
+def line_number(given: Any) -> int:
     """Return the line number of an input from its location, "file:line"."""
     return int(given.place.rpartition(":")[2])

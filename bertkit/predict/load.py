@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertkit.checkpoints.families import weight_head_names
 from bertkit.checkpoints.pretrained import (
@@ -16,12 +16,14 @@ from bertkit.checkpoints.pretrained import (
 from bertkit.checkpoints.save import SAVED_HEADS
 from bertkit.errors import BertkitError
 from bertkit.model.pooling import read_optional_json, read_pooling
-from bertkit.predict.embeddings import Embedder, load_embedder
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
-from bertkit.predict.pretrained import Predictor, load_pretrained
 from bertkit.tasks.saved import load_task_model, task_details
 from bertkit.tasks.spec import SPECS
 from bertkit.training.device import choose_device
+
+if TYPE_CHECKING:
+    from bertkit.predict.embeddings import Embedder
+    from bertkit.predict.pretrained import Predictor
 
 
 def load(
@@ -59,7 +61,11 @@ def load(
             if null_threshold is not None:
                 raise BertkitError(f"{folder} was not fine-tuned for a task; it has no threshold")
             if embeds:
+                from bertkit.predict.embeddings import load_embedder
+
                 return load_embedder(folder, device=device, precision=precision)
+            from bertkit.predict.pretrained import load_pretrained
+
             return load_pretrained(folder, device=device, precision=precision)
         paths = [folder]
     return load_predictor(paths, device=device, precision=precision, null_threshold=null_threshold)

@@ -48,7 +48,7 @@ CHUNK_INPUTS = 2048
 """The number of inputs that are tokenised and run together."""
 
 
-def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
+def input_chunks(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[Any]]:
     """Yield chunks of `CHUNK_INPUTS` inputs, or a few more if documents must stay whole.
 
     Args:
@@ -56,14 +56,14 @@ def stretches(inputs: Iterable[Any], *, whole: bool = False) -> Iterator[list[An
         whole: whether to keep every document of tagged words in one chunk. A document longer than a
             chunk is held in memory.
     """
-    stretch: list[Any] = []
+    chunk: list[Any] = []
     for given in inputs:
-        if len(stretch) >= CHUNK_INPUTS and not (whole and stretch[-1].document == given.document):
-            yield stretch
-            stretch = []
-        stretch.append(given)
-    if stretch:
-        yield stretch
+        if len(chunk) >= CHUNK_INPUTS and not (whole and chunk[-1].document == given.document):
+            yield chunk
+            chunk = []
+        chunk.append(given)
+    if chunk:
+        yield chunk
 
 
 class TaskPredictor:
@@ -137,11 +137,11 @@ class TaskPredictor:
         for given in inputs if self.pairs is not None else ():
             if isinstance(given, TextExample) and (given.pair is not None) != self.pairs:
                 raise BertkitError(
-                    f"{given.place}: the model was tuned on pairs of texts, and here is one text; "
+                    f"{given.place}: the model was fine-tuned on pairs of texts, and here is one; "
                     "give the second (in a file --pair names its column)"
                     if self.pairs
-                    else f"{given.place}: the model was tuned on single texts, and here are two; "
-                    "leave the second out"
+                    else f"{given.place}: the model was fine-tuned on single texts, and here are "
+                    "two; leave the second out"
                 )
         items = self.task.items(inputs, self.tokenizer)
         check_segments(items, self.loaded[0].model.config)
@@ -195,9 +195,9 @@ class TaskPredictor:
     def _predict(self, inputs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Yield each example with its prediction; warn at the end if a part was not read."""
         cut: Counter[str] = Counter()
-        for stretch in stretches(inputs, whole=self.reads_documents):
-            predictions, items = self.run(stretch)
-            yield from zip(stretch, predictions, strict=True)
+        for chunk in input_chunks(inputs, whole=self.reads_documents):
+            predictions, items = self.run(chunk)
+            yield from zip(chunk, predictions, strict=True)
             cut.update(items.cut)
         del cut[NOTHING_READ]  # blank texts are valid inputs
         if lost := describe_cut(cut):
@@ -250,7 +250,7 @@ class TaskPredictor:
         """Return what a caller sees of a prediction."""
         return prediction
 
-    def texts_of(self, given: Any, place: str) -> tuple[Any, ...]:
+    def input_fields(self, given: Any, place: str) -> tuple[Any, ...]:
         """Return the fields of an input: of a mapping those that the model's columns name.
 
         Raises:
@@ -342,7 +342,7 @@ class TextPredictor(TaskPredictor):
 
     def example(self, given: Any, place: str, id: str) -> TextExample:  # noqa: A002
         """See `TaskPredictor`; an image follows the text in its place in a pair."""
-        texts = self.texts_of(given, place)
+        texts = self.input_fields(given, place)
         task: Any = self.task
         image = None
         if task.reads_images and len(texts) == 2:
@@ -379,7 +379,7 @@ class ChoicePredictor(TaskPredictor):
 
     def example(self, given: Any, place: str, id: str) -> ChoiceExample:  # noqa: A002
         """See `TaskPredictor`; the choices of a mapping are one list or have a column each."""
-        text, *choices = self.texts_of(given, place) or ("",)
+        text, *choices = self.input_fields(given, place) or ("",)
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
         if len(choices) == 1:
@@ -414,7 +414,7 @@ class TagPredictor(TaskPredictor):
     def example(self, given: Any, place: str, id: str) -> WordsExample:  # noqa: A002
         """See `TaskPredictor`."""
         if isinstance(given, Mapping):
-            given = self.texts_of(given, place)[0]
+            given = self.input_fields(given, place)[0]
         if not isinstance(given, str):
             given = require_list(given, f"{place}: words")
             require_texts(place, *given)
@@ -451,7 +451,7 @@ class AnswerPredictor(TaskPredictor):
 
     def example(self, given: Any, place: str, id: str) -> QuestionExample:  # noqa: A002
         """See `TaskPredictor`."""
-        texts = self.texts_of(given, place)
+        texts = self.input_fields(given, place)
         require_texts(place, *texts)
         if len(texts) != 2:
             raise InputTypeError(f"{place} is {short_repr(given)}; give a list of {self.wanted}")

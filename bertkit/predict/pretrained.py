@@ -30,7 +30,7 @@ MASK = "[MASK]"
 
 
 MAX_SEQUENCES = 128
-"""The most sequences in a batch: each mask needs a row as wide as the vocabulary."""
+"""The maximum number of sequences in a batch: each mask needs a row as wide as the vocabulary."""
 
 
 class MaskCandidate(NamedTuple):

@@ -75,7 +75,7 @@ def draw_masks(
     ids: np.ndarray,
     candidates: np.ndarray,
     continuation: np.ndarray,
-    most: int,
+    maximum: int,
     options: MaskingOptions,
     mask_id: int,
     rng: np.random.Generator,
@@ -86,7 +86,7 @@ def draw_masks(
         ids: (tokens,) the ids of the example, specials included.
         candidates: (m,) ascending positions that may be masked.
         continuation: (vocabulary,) whether a token starts with ##.
-        most: the maximum number of targets of an example.
+        maximum: the maximum number of targets of an example.
         options: see `MaskingOptions`.
         mask_id: the id of [MASK].
         rng: the example's random generator.
@@ -94,7 +94,7 @@ def draw_masks(
     Returns:
         (targets,) ascending positions, and (targets,) the input ids at these positions.
     """
-    count = count_targets(len(ids), options.probability, most)
+    count = count_targets(len(ids), options.probability, maximum)
     if options.whole_words:
         chosen = choose_whole_words(candidates, continuation[ids[candidates]], count, rng)
     else:

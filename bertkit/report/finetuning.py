@@ -84,8 +84,8 @@ def grid_state(tuned: FinetuningResults) -> str:
     """Describe the progress of the grid in a sentence."""
     done = len(tuned.runs)
     state = "finished"
-    if tuned.going_on:
-        named = ", ".join(f"{name} is at update {step:,}" for name, step in tuned.going_on)
+    if tuned.in_progress:
+        named = ", ".join(f"{name} is at update {step:,}" for name, step in tuned.in_progress)
         state = f"still running, or killed; {named}"
     elif not tuned.listed:
         state = "still running, or killed"
@@ -197,12 +197,12 @@ def grid_cards(tuned: FinetuningResults) -> list[tuple[str, str, str]]:
         others = ", ".join(f"{split} {count:,}" for split, count in inputs.items())
         cards.append(("training inputs", f"{train:,}", others))
     if windowed := tuned.recorded("windowed"):
-        cut = total(tuned.recorded("cut"))
-        cards.append(("inputs in several windows", f"{total(windowed):,}", f"cut: {cut:,}"))
+        cut = nested_total(tuned.recorded("cut"))
+        cards.append(("inputs in several windows", f"{nested_total(windowed):,}", f"cut: {cut:,}"))
     return cards
 
 
-def total(counts: Any) -> int:
+def nested_total(counts: Any) -> int:
     """Return the sum of nested counts."""
     return sum(int(count) for _, count in flatten_fields(counts) if count)
 

@@ -61,7 +61,7 @@ def load_task(task: str, data: Path, scale: TaskScale, positions: int) -> TaskDa
             options["max_question_length"] = max(8, positions // 4)
         files = DataFiles(data=find_data_folder(task, data))
         found = load_dataset(task, files, None, spec_for(task).make_windows(options), positions)
-    some = some_documents if scale.context == "document" else some_of
+    some = some_documents if scale.context == "document" else sample_inputs
     dev = [(name, some(inputs, scale.dev, 1)) for name, inputs in found.dev]
     return replace(found, train=some(found.train, scale.train, 0), dev=dev, test=[])
 
@@ -87,7 +87,7 @@ def absent_files(task: str, data: Path) -> str:
     return f"the data folder has no {key} ({', '.join(gone)}); get it from {place}"
 
 
-def some_of(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
+def sample_inputs(inputs: Sequence[Any], count: int, row: int) -> Sequence[Any]:
     """Return `count` randomly chosen inputs in their original order.
 
     All inputs are returned if `count` is 0 or not below their number.
@@ -122,8 +122,8 @@ def squad_sentences(data: Path, scale: TaskScale, positions: int) -> TaskData:
     return TaskData(
         "squad-sentences",
         Classification(LABELS, ("accuracy",), positions),
-        sentence_pairs(some_of(questions.train, 2 * scale.train, 2), 0, counts),
-        [("dev", sentence_pairs(some_of(dev, 2 * scale.dev, 3), 1, counts))],
+        sentence_pairs(sample_inputs(questions.train, 2 * scale.train, 2), 0, counts),
+        [("dev", sentence_pairs(sample_inputs(dev, 2 * scale.dev, 3), 1, counts))],
         counts=counts,
         files=questions.files,
     )

@@ -7,13 +7,11 @@ from typing import Any
 
 from bertkit.checkpoints.pretrained import model_name
 from bertkit.config import as_json
-from bertkit.corpus.store import TokenStore
 from bertkit.files import read_json
 from bertkit.finetuning.grid import RunResult, metric_spread
 from bertkit.reproduce.experiments import BASE, PERPLEXITY, Cell, Experiment, TaskRun
 from bertkit.reproduce.paper import Claim, PaperTable
 from bertkit.reproduce.run import Reproduction
-from bertkit.training.data import HeldOut
 
 LEARNED = 0.02
 """The margin over the majority baseline at which next-sentence prediction counts as learned."""
@@ -50,12 +48,7 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
     )
     ends: list[Any] = [r for r in records if r["kind"] == "end"]
     precisions = [str(r["precision"]) for r in records if "precision" in r]
-    begun = work.out / "networks" / variant / "recipe.json"
-    if records and not precisions and begun.is_file():  # runs of older versions record it there
-        precisions = [str(read_json(begun)["recipe"]["training"]["precision"])]
     finished = bool(ends) and ends[-1]["reason"] == "finished"
-    if finished and "nsp_accuracy" in last and "nsp_majority" not in last:  # an older version's run
-        last["nsp_majority"] = last_majority(work, flags)
     return {
         "model": model_name(given.resolve()) if given else "",
         "precision": " and ".join(dict.fromkeys(precisions)),
@@ -70,13 +63,6 @@ def network_facts(work: Reproduction, variant: str, flags: Sequence[str]) -> dic
             for r in evaluations
         ],
     }
-
-
-def last_majority(work: Reproduction, flags: Sequence[str]) -> float:
-    """Return the majority baseline of NSP accuracy on the held-out examples of the last phase."""
-    recipe = work.recipe(flags)
-    held_out = HeldOut(recipe, TokenStore(work.out / "text" / "store"))
-    return held_out.majority(len(recipe.phases.lengths) - 1)
 
 
 def table_facts(
@@ -141,7 +127,7 @@ def cell_facts(work: Reproduction, experiment: Experiment, cell: Cell) -> dict[s
             found["inputs"] = settings["inputs"]
     if not found["values"]:
         own = cell.metric == PERPLEXITY
-        reason = work.untrainable(cell.job.variant) if own else work.absence(cell.job)
+        reason = work.why_untrainable(cell.job.variant) if own else work.why_unrunnable(cell.job)
         found["missing"] = found["missing"] or reason or "not run"
     return found | spread(found["values"])
 

@@ -123,7 +123,9 @@ def describe_work(work: Reproduction, steps: list[ReproductionStep]) -> str:
 
 def missing(work: Reproduction, experiments: list[Experiment]) -> list[str]:
     """Return a sentence for each reason why something cannot be run."""
-    reasons = {work.absence(job): None for experiment in experiments for job in experiment.jobs}
+    reasons = {
+        work.why_unrunnable(job): None for experiment in experiments for job in experiment.jobs
+    }
     return [f"left out: {reason}" for reason in reasons if reason]
 
 

@@ -105,12 +105,16 @@ class Reproduction:
 
     def is_tuned(self, job: TaskRun) -> bool:
         """Return whether all seeds of a job are done, or the job cannot be run."""
-        return len(self.results(job)) == self.scale.seeds or bool(self.absence(job))
+        return len(self.results(job)) == self.scale.seeds or bool(self.why_unrunnable(job))
 
-    def absence(self, job: TaskRun) -> str:
+    def why_unrunnable(self, job: TaskRun) -> str:
         """Return why a job cannot be run, or "" if it can."""
         for variant, at in ((job.variant, job.at), (job.head.beside, 0)):
-            if variant and not self.given(variant, at) and (reason := self.untrainable(variant)):
+            if (
+                variant
+                and not self.given(variant, at)
+                and (reason := self.why_untrainable(variant))
+            ):
                 return reason
         if reason := self.failure(f"tune {job.name}"):
             return reason
@@ -118,7 +122,7 @@ class Reproduction:
             return "no data folder was given"
         return absent_files(job.task, self.sources.data)
 
-    def untrainable(self, variant: str) -> str:
+    def why_untrainable(self, variant: str) -> str:
         """Return why a network can neither be found nor pre-trained, or "" if it can."""
         if reason := self.failure(f"pre-train {variant}"):
             return f"{variant}: {reason}"
@@ -148,7 +152,7 @@ class Reproduction:
         for experiment in experiments:
             variants |= experiment.variants
             jobs += [job for job in experiment.jobs if job not in jobs]
-        possible = [job for job in jobs if not self.absence(job)]
+        possible = [job for job in jobs if not self.why_unrunnable(job)]
         needed = {job.variant for job in possible} | {job.head.beside for job in possible}
         needed |= {
             cell.job.variant for e in experiments for cell in e.cells if cell.metric == PERPLEXITY
@@ -156,7 +160,9 @@ class Reproduction:
         steps = []
         for variant, flags in variants.items():
             own = [job for job in possible if job.variant == variant]
-            wanted = variant in needed and not (self.given(variant) or self.untrainable(variant))
+            wanted = variant in needed and not (
+                self.given(variant) or self.why_untrainable(variant)
+            )
             if wanted or any(job.at for job in own):
                 steps.append(ReproductionStep(variant, flags))
             steps += [ReproductionStep(variant, flags, job) for job in own]

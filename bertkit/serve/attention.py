@@ -47,16 +47,16 @@ class AttentionOperation:
                 self.built = made.model.eval()
             return self.built
 
-    def encode(self, asked: TokenizeRequest, most: int, reason: str) -> PairEncoding:
+    def encode(self, asked: TokenizeRequest, maximum: int, reason: str) -> PairEncoding:
         """Encode a text or a pair of texts as one sequence."""
         if asked.pair is not None and self.config.type_vocab_size == 1:
             raise RefusedError(422, f"pair: {ONE_SEGMENT}", "pair")
         encoded = self.tokenizer.encode_pair(asked.text, asked.pair)
-        if len(encoded.ids) > most:
+        if len(encoded.ids) > maximum:
             raise RefusedError(
                 422,
-                f"text: {len(encoded.ids):,} tokens with [CLS] and [SEP], but {reason} {most:,}; "
-                "shorten it",
+                f"text: {len(encoded.ids):,} tokens with [CLS] and [SEP], but {reason} {maximum:,}"
+                "; shorten it",
                 "text",
             )
         return encoded

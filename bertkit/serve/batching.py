@@ -83,8 +83,8 @@ BATCHING_LOG = logging.getLogger("bertkit.serve")
 AT_ONCE = 2
 """The number of requests that start, or receive their results, in one iteration of the event loop.
 Each takes about a millisecond, so a client that connects meanwhile waits only for these few."""
-SLOWEST_RETRY = 60
-"""The longest wait, in seconds, that a refused client is told."""
+MAX_RETRY_SECONDS = 60
+"""The maximum of the seconds after which a refused client is told to try again."""
 
 
 class PreparedRequest(NamedTuple):
@@ -191,9 +191,9 @@ class Worker:
             )
 
     def seconds_to_wait(self) -> int:
-        """Return the expected number of seconds until the queue is empty, 1 to `SLOWEST_RETRY`."""
+        """Return the expected seconds until the queue is empty, 1 to `MAX_RETRY_SECONDS`."""
         expected = self.tokens / (self.rate * len(self.lanes)) if self.rate else 1.0
-        return min(SLOWEST_RETRY, max(1, math.ceil(expected)))
+        return min(MAX_RETRY_SECONDS, max(1, math.ceil(expected)))
 
     @asynccontextmanager
     async def deadline(self) -> AsyncIterator[None]:
@@ -290,10 +290,10 @@ class Worker:
         if self.alone and len(jobs) == 1:
             first = self.cores == 1 and jobs[0].first
             if first or tokens >= self.alone.threads * LEAST_TOKENS:
-                found = self.alone.compute(lambda: results_of(jobs))
+                found = self.alone.compute(lambda: compute_jobs(jobs))
                 if found is not None:
                     return found.result()
-        return results_of(jobs)
+        return compute_jobs(jobs)
 
     def _take(self, before: int) -> list[QueuedRequest]:
         """Wait for the next batch and return it; an empty list means that the worker is closed."""
@@ -325,7 +325,7 @@ class Worker:
         return taken
 
 
-def results_of(jobs: Sequence[QueuedRequest]) -> list[Any]:
+def compute_jobs(jobs: Sequence[QueuedRequest]) -> list[Any]:
     """Return a result or an exception for each job; a failing job does not affect the others."""
     work = jobs[0].work
     try:
@@ -336,7 +336,7 @@ def results_of(jobs: Sequence[QueuedRequest]) -> list[Any]:
     except Exception as error:
         if len(jobs) == 1:
             return [error]
-    return [result for job in jobs for result in results_of([job])]
+    return [result for job in jobs for result in compute_jobs([job])]
 
 
 def deliver(jobs: Sequence[QueuedRequest], results: Sequence[Any]) -> None:

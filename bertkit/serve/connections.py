@@ -23,7 +23,7 @@ RESERVE = 16
 """The number of connections beyond the cap, on which only /health and /ready are answered."""
 SPARE_FILES = 48
 """Open files kept free for the rest of the process and for connections about to be closed."""
-LEAST = 8
+MIN_CONNECTIONS = 8
 """The number of connections that are accepted even if the limit on open files is lower."""
 REPORT = 1.0
 """The seconds for which closed connections are collected into one log line."""
@@ -189,8 +189,8 @@ def available_files() -> int:
         return sys.maxsize
     import resource
 
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
+    maximum, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if maximum == resource.RLIM_INFINITY:
         return sys.maxsize
     used = len(list(Path("/dev/fd").iterdir()))
-    return max(LEAST, most - used - SPARE_FILES - RESERVE)
+    return max(MIN_CONNECTIONS, maximum - used - SPARE_FILES - RESERVE)

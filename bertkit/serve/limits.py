@@ -15,9 +15,9 @@ from bertkit.errors import BertkitError
 
 LOG = logging.getLogger("bertkit.serve")
 MAX_INPUTS = 2048
-"""The most inputs of one request; the same as OpenAI's limit for embeddings."""
+"""The maximum number of inputs of one request; the same as OpenAI's limit for embeddings."""
 MAX_TOKENS = 65_536
-"""The most words or token ids of one input."""
+"""The maximum number of words or token ids of one input."""
 CHARACTERS_OF_TOKEN = 6
 """An upper bound on characters per token in running text. A text's length divided by it gives the
 fewest tokens that the text can have, before it is tokenized."""
@@ -48,25 +48,27 @@ class Limits:
     """The limits of a server."""
 
     max_queue_tokens: int = 65_536
-    """The most tokens that may wait for each model; a request beyond that is answered with 429."""
+    """The maximum number of tokens that may wait for each model; a request beyond that is answered
+    with 429."""
     max_batch_tokens: int = 8192
-    """The most tokens in a batch; each model computes up to two batches at a time, and a larger
-    request forms a batch by itself."""
+    """The maximum number of tokens in a batch; each model computes up to two batches at a time, and
+    a larger request forms a batch by itself."""
     deadline: float = 30.0
     """The seconds within which a request's body must arrive (else 408) and, from then on, within
     which the request must be computed (else 503). A connection whose client takes longer to send a
     request's head, or to read a response, is closed."""
     max_bytes: int = 2 << 20
-    """The most bytes of a request's body; a larger one is answered with 413."""
+    """The maximum number of bytes of a request's body; a larger one is answered with 413."""
     max_answer: int = 32 << 20
-    """The most bytes of a response's body; a larger one is replaced by 413. Up to twice as many
-    bytes are held for clients that have not read them; beyond that, requests get 503."""
+    """The maximum number of bytes of a response's body; a larger one is replaced by 413. Up to
+    twice as many bytes are held for clients that have not read them; beyond that, requests get
+    503."""
     max_connections: int = 512
-    """The most open connections, or fewer if the limit on open files requires it. Beyond that, the
-    connection that has been idle longest is closed; if none is idle, only /health and /ready are
-    answered on new connections."""
+    """The maximum number of open connections, or fewer if the limit on open files requires it.
+    Beyond that, the connection that has been idle longest is closed; if none is idle, only /health
+    and /ready are answered on new connections."""
     max_delay: float = 2.0
-    """The longest batching delay in milliseconds. After a batch of several requests, a model waits
+    """The maximum batching delay in milliseconds. After a batch of several requests, a model waits
     up to this long for their clients' next ones; a request to an idle server never waits."""
     grace: float = 1.0
     """The seconds after SIGTERM for which new requests are still answered, with 503."""
@@ -86,7 +88,7 @@ class Limits:
 
     @property
     def max_unread(self) -> int:
-        """The most bytes of responses that are held until clients read them."""
+        """The maximum number of bytes of responses that are held until clients read them."""
         return 2 * self.max_answer
 
     def check_answer(self, numbers: int) -> None:
@@ -128,21 +130,21 @@ class RefusedError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param}}
 
 
-def too_many(tokens: int, most: int) -> RefusedError:
+def too_many(tokens: int, maximum: int) -> RefusedError:
     """Return the error for a request with more tokens than the whole queue."""
     return RefusedError(
         413,
-        f"the request has about {tokens:,} tokens, but the server accepts {most:,} at a time; send "
-        "fewer or shorter inputs",
+        f"the request has about {tokens:,} tokens, but the server accepts {maximum:,} at a time; "
+        "send fewer or shorter inputs",
     )
 
 
-def answer_too_large(most: int) -> RefusedError:
-    """Return the error for a response with more than `most` bytes."""
+def answer_too_large(maximum: int) -> RefusedError:
+    """Return the error for a response with more than `maximum` bytes."""
     return RefusedError(
         413,
-        f"the response would be larger than {most:,} bytes; send fewer or shorter inputs, or ask "
-        "for embeddings in base64",
+        f"the response would be larger than {maximum:,} bytes; send fewer or shorter inputs, or "
+        "ask for embeddings in base64",
     )
 
 

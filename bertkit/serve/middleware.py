@@ -154,8 +154,8 @@ class RequestMiddleware:
     ) -> None:
         """Send an error response; a body that is still arriving is read first unless very large."""
         length = headers.get("content-length", "")
-        most = PATIENCE * self.limits.max_bytes
-        if length.isdecimal() and 0 < int(length) <= most:
+        maximum = PATIENCE * self.limits.max_bytes
+        if length.isdecimal() and 0 < int(length) <= maximum:
             try:
                 async with asyncio.timeout(self.limits.deadline):
                     while (await receive()).get("more_body"):
@@ -196,10 +196,10 @@ def unread() -> RefusedError:
     )
 
 
-def too_large(most: int) -> RefusedError:
-    """Return the error for a body with more than `most` bytes."""
+def too_large(maximum: int) -> RefusedError:
+    """Return the error for a body with more than `maximum` bytes."""
     return RefusedError(
-        413, f"the body is larger than {most:,} bytes; send fewer or shorter inputs"
+        413, f"the body is larger than {maximum:,} bytes; send fewer or shorter inputs"
     )
 
 

@@ -167,15 +167,15 @@ def words_examples(asked: Sequence[Words]) -> list[WordsExample]:
     return inputs
 
 
-MOST_GUESSES = 50_000
-"""The most candidates in a response, at about 50 bytes each."""
+MAX_CANDIDATES = 50_000
+"""The maximum number of candidates in a response, at about 50 bytes each."""
 
 
 class FillMask:
     """The operation that predicts masked tokens."""
 
-    def __init__(self, predictor: Predictor, most_tokens: int) -> None:
-        self.predictor, self.most_tokens = predictor, most_tokens
+    def __init__(self, predictor: Predictor, max_tokens: int) -> None:
+        self.predictor, self.max_tokens = predictor, max_tokens
 
     def prepare(self, asked: Sequence[Masked]) -> PreparedRequest:
         """Cut a window of tokens around every mask.
@@ -201,10 +201,12 @@ class FillMask:
             masks = given.text.count(MASK)
             guesses += masks * given.top
             tokens += masks * (2 + min(room, len(given.text) // CHARACTERS_OF_TOKEN))
-        if tokens > self.most_tokens:
-            raise too_many(tokens, self.most_tokens)
-        if guesses > MOST_GUESSES:
-            message = f"{guesses:,} guesses requested, but {MOST_GUESSES:,} are the most at a time"
+        if tokens > self.max_tokens:
+            raise too_many(tokens, self.max_tokens)
+        if guesses > MAX_CANDIDATES:
+            message = (
+                f"{guesses:,} guesses requested, but {MAX_CANDIDATES:,} are the most at a time"
+            )
             raise RefusedError(413, f"{message}; lower top, or send fewer masks")
 
     def run(self, many: Sequence[list[MaskedText]]) -> list[list[list[list[MaskCandidate]]]]:

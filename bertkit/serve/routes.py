@@ -67,6 +67,21 @@ def texts_size(inputs: Sequence[bodies.Text]) -> int:
     return size + CHARACTERS_OF_TOKEN * vectors + (SHORT_TEXT + 1) * pictures
 
 
+def choices_size(inputs: Sequence[bodies.Choices]) -> int:
+    """Return a lower bound on the characters of texts, each repeated for every choice."""
+    special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
+    return sum(
+        request_size(one.choices) + len(one.choices) * (special + len(one.text)) for one in inputs
+    )
+
+
+def words_size(inputs: Sequence[bodies.Words]) -> int:
+    """Return a lower bound on the characters of texts or words, each of at least one token."""
+    words = (word for one in inputs for word in one.words or ())
+    whole = sum(max(CHARACTERS_OF_TOKEN, len(word)) for word in words)
+    return request_size(one.text for one in inputs) + whole
+
+
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
     """Return the body of a response with predictions."""
     return {
@@ -112,11 +127,7 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.Choice],
     )
     async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
-        least = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
-        size = sum(
-            request_size(one.choices) + len(one.choices) * (least + len(one.text))
-            for one in asked.inputs
-        )
+        size = choices_size(asked.inputs)
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)
         numbers = sum(2 + len(one.choices) for one in asked.inputs)
         return await serving.respond(numbers, plain_response, found)
@@ -125,10 +136,7 @@ def task_routes(serving: Service) -> APIRouter:
         "/tag", summary="Tag words and find entities", response_model=Predictions[answers.Tagging]
     )
     async def tag(asked: PredictionRequest[bodies.Words]) -> Response:
-        size = request_size(one.text for one in asked.inputs)
-        size += sum(  # a word has at least one token
-            max(CHARACTERS_OF_TOKEN, len(word)) for one in asked.inputs for word in one.words or ()
-        )
+        size = words_size(asked.inputs)
         found = await serving.predict("tag", asked.model, asked.inputs, size, words_examples)
         words = sum(len(one.tags) for one in found.result)
         return await serving.respond(5 * words, tagging_body, found, asked)

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from bertkit.serve.limits import MAX_INPUTS, MAX_TOKENS
 
-MOST_FIELDS = 32
+MAX_FIELDS = 32
 
 
 class RequestBody(BaseModel):
@@ -24,7 +24,7 @@ class RequestBody(BaseModel):
     @classmethod
     def check_size(cls, given: Any) -> Any:
         """Reject very many fields at once; among a few, pydantic names each unknown one."""
-        if isinstance(given, dict) and len(given) > MOST_FIELDS:
+        if isinstance(given, dict) and len(given) > MAX_FIELDS:
             raise ValueError(f"has {len(given):,} fields; it accepts {', '.join(cls.model_fields)}")
         return given
 

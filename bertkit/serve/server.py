@@ -32,8 +32,8 @@ from bertkit.errors import BertkitError
 from bertkit.serve.service import Service
 
 LOGGERS = ("bertkit.serve", "uvicorn.error", "asyncio")
-MOST_LINES = 10_000
-"""The most log lines that may wait to be written; later ones are dropped."""
+MAX_LOG_LINES = 10_000
+"""The maximum number of log lines that may wait to be written; later ones are dropped."""
 STANDARD_ERROR = 2
 
 
@@ -81,7 +81,7 @@ class DroppingHandler(QueueHandler):
 
 def write_log(*, requests: bool = True) -> None:
     """Configure the server's loggers to write to standard error."""
-    lines: Queue[logging.LogRecord] = Queue(MOST_LINES)
+    lines: Queue[logging.LogRecord] = Queue(MAX_LOG_LINES)
     out = Unbuffered()
     out.setFormatter(JsonLogFormatter())
     QueueListener(lines, out).start()  # its thread ends with the process
@@ -101,10 +101,10 @@ def finish_log(seconds: float = 2.0) -> None:
 
 
 BACKLOG = 2048
-"""The most connections that may wait to be accepted; uvicorn's default."""
+"""The maximum number of connections that may wait to be accepted; uvicorn's default."""
 ACCEPTED_AT_ONCE = 16
-"""The most connections accepted in one iteration of the event loop, so that excess connections are
-closed before the process runs out of file descriptors."""
+"""The maximum number of connections accepted in one iteration of the event loop, so that excess
+connections are closed before the process runs out of file descriptors."""
 SEND_BUFFER = 128 << 10
 """The bytes of a response that the kernel buffers per connection. Without this limit it buffers
 megabytes, which clients that do not read would occupy."""
@@ -182,7 +182,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     return found
 
 
-def address_of(listening: socket.socket) -> str:
+def socket_url(listening: socket.socket) -> str:
     """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -27,10 +27,11 @@ Result = TypeVar("Result")
 
 
 SHORT_TEXT = 4096
-"""The most characters that are tokenized in the event loop's thread. A longer request goes to
-another thread; handing it over takes about as long as tokenizing this many characters."""
+"""The maximum number of characters that are tokenized in the event loop's thread. A longer request
+goes to another thread; handing it over takes about as long as tokenizing this many characters."""
 SHORT_ANSWER = 256
-"""The most numbers and texts of a response that is encoded in the event loop's thread."""
+"""The maximum count of numbers and texts of a response that is encoded in the event loop's
+thread."""
 CUTTING_THREADS = 2
 
 notes: ContextVar[dict[str, Any]] = ContextVar("notes")
@@ -114,8 +115,8 @@ class Service:
         if characters <= SHORT_TEXT:
             return function(*arguments)
         self.being_cut = [(one, size) for one, size in self.being_cut if not one.done()]
-        most = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
-        if self.being_cut and characters + sum(size for _, size in self.being_cut) > most:
+        maximum = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
+        if self.being_cut and characters + sum(size for _, size in self.being_cut) > maximum:
             raise RefusedError(
                 429, "other long texts are being tokenized; try again later", retry_after=1
             )
@@ -239,9 +240,9 @@ def offers(model: ServedModel, route: str) -> bool:
     return route == "tokens" or route in model.operations
 
 
-def shorten_client_text(text: str, most: int = 60) -> str:
+def shorten_client_text(text: str, maximum: int = 60) -> str:
     """Return a client's text shortened and escaped to one line, for use in a message."""
-    return text[:most].encode("unicode_escape").decode()
+    return text[:maximum].encode("unicode_escape").decode()
 
 
 def request_size(texts: Iterable[str | None]) -> int:

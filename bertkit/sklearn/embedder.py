@@ -105,7 +105,7 @@ class BertEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         return self.model_.used_by(self._load, self.device, self.precision).encode(texts)
 
     def _texts(self, given: Any, *, reset: bool) -> np.ndarray:
-        return read_texts(self, given, reset=reset, most=1)
+        return read_texts(self, given, reset=reset, maximum=1)
 
     def _load(self, folder: Path, device: str, precision: str) -> Embedder:
         encoder, where = load_model(folder, Encoder).model, choose_device(device)

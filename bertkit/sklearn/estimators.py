@@ -149,7 +149,7 @@ class TunedEstimator(BaseEstimator):
         return self.model_.used_by(load, self.device, self.precision)
 
     def _texts(self, given: Any, y: Any = UNLABELLED, *, reset: bool) -> np.ndarray:
-        return read_texts(self, given, y, reset=reset, most=2)
+        return read_texts(self, given, y, reset=reset, maximum=2)
 
     def _predictions(self, given: Any) -> list[Any]:
         check_is_fitted(self, "model_")

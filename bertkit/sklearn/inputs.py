@@ -28,7 +28,7 @@ UNLABELLED = "no_validation"
 
 
 def read_texts(
-    estimator: Any, given: Any, y: Any = UNLABELLED, *, reset: bool, most: int
+    estimator: Any, given: Any, y: Any = UNLABELLED, *, reset: bool, maximum: int
 ) -> np.ndarray:
     """Return the texts of an X, an object array (rows, 1) or (rows, 2).
 
@@ -37,7 +37,7 @@ def read_texts(
         given: a one-dimensional array of texts, or a two-dimensional array or DataFrame.
         y: the labels, which are only counted.
         reset: whether to keep the columns, in a fit, rather than to check them.
-        most: the maximum number of columns.
+        maximum: the maximum number of columns.
 
     Raises:
         ValueError: a text or y is missing, the shape is wrong, or the lengths differ.
@@ -57,8 +57,8 @@ def read_texts(
     validate_data(estimator, given if named else table, y, reset=reset, skip_check_array=True)
     if not isinstance(y, str):
         check_consistent_length(table, y)
-    if table.shape[1] > most:
-        pairs = ", or pairs of texts as two columns" if most == 2 else ""
+    if table.shape[1] > maximum:
+        pairs = ", or pairs of texts as two columns" if maximum == 2 else ""
         raise InputValueError(
             f"X has {table.shape[1]} columns; {name} takes one column of texts{pairs}"
         )

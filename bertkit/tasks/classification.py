@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import write_glue
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
@@ -53,12 +52,11 @@ class LabelPrediction(Prediction):
     label: str
     probability: float
     probabilities: dict[str, float]
+    """The probability of every class."""
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the labels with bars."""
         return probability_bars(self.probabilities, [self.label])
-
-    """The probability of every class."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -67,12 +65,11 @@ class LabelSetPrediction(Prediction):
 
     labels: tuple[str, ...]
     probabilities: dict[str, float]
+    """The probability of every class; they do not add up to 1."""
 
     def _repr_html_(self) -> str:
         """Return what notebooks show: the labels with bars."""
         return probability_bars(self.probabilities, self.labels)
-
-    """The probability of every class; they do not add up to 1."""
 
 
 def ordered_predictions(
@@ -204,6 +201,8 @@ class TextTask(Task):
         """See `Task`; for GLUE this is a file of glue.zip."""
         if not self.official_field:
             return []
+        from bertkit.datasets.submissions import write_glue
+
         found = [getattr(prediction, self.official_field) for prediction in done.predictions]
         ids = [given.id for given in done.inputs]
         return write_glue(done.name, folder, done.split, ids, found)
@@ -421,9 +420,9 @@ def training_labels(data: TaskInputs, *, at_least: int) -> tuple[str, ...]:
         if count == 1:
             data.counts.note(SEEN_ONCE, f"label {label!r}")
     if len(seen) < at_least:
+        found = f"only the label {next(iter(seen))!r}" if seen else "no label"
         raise BertkitError(
-            f"the training data has {len(seen)} different labels in column "
-            f"'{data.columns.label}'; "
-            "there is nothing to tell apart"
+            f"the training data has {found} in column '{data.columns.label}'; there is nothing to "
+            "tell apart"
         )
     return tuple(sorted(seen))

@@ -16,10 +16,10 @@ from bertkit.errors import InputTypeError
 from bertkit.text.documents import optional_library
 
 SHOWN_ITEMS = 6
-"""The most labels, words or choices that a `repr` shows."""
+"""The maximum number of labels, words or choices that a `repr` shows."""
 MAX_BARS = 10
 MAX_CONTEXT = 300
-"""The most characters that are shown on either side of an answer."""
+"""The maximum number of characters that are shown on either side of an answer."""
 BAR = "background:#4a7fc1;display:inline-block;height:.7em;min-width:1px"
 MARK = "border-radius:.25em;color:#111;padding:0 .25em"
 
@@ -30,11 +30,11 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as values that JSON can hold: tuples become lists."""
-        return {name: plain(value) for name, value in vars_of(self).items()}
+        return {name: plain(value) for name, value in shown_fields(self).items()}
 
     def __repr__(self) -> str:
         """Show the fields, with numbers rounded and long lists shortened."""
-        shown = ", ".join(f"{name}={brief(value)}" for name, value in vars_of(self).items())
+        shown = ", ".join(f"{name}={brief(value)}" for name, value in shown_fields(self).items())
         return f"{type(self).__name__}({shown})"
 
 
@@ -42,7 +42,7 @@ ONLY_SHOWN = {"only_shown": True}
 """The metadata of a field that is no part of the prediction, but is shown with it in notebooks."""
 
 
-def vars_of(prediction: Prediction) -> dict[str, Any]:
+def shown_fields(prediction: Prediction) -> dict[str, Any]:
     """Return field -> value, without fields that are only shown."""
     named = [field.name for field in fields(prediction) if not field.metadata.get("only_shown")]
     return {name: getattr(prediction, name) for name in named}

@@ -31,7 +31,7 @@ from bertkit.tasks.spec import SPECS
 from bertkit.tasks.task import Task
 from bertkit.tokenizer.wordpiece import Tokenizer
 
-MOST_TOKENS = 1 << 30
+MAX_SETTING = 1 << 30
 """The largest value of an integer in a task's settings."""
 
 
@@ -203,8 +203,8 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
     types = get_type_hints(task_class)
     for name, value in given.items():
         wanted = types.get(name)
-        lowest = -MOST_TOKENS if wanted is float else 0
-        absurd = type(value) is int and not lowest <= value <= MOST_TOKENS
+        lowest = -MAX_SETTING if wanted is float else 0
+        absurd = type(value) is int and not lowest <= value <= MAX_SETTING
         if wanted is not None and (absurd or not matches_type(value, wanted)):
             raise BertkitError(
                 f"{source / 'bertkit.json'}: the setting '{name}' cannot be {value!r:.40}; "

@@ -36,7 +36,7 @@ from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import TokenClassificationModel
 from bertkit.objectives import LossSum, Sums
 from bertkit.tasks.classification import SEEN_ONCE, balanced, softmax, unknown_label
-from bertkit.tasks.predictions import TagsPrediction
+from bertkit.tasks.predictions import TagsPrediction, tagged_text
 from bertkit.tasks.task import Item, ItemPart, Items, PredictedSplit, Task, TaskBatch, TaskInputs
 from bertkit.tasks.windows import NO_TAG, WordTarget, check_context, word_tokens, word_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -124,7 +124,7 @@ class TokenClassification(Task):
                 parts = [part._replace(leads=n == 0) for n, (_, part) in enumerate(made)]
                 found.append(Item(made[0][0], parts))
         windowed = sum(count > 1 for count in spread.values())
-        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} pieces": cut})
+        return Items(found, len(inputs), windowed, {f"inputs with words cut at {room} tokens": cut})
 
     def _stream(self, inputs: Sequence[WordsExample], number: int) -> int:
         """Return the stream of a sentence; consecutive ones with equal numbers form one stream."""
@@ -270,18 +270,13 @@ class TokenClassification(Task):
         `word_end` count words.
         """
         text, spans = (given.text, given.spans) if given.spans else joined(given.words)
-
-        def shown(kind: str, first: int, last: int) -> dict[str, Any]:
-            start, end = spans[first][0], spans[last - 1][1]
-            place = {"start": start, "end": end, "text": text[start:end]}
-            return {"type": kind, **place, "word_start": first, "word_end": last}
-
+        tagged = tagged_text(prediction, text, spans)
         return {
             "id": given.id,
             "words": list(given.words),
             "tags": list(prediction.tags),
             "probabilities": list(prediction.probabilities),
-            "entities": [shown(*entity) for entity in prediction.entities],
+            "entities": [entity.to_dict() for entity in tagged.entities],
         }
 
     def official_files(self, folder: Path, done: PredictedSplit) -> list[Path]:
@@ -312,10 +307,8 @@ def tag_labels(inputs: Sequence[WordsExample]) -> tuple[tuple[str, ...], bool]:
             raise BertkitError(f"{given.place}: the sentence has no tags; name the column of tags")
         seen.update(given.tags)
     if len(seen) < 2:
-        raise BertkitError(
-            f"the training data has {len(seen)} different tags ({', '.join(seen) or 'no word'}); "
-            "there is nothing to tell apart"
-        )
+        found = f"only the tag {next(iter(seen))!r}" if seen else "no word"
+        raise BertkitError(f"the training data has {found}; there is nothing to tell apart")
     others = sorted(tag for tag in seen if not ENTITY_TAG.fullmatch(tag))
     if others and any(tag.startswith(("B-", "I-")) for tag in seen):
         raise BertkitError(

@@ -17,7 +17,7 @@ from bertkit.errors import BertkitError, escape_line_breaks
 from bertkit.text.sources import BYTE_ORDER_MARK, DAMAGE, HEAD_BYTES, Source, one_line, open_binary
 
 READ_BYTES = 1 << 20
-LONGEST = 1 << 28
+MAX_TEXT_SIZE = 1 << 28
 """The maximum bytes of a line, or characters of a document or CSV row. Each is held in memory
 whole, and a small compressed file can hold an arbitrarily long one."""
 ENDED_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
@@ -132,9 +132,9 @@ def line_blocks(stream: BinaryIO, path: str, *, ends: bool = False) -> Iterator[
 
 def check_line_length(place: str, size: int, missing: str) -> None:
     """Refuse a line, document or row that is too long, before it fills the memory."""
-    if size > LONGEST:
+    if size > MAX_TEXT_SIZE:
         raise BertkitError(
-            f"{place}: {missing} in {LONGEST:,} characters, the most that are read at once; "
+            f"{place}: {missing} in {MAX_TEXT_SIZE:,} characters, the most that are read at once; "
             "fix the file or leave it out"
         )
 
@@ -206,7 +206,7 @@ def cut_blocks(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
         yield block
 
 
-LONGEST_FIELD = (1 << 31) - 1
+MAX_FIELD = (1 << 31) - 1
 DIVIDERS = {";": "semicolons", "\t": "tabs"}
 SEPARATOR = re.compile("sep=(.)")
 """The first line of some CSV files, which tells Excel the delimiter."""
@@ -234,7 +234,7 @@ def split_rows(
             if line:
                 yield number, line.split("\t")
         return
-    csv.field_size_limit(LONGEST_FIELD)
+    csv.field_size_limit(MAX_FIELD)
     divider, before, lines = detect_divider(
         source, text_lines(source, counts, ends=ends), counts, columns
     )

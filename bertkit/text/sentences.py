@@ -20,8 +20,9 @@ from bertkit.errors import BertkitError
 WINDOW = 4000
 """The length in characters; 5 of 337,000 lines of English Wikipedia are longer."""
 WINDOW_STEPS = 8
-"""The most windows that read a character. In "A.A.A." the library ends a sentence at the first dot
-only, and a window that moved by two characters would read nearly the same text again."""
+"""The maximum number of windows that read a character. In "A.A.A." the library ends a sentence at
+the first dot only, and a window that moved by two characters would read nearly the same text
+again."""
 CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 REGION = re.compile(r"(?<=^[a-z]{2})-([a-z]{2}|[0-9]{3})$")
 WIDE_SPACES = "\xa0\u1680\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))

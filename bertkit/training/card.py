@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_LANGUAGE = "en"
 """The default of `bertkit prepare`: a user may not have chosen it, so a card does not claim it."""
 MAX_NAMES = 20
-"""The most files that a card names."""
+"""The maximum number of files that a card names."""
 TOKEN_TEXTS = {
     "mlm": "to predict masked tokens",
     "clm": "to predict the next token",

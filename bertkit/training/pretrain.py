@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertkit.checkpoints.save import save_generator, save_model
 from bertkit.config import as_json, read_recipe
 from bertkit.console import Console
 from bertkit.corpus.store import TokenStore
@@ -497,6 +496,7 @@ def write_model(run: Run, state: TrainState, folder: Path) -> None:
 
     def write() -> None:
         from bertkit.checkpoints.card import kept_card
+        from bertkit.checkpoints.save import save_generator, save_model
         from bertkit.training.card import card_of_run
 
         model, card = state.model, card_of_run(run, state)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bertkit.checkpoints.weights import shown_names
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import count_parameters
@@ -122,6 +121,7 @@ def pretrained_network(
     """
     from bertkit.checkpoints.card import inherited_metadata, start_text
     from bertkit.checkpoints.pretrained import model_folder, read_pretrained
+    from bertkit.checkpoints.weights import shown_names
 
     found = read_pretrained(path)
     if found.tokenizer.content_hash != tokenizer.content_hash:

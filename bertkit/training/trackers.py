@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from bertkit.config import dotted_values
 from bertkit.errors import BertkitError, nearest
 
 
@@ -44,15 +45,9 @@ def logged_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def flat_settings(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in a "start" record by dotted name."""
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= flat_settings(value, f"{prefix}{name}.")
-        elif prefix or name not in NOT_LOGGED:
-            found[f"{prefix}{name}"] = value
-    return found
+    return {name: value for name, value in dotted_values(record) if name not in NOT_LOGGED}
 
 
 class TensorBoard:

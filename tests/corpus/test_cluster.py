@@ -317,7 +317,7 @@ def wait_for(folder: Path, pattern: str, process: subprocess.Popen[bytes]) -> No
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_replaced_and_a_killed_host_goes_on(
+def test_a_killed_worker_is_replaced_and_a_killed_host_resumes(
     larger: list[str], tokenizer: Tokenizer, tmp_path: Path, larger_local: dict[str, str]
 ) -> None:
     folder = tmp_path / "store"

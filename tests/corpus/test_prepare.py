@@ -88,7 +88,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_stopped_preparation_goes_on(
+def test_stopped_preparation_resumes(
     large_text: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
@@ -116,7 +116,7 @@ def test_stopped_preparation_goes_on(
 
 
 @pytest.mark.slow
-def test_killed_preparation_goes_on(large_text: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_killed_preparation_resumes(large_text: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     prepare([str(large_text)], tokenizer, tmp_path / "whole", SMALL_SHARDS)
     tokenizer.save(tmp_path / "tokenizer")
     command = [
@@ -221,10 +221,10 @@ def test_long_sentences_are_cut_and_counted(tokenizer: Tokenizer, tmp_path: Path
         [str(tmp_path / "text.txt")], tokenizer, tmp_path / "store", PrepareOptions(held_out=0)
     )
     assert store.tokens == 30_000 + 2
-    assert max(np.diff(store.arrays(0).sentences)) == module.LONGEST_SENTENCE
+    assert max(np.diff(store.arrays(0).sentences)) == module.MAX_SENTENCE_TOKENS
     assert store.manifest["tokenization"]["sentence cut in pieces (nothing lost)"] == 4
     pieces = list(cut_strings([words]))
-    assert max(map(len, pieces)) <= module.LONGEST_STRING
+    assert max(map(len, pieces)) <= module.MAX_STRING
     assert " ".join(pieces) == words
     assert list(cut_strings(["x" * 120_000])) == ["x" * 50_000, "x" * 50_000, "x" * 20_000]
 

@@ -46,7 +46,7 @@ def test_every_kind_of_crash_ends_with_the_same_bytes() -> None:
             assert re.search(rf"^{command}, {row}: .*1 equal bytes$", done.stdout, re.MULTILINE)
 
 
-def test_an_action_happens_in_the_command_which_goes_on(tmp_path: Path) -> None:
+def test_an_action_happens_in_the_command_which_continues(tmp_path: Path) -> None:
     """An audit hook cannot be taken away, so it is called here by hand."""
     done: list[int] = []
     hook = Hook(str(tmp_path), Moment(event=2, action=lambda: done.append(1)))

@@ -345,8 +345,8 @@ def test_shares_of_a_sample_are_those_of_all(
     healthy: Path, monkeypatch: pytest.MonkeyPatch, build: Build
 ) -> None:
     folder = build([text for text in documents(400) for _ in range(2)], held_out=0)
-    monkeypatch.setattr(copies, "MOST_DOCUMENTS", 150)
-    monkeypatch.setattr(copies, "MOST_SENTENCES", 1000)
+    monkeypatch.setattr(copies, "MAX_DOCUMENTS", 150)
+    monkeypatch.setattr(copies, "MAX_SENTENCES", 1000)
     found = look(folder)
     assert found["duplicate-documents"].numbers["documents"] == pytest.approx(0.5)
     assert "a sample of 1 in 4" in found["duplicate-documents"].meaning

@@ -418,7 +418,7 @@ def test_a_run_that_diverged(tmp_path: Path) -> None:
     assert severity(at_once, "state") == "problem", "before any line"
 
 
-def test_a_run_that_goes_on_is_recognised(tmp_path: Path) -> None:
+def test_a_run_in_progress_is_recognised(tmp_path: Path) -> None:
     folder = write(tmp_path, journal(updates=3000, reason=None))
     with exclusive_lock(folder):
         assert severity(folder, "state") == "ok"

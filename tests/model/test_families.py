@@ -472,3 +472,20 @@ def test_configs_that_do_not_fit(
     with pytest.raises(BertkitError, match=message) as error:
         load_pretraining_model(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "electra"])
+def test_fields_that_a_config_leaves_out_are_those_of_its_family(
+    family: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoConfig.for_model(family)
+    bare = {"model_type": family, "vocab_size": theirs.vocab_size}
+    write_json(tmp_path / "config.json", bare)
+    ours = load_config(tmp_path)
+    same = [name for name in vars(ours) if hasattr(theirs, name)]
+    assert {"hidden_size", "num_attention_heads", "hidden_dropout_prob"} <= set(same)
+    found = {name: getattr(ours, name) for name in same} | {"hidden_act": theirs.hidden_act}
+    wanted = {name: getattr(theirs, name) for name in same}
+    assert found == wanted
+    assert ours.hidden_act == {"gelu": "gelu", "gelu_new": "gelu_tanh"}[theirs.hidden_act]

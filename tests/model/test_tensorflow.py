@@ -26,15 +26,14 @@ from bertkit.checkpoints.sstable import (
 from bertkit.checkpoints.tensorflow import (
     from_google_name,
     google_name,
-    load_google_checkpoint,
     read_checkpoint,
-    save_google_checkpoint,
     write_checkpoint,
 )
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel
 from bertkit.pretraining_data.batch import pack
+from tests.google import load_google_checkpoint, save_google_checkpoint
 
 
 @pytest.fixture

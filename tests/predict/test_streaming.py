@@ -27,7 +27,7 @@ from bertkit.predict import files
 from bertkit.predict import predictors as tasks
 from bertkit.predict.files import FileProgress, end_position, model_inputs, predicted_row
 from bertkit.predict.load import load_predictor
-from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, stretches
+from bertkit.predict.predictors import CHUNK_INPUTS, TaskPredictor, input_chunks
 from bertkit.tasks.classification import LabelPrediction
 from bertkit.tasks.spec import SPECS
 from bertkit.text.lines import TextCounts
@@ -43,7 +43,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def chunks(inputs: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """What `stretches` gives where documents stay whole, from inputs that are all there."""
+    """What `input_chunks` gives where documents stay whole, from inputs that are all there."""
     start = 0
     while start < len(inputs):
         end = min(start + tasks.CHUNK_INPUTS, len(inputs))
@@ -120,7 +120,7 @@ def test_no_more_than_two_stretches_are_held(
         for number, item in enumerate(items, 1):
             if (
                 number % CHUNK_INPUTS == 0
-            ):  # where a stretch is complete, and the last one still there
+            ):  # where a chunk is complete, and the last one still there
                 held.append(alive() - before)
             yield item
 
@@ -180,11 +180,11 @@ def test_stretches_are_those_of_a_list(documents: list[int], size: int, words: b
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "CHUNK_INPUTS", size)
-        whole = list(stretches(iter(inputs), whole=words))
-        divided = list(stretches(iter(inputs)))
+        whole = list(input_chunks(iter(inputs), whole=words))
+        divided = list(input_chunks(iter(inputs)))
         assert whole == list(chunks(inputs))
-    assert [given for stretch in divided for given in stretch] == inputs
-    assert {len(stretch) for stretch in divided[:-1]} <= {size}
+    assert [given for chunk in divided for given in chunk] == inputs
+    assert {len(chunk) for chunk in divided[:-1]} <= {size}
 
 
 def test_many_inputs_are_divided_between_documents(
@@ -195,9 +195,9 @@ def test_many_inputs_are_divided_between_documents(
         predictor = load_predictor([models / name], device="cpu", precision="fp32")
         asked: list[int] = []
 
-        def noted(stretch: Any, real: Any = predictor.run, asked: list[int] = asked) -> Any:
-            asked.append(len(stretch))
-            return real(stretch)
+        def noted(chunk: Any, real: Any = predictor.run, asked: list[int] = asked) -> Any:
+            asked.append(len(chunk))
+            return real(chunk)
 
         monkeypatch.setattr(predictor, "run", noted)
         assert len(predictor.many(inputs)) == 14
@@ -381,7 +381,7 @@ def damaged_parquet(folder: Path) -> Path:
 
 
 def late_faults(name: str, folder: Path) -> tuple[Path, str]:
-    """A file whose first stretch is sound."""
+    """A file whose first chunk is sound."""
     if name == "parquet":
         return damaged_parquet(folder), r"a\.parquet cannot be read after row or line \d"
     file = folder / "a.csv"

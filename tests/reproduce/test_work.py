@@ -229,7 +229,7 @@ def test_rows_of_other_networks_need_text_beside_a_given_model(tmp_path: Path) -
     [both] = [job for job in table.jobs if job.head.beside]
     sizes = EXPERIMENTS["table-6"](TINY)
     assert {step.variant for step in work.steps([sizes])} <= {"bert"}, "nor any for its perplexity"
-    assert work.absence(both) == (
+    assert work.why_unrunnable(both) == (
         "there is no text to pre-train left-to-right on; give --text and choose a new --out"
     )
     work.sources = replace(sources, text=("text.txt",))
@@ -265,7 +265,7 @@ def test_a_network_that_diverges_leaves_the_others_alone(tmp_path: Path, labelle
     assert run_experiments(work, steps) == 0
     assert "pre-train left-to-right" in work.done
     [job] = [j for j in experiment.jobs if (j.variant, j.task) == ("no-nsp", "sst-2")]
-    assert work.absence(job) == "no-nsp: diverged (training has diverged)"
+    assert work.why_unrunnable(job) == "no-nsp: diverged (training has diverged)"
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_sentence_pairs() -> None:
         sentence_pairs([lonely], 0, TextCounts())
 
 
-def test_a_reproduction_begun_before_a_field_was_there_goes_on(tmp_path: Path) -> None:
+def test_a_reproduction_begun_before_a_field_was_there_resumes(tmp_path: Path) -> None:
     out, sources = tmp_path / "out", Sources(text=("text.txt",), data=tmp_path)
     work = Reproduction(out, TINY, sources, "cpu", Console())
     work.begin()

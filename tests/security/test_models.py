@@ -28,7 +28,7 @@ from bertkit.checkpoints.huggingface import (
 )
 from bertkit.checkpoints.pretrained import read_pretrained
 from bertkit.checkpoints.save import save_model
-from bertkit.checkpoints.tensorflow import google_tensors, save_google_checkpoint
+from bertkit.checkpoints.tensorflow import google_tensors
 from bertkit.checkpoints.weights import load_state, read_safetensors, read_tensors
 from bertkit.errors import BertkitError
 from bertkit.export.source import read_export_source
@@ -44,6 +44,7 @@ from bertkit.tasks.classification import Classification
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.saved import load_task_model
 from bertkit.tokenizer.wordpiece import Tokenizer
+from tests.google import save_google_checkpoint
 
 CPU = torch.device("cpu")
 FEW = settings(

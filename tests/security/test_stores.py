@@ -18,12 +18,10 @@ from hypothesis import strategies as st
 from bertkit.checkpoints.sstable import write_table
 from bertkit.checkpoints.tensorflow import (
     encode_field,
-    load_google_checkpoint,
     read_checkpoint,
-    save_google_checkpoint,
 )
 from bertkit.corpus.store import TokenStore
-from bertkit.datasets.glue import ZIPPED, write_glue_zip
+from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError
 from bertkit.files import read_json, sha256_file, write_json
 from bertkit.model.encoder import ModelConfig
@@ -37,6 +35,7 @@ from bertkit.training.checkpoint import (
     save_checkpoint,
     seal_checkpoint,
 )
+from tests.google import load_google_checkpoint, save_google_checkpoint
 
 
 @pytest.fixture

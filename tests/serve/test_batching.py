@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertkit.errors import BertkitError
 from bertkit.serve import batching as one
-from bertkit.serve.batching import SLOWEST_RETRY, PreparedRequest, Worker
+from bertkit.serve.batching import MAX_RETRY_SECONDS, PreparedRequest, Worker
 from bertkit.serve.limits import Limits, RefusedError
 from bertkit.serve.metrics import Metrics
 
@@ -210,7 +210,7 @@ def test_a_full_queue_refuses_with_the_seconds_to_wait() -> None:
     found = run(gather_behind(own, work, [60, 40, 1, 101]))
     assert found[:2] == [0, 2]
     assert [found[2].status, found[3].status] == [429, 413]
-    assert 1 <= int(found[2].headers["retry-after"]) <= SLOWEST_RETRY
+    assert 1 <= int(found[2].headers["retry-after"]) <= MAX_RETRY_SECONDS
     assert "retry-after" not in found[3].headers
     assert own.tokens == 0
 
@@ -220,7 +220,7 @@ def test_the_wait_that_is_told_follows_the_measured_rate() -> None:
     own.rate, own.tokens = 100.0, 1234
     assert own.seconds_to_wait() == 13
     own.tokens = 10**9
-    assert own.seconds_to_wait() == SLOWEST_RETRY
+    assert own.seconds_to_wait() == MAX_RETRY_SECONDS
 
 
 async def in_time(own: Worker, work: Doubling, number: int) -> Any:

@@ -21,7 +21,7 @@ from bertkit.serve.app import make_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_models
-from bertkit.serve.server import address_of, make_server, open_socket
+from bertkit.serve.server import make_server, open_socket, socket_url
 from bertkit.serve.service import Service
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -39,7 +39,7 @@ class Running:
         self.app = make_app(self.serving, hosts=hosts)
         self.server = make_server(self.app, self.serving)
         self.listening = open_socket("127.0.0.1", 0)
-        self.address = address_of(self.listening)
+        self.address = socket_url(self.listening)
         self.port = self.listening.getsockname()[1]
         self.thread = threading.Thread(target=self.server.run, args=([self.listening],))
         self.thread.start()

@@ -21,9 +21,9 @@ from bertkit.serve.models import load_models, split_name
 from bertkit.serve.server import (
     LOGGERS,
     JsonLogFormatter,
-    address_of,
     finish_log,
     open_socket,
+    socket_url,
     write_log,
 )
 from bertkit.serve.service import Service
@@ -235,7 +235,7 @@ def test_tokens_come_from_a_file_or_the_environment(
 def test_an_address_that_is_taken_is_named() -> None:
     with open_socket("127.0.0.1", 0) as own:
         port = own.getsockname()[1]
-        assert address_of(own) == f"http://127.0.0.1:{port}"
+        assert socket_url(own) == f"http://127.0.0.1:{port}"
         with pytest.raises(BertkitError, match=f"cannot listen at 127.0.0.1:{port}: .*--port"):
             open_socket("127.0.0.1", port)
     with pytest.raises(BertkitError, match="cannot listen"):

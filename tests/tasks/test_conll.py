@@ -107,7 +107,7 @@ def test_columns_that_are_not_read_are_counted(write: Write) -> None:
     assert given.words == ("Nils", "She")
     [(reason, lines)] = counts.skipped.items()
     assert (lines, "--format text" in reason) == (2, True)
-    with pytest.raises(BertkitError, match=r"t\.txt:2: 4 columns .* --format text"):
+    with pytest.raises(BertkitError, match=r"t\.txt:2: 3 columns .* and 4 here.* --format text"):
         sentences(write("Nils left .\nShe did stay .\n"), TextCounts(), tag_column=None)
     labelled = TextCounts()
     sentences(write("Nils NNP B-PER\n"), labelled)
@@ -126,7 +126,7 @@ def test_a_file_of_words_alone_where_tags_may_be_missing(write: Write) -> None:
         sentences(path, TextCounts(), word_column=1, untagged_ok=True)
     [given] = sentences(write("John B-PER\nran O\n"), TextCounts(), untagged_ok=True)
     assert given.tags == ("B-PER", "O")
-    with pytest.raises(BertkitError, match=r"t\.txt:2: 2 columns where the first line has 1"):
+    with pytest.raises(BertkitError, match=r"t\.txt:2: 1 columns in the first line, and 2 here"):
         sentences(write("John\nran O\n"), TextCounts(), untagged_ok=True)
 
 
@@ -152,8 +152,8 @@ def test_a_long_word_and_compression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a N O\nb O\n", r"t\.txt:2: 2 columns where the first line has 3"),
-        ("a N O\nb N\u00a0O O x\n", r"t\.txt:2: 4 columns where"),
+        ("a N O\nb O\n", r"t\.txt:2: 3 columns in the first line, and 2 here"),
+        ("a N O\nb N\u00a0O O x\n", r"t\.txt:2: 4 columns in the first line"),
         ("a\nb\n", r"t\.txt:1: 1 column, so there are none for word \(0\) and tag \(-1\)"),
         ("a B-\n", "'B-' in column -1 is not a tag"),
         ("a\t\n", "'' in column -1 is not a tag"),

@@ -152,7 +152,7 @@ def test_the_header_of_safetensors_is_bounded_and_checked_early(
             yield one_text(1, "x" * 100)
 
     path = tmp_path / "f.safetensors"
-    monkeypatch.setattr(feature_files, "LONGEST_HEADER", 1000)
+    monkeypatch.setattr(feature_files, "MAX_TENSORS_HEADER", 1000)
     with pytest.raises(BertkitError, match=r"hold more than \d+ such texts; choose parquet or npy"):
         write_features(path, many(10**6))
     most = len(taken) - 1

@@ -47,6 +47,22 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 FAST = ("--learning-rate", "5e-3", "--batch-size", "8", "--precision", "fp32")
 
+
+def tuning(
+    task: str, model: object, train: object, out: object, *flags: object, dev: object = None
+) -> tuple[object, ...]:
+    """The words of a short fine-tuning, of one epoch and with its training data as dev data."""
+    more = [word for one in flags for word in (one.split() if isinstance(one, str) else [one])]
+    apart = () if dev == "" else ("--dev", train if dev is None else dev)
+    once = () if "--epochs" in more else ("--epochs", "1")
+    words = ("finetune", task, "--model", model, "--train", train, *apart, "--out", out)
+    return (*words, *once, *FAST, *more)
+
+
+def tune(*arguments: object, **options: object) -> None:
+    run(*tuning(*arguments, **options))  # type: ignore[arg-type]
+
+
 WEATHER = "text,label\n" + "".join(
     f"{word} {other},{label}\n"
     for word, label in (("river stone", "wet"), ("candle forest", "dry"))
@@ -59,6 +75,15 @@ def weather(write: Write) -> Path:
     return write("weather.csv", WEATHER)
 
 
+@pytest.fixture(scope="module")
+def tuned(pretrained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of the weather after one epoch, which no test changes."""
+    folder = tmp_path_factory.mktemp("tuned")
+    (folder / "weather.csv").write_text(WEATHER)
+    tune("classification", pretrained, folder / "weather.csv", folder / "run")
+    return folder / "run"
+
+
 def test_classify_from_csv_to_answers(
     pretrained: Path,
     weather: Path,
@@ -67,19 +92,7 @@ def test_classify_from_csv_to_answers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "run"
-    run(
-        *(
-            "finetune",
-            "classification",
-            "--model",
-            pretrained,
-            "--train",
-            weather,
-            "--dev",
-            weather,
-        ),
-        *("--out", out, "--epochs", "12", *FAST),
-    )
+    tune("classification", pretrained, weather, out, "--epochs 12")
     said = capsys.readouterr().err
     assert "train: 12 inputs" in said
     assert "0 in several windows, 0 cut" in said
@@ -133,27 +146,11 @@ def test_from_python(pretrained: Path, weather: Path, tmp_path: Path) -> None:
     assert load(tmp_path / "run")("river stone").label == "wet"
 
 
-def test_transformers_reads_the_tuned_model(
-    pretrained: Path, weather: Path, tmp_path: Path
-) -> None:
+def test_transformers_reads_the_tuned_model(tuned: Path) -> None:
     import transformers
 
-    out = tmp_path / "run"
-    run(
-        *(
-            "finetune",
-            "classification",
-            "--model",
-            pretrained,
-            "--train",
-            weather,
-            "--dev",
-            weather,
-        ),
-        *("--out", out, "--epochs", "1", *FAST),
-    )
-    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(out / "model").eval()
-    predictor = load(out, precision="fp32")
+    oracle = transformers.AutoModelForSequenceClassification.from_pretrained(tuned / "model").eval()
+    predictor = load(tuned, precision="fp32")
     ids = predictor.tokenizer.encode_pair("river stone").ids
     with torch.no_grad():
         expected = oracle(torch.tensor([ids])).logits.softmax(-1)[0]
@@ -174,20 +171,17 @@ def test_multi_label_and_regress(pretrained: Path, tmp_path: Path, write: Write)
         )
     ]
     data = write("topics.jsonl", "".join(json.dumps(line) + "\n" for line in lines * 3))
-    common = ("--model", pretrained, "--train", data, "--dev", data, "--epochs", "20", *FAST)
-    run(
-        "finetune",
+    tune(
         "multi-label-classification",
-        *common,
-        "--label",
-        "topics",
-        "--out",
+        pretrained,
+        data,
         tmp_path / "many",
+        "--label topics --epochs 20",
     )
     found = load(tmp_path / "many")("river candle")
     assert set(found.labels) == {"wet", "dry"}
     assert load(tmp_path / "many")("garden").labels == ()
-    run("finetune", "regression", *common, "--label", "score", "--out", tmp_path / "number")
+    tune("regression", pretrained, data, tmp_path / "number", "--label score --epochs 20")
     number = load(tmp_path / "number")
     assert number("river stone").value < number("candle forest").value
     config = json.loads((tmp_path / "number" / "model" / "config.json").read_text())
@@ -201,10 +195,12 @@ def test_choose(pretrained: Path, tmp_path: Path, write: Write) -> None:
         for word, key in (("bridge", "A"), ("lantern", "A"), ("letter", "A"), ("winter", "a"))
     )
     data = write("choices.csv", head + body)
-    run(
-        *("finetune", "multiple-choice", "--model", pretrained, "--train", data, "--dev", data),
-        *("--text", "start", "--choices", "a", "b", "c", "--label", "right"),
-        *("--out", tmp_path / "run", "--epochs", "20", *FAST),
+    tune(
+        "multiple-choice",
+        pretrained,
+        data,
+        tmp_path / "run",
+        "--text start --choices a b c --label right --epochs 20",
     )
     found = load(tmp_path / "run")("stone", ["garden", "river stone", "candle"])
     assert found.choice == 1
@@ -224,19 +220,7 @@ TAGGED = "-DOCSTART- O\n\n" + "".join(
 def test_tag(pretrained: Path, tmp_path: Path, write: Write, context: str) -> None:
     data = write("tags.txt", TAGGED)
     out = tmp_path / "run"
-    run(
-        *(
-            "finetune",
-            "token-classification",
-            "--model",
-            pretrained,
-            "--train",
-            data,
-            "--dev",
-            data,
-        ),
-        *("--context", context, "--out", out, "--epochs", "25", *FAST),
-    )
+    tune("token-classification", pretrained, data, out, "--context", context, "--epochs 25")
     assert json.loads((out / "results.json").read_text())["scores"]["dev"]["f1"] == 1.0
     assert (out / "results" / "dev.txt").read_text().splitlines()[0] == "bridge O O"
     found = load(out)("  letter river   stone.")
@@ -269,10 +253,12 @@ def squad_file(*, impossible: bool) -> str:
 def test_answer(pretrained: Path, tmp_path: Path, write: Write, impossible: bool) -> None:
     data = write("questions.json", squad_file(impossible=impossible))
     out = tmp_path / "run"
-    run(
-        *("finetune", "question-answering", "--model", pretrained, "--train", data, "--dev", data),
-        *("--max-length", "40", "--stride", "8", "--max-question-length", "12"),
-        *("--out", out, "--epochs", "60", *FAST),
+    tune(
+        "question-answering",
+        pretrained,
+        data,
+        out,
+        "--max-length 40 --stride 8 --max-question-length 12 --epochs 60",
     )
     scores = json.loads((out / "results.json").read_text())["scores"]["dev"]
     assert scores["f1"] > 0.9
@@ -374,9 +360,7 @@ def test_more_models_of_a_finished_grid(
     pretrained: Path, weather: Path, tmp_path: Path, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
-               "--dev", weather,
-               "--seeds", "3", "--epochs", "2", *FAST, "--out", out)  # fmt: skip
+    command = tuning("classification", pretrained, weather, out, "--seeds 3 --epochs 2")
     run(*command)
     assert len(list(out.glob("runs/*/model"))) == 1
     run(*command, "--keep", "2")
@@ -391,9 +375,7 @@ def test_other_data_to_predict_of_a_finished_grid(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     out = tmp_path / "run"
-    command = ("finetune", "classification", "--model", pretrained, "--train", weather,
-               "--dev", weather,
-               "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    command = tuning("classification", pretrained, weather, out)
     run(*command)
     asked = write("asked.csv", "text\nriver\n")
     run(*command, "--test", asked)
@@ -449,7 +431,7 @@ def test_scores_of_one_precision_are_not_rounded(pretrained: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_grid_goes_on_where_it_was(
+def test_a_grid_resumes_where_it_was(
     pretrained: Path,
     weather: Path,
     tmp_path: Path,
@@ -548,14 +530,12 @@ def test_a_head_of_the_same_labels_in_another_order_is_kept(
 ) -> None:
     """Own labels are sorted; those of a set, or of transformers, stand as they are."""
     out = tmp_path / "one"
-    common = ("--train", weather, "--dev", weather, *FAST)
-    run("finetune", "classification", "--model", pretrained, *common, "--epochs", "6", "--out", out)
+    tune("classification", pretrained, weather, out, "--epochs 6")
     model = out / "model"
     details = json.loads((model / "bertkit.json").read_text())
     assert details["labels"] == ["dry", "wet"]
     (model / "bertkit.json").write_text(json.dumps(details | {"labels": ["wet", "dry"]}))
-    run("finetune", "classification", "--model", model, *common, "--epochs", "1", "--learning-rate",
-        "1e-9", "--out", tmp_path / "two")  # fmt: skip
+    run(*tuning("classification", model, weather, tmp_path / "two"), "--learning-rate", "1e-9")
     assert "reusing the checkpoint's task head" in capsys.readouterr().err
     assert load(tmp_path / "two").task.labels == ("wet", "dry")
     before, after = load(model)("river stone"), load(tmp_path / "two")("river stone")
@@ -569,35 +549,28 @@ def test_a_label_of_dev_only_stays_in_training(
     rows = "".join(f"{word} stone,{word}\n" for word in ("river", "candle", "winter", "garden"))
     train = write("train.csv", "text,label\n" + rows + WEATHER.partition("\n")[2] * 2)
     out = tmp_path / "run"
-    run("finetune", "classification", "--model", pretrained, "--train", train, "--dev-share", "0.5",
-        "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    tune("classification", pretrained, train, out, "--dev-share 0.5", dev="")
     assert "label of too few inputs to set one apart, kept" in capsys.readouterr().err
     alone = write("alone.csv", "text,label\nriver,wet\ncandle,dry\n")
     numbered = write("n.csv", "text,label\n" + "".join(f"river {i},{i}\n" for i in range(300)))
     for file, said in ((alone, "2 inputs, 2 labels"), (numbered, "300 inputs, 300 labels")):
         assert f"a label that no other input has ({said}); check the column of the" in fails(
-            capsys, "finetune", "classification", "--model", pretrained, "--train", file, *FAST,
-            "--out", tmp_path / "alone",
-        )  # fmt: skip
+            capsys, *tuning("classification", pretrained, file, tmp_path / "alone", dev="")
+        )
     one = write("one.csv", "text,label\nriver,1\n")
     assert "1 inputs are too few to set some apart" in fails(
-        capsys, "finetune", "regression", "--model", pretrained, "--train", one, *FAST,
-        "--out", tmp_path / "alone",
-    )  # fmt: skip
+        capsys, *tuning("regression", pretrained, one, tmp_path / "alone", dev="")
+    )
     document = write("one.txt", "-DOCSTART- O\n\nriver B-A\nstone O\n\nlantern O\n")
     assert "2 inputs in 1 document, which stay whole, are too few" in fails(
-        capsys, "finetune", "token-classification", "--model", pretrained, "--train", document,
-        *FAST, "--out", tmp_path / "tag",
-    )  # fmt: skip
+        capsys, *tuning("token-classification", pretrained, document, tmp_path / "tag", dev="")
+    )
 
 
 def test_pairs_and_single_texts_are_told_apart(
-    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+    pretrained: Path, tuned: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
-    out = tmp_path / "run"
-    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
-        "--epochs", "1", *FAST, "--out", out)  # fmt: skip
-    classify = load(out)
+    classify = load(tuned)
     with pytest.raises(BertkitError, match="tuned on single texts, and here are two"):
         classify("river", "stone")
     for wrong in (["river", 7], None, 7):
@@ -607,17 +580,16 @@ def test_pairs_and_single_texts_are_told_apart(
     rows = "".join(f"river,{word},{label}\n" for word, label in (("stone", "wet"), ("moss", "dry")))
     pairs = write("pairs.csv", "text,second,label\n" + rows * 4)
     out = tmp_path / "pairs"
-    run("finetune", "classification", "--model", pretrained, "--train", pairs, "--dev", pairs,
-        "--pair", "second", "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+    tune("classification", pretrained, pairs, out, "--pair second")
     assert load(out)("river", "stone").label in {"wet", "dry"}
-    with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one text"):
+    with pytest.raises(BertkitError, match="tuned on pairs of texts, and here is one"):
         load(out)("river")
     with pytest.raises(BertkitError, match="cannot mix models fine-tuned on pairs"):
-        load([tmp_path / "run", out])
+        load([tuned, out])
     details = json.loads((out / "model" / "bertkit.json").read_text())
     (out / "model" / "bertkit.json").write_text(json.dumps(details | {"columns": {}}))
     said = fails(capsys, "predict", out, pairs)  # as of official sets, which name no columns
-    assert "pairs.csv:2: the model was tuned on pairs" in said
+    assert "pairs.csv:2: the model was fine-tuned on pairs" in said
 
 
 def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
@@ -631,12 +603,10 @@ def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
     config = json.loads((start / "config.json").read_text())
     none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (start / "config.json").write_text(json.dumps(config | none))
-    command = ("finetune", "classification", "--model", start, "--train", weather, "--dev", weather,
-               "--epochs", "1", *FAST, "--out")  # fmt: skip
-    run(*command, tmp_path / "without")
+    tune("classification", start, weather, tmp_path / "without")
     assert "there is no dropout, as in the checkpoint" in capsys.readouterr().err
     assert load_config(tmp_path / "without" / "model").hidden_dropout_prob == 0
-    run(*command, tmp_path / "with", "--dropout", "0.2")
+    tune("classification", start, weather, tmp_path / "with", "--dropout 0.2")
     assert "there is no dropout" not in capsys.readouterr().err
     tuned = load_config(tmp_path / "with" / "model")
     assert (tuned.hidden_dropout_prob, tuned.attention_probs_dropout_prob) == (0.2, 0.2)
@@ -645,21 +615,16 @@ def test_a_network_without_dropout_is_tuned_with_dropout_on_demand(
         for name in ("without", "with")
     ]
     assert weights[0] != weights[1]
-    assert "from 0 to below 1, not 1.0" in fails(capsys, *command, tmp_path / "x", "--dropout", "1")
+    whole = tuning("classification", start, weather, tmp_path / "x", "--dropout 1")
+    assert "from 0 to below 1, not 1.0" in fails(capsys, *whole)
 
 
-def test_predictions_are_not_read_as_inputs(
-    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
-) -> None:
-    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
-        "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
+def test_predictions_are_not_read_as_inputs(tuned: Path, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "asked"
     folder.mkdir()
     (folder / "a.jsonl").write_text('{"text": "river"}\n')
     out = folder / "found.jsonl"
-    assert "found.jsonl lies in INPUTS" in fails(
-        capsys, "predict", tmp_path / "run", folder, "--out", out
-    )
+    assert "found.jsonl lies in INPUTS" in fails(capsys, "predict", tuned, folder, "--out", out)
     assert not out.exists()
 
 
@@ -667,8 +632,7 @@ def test_a_test_file_with_some_labels_is_scored_by_them(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     some = write("some.csv", "text,label\nriver stone,wet\ncandle forest,\n")
-    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
-        "--epochs", "8", "--test", some, *FAST, "--out", tmp_path / "run")  # fmt: skip
+    tune("classification", pretrained, weather, tmp_path / "run", "--epochs 8 --test", some)
     said = "test: 1 of 2 inputs have no label and are not scored"
     assert said in capsys.readouterr().err
     assert "test" in json.loads((tmp_path / "run" / "results.json").read_text())["scores"]
@@ -693,8 +657,7 @@ def test_what_has_no_label_in_rows_is_predicted_too(
         ("multiple-choice", ("--choices", "choices")),
     ):
         out = tmp_path / kind
-        run("finetune", kind, "--model", pretrained, "--train", train, "--dev", train, *own,
-            "--test", test, "--epochs", "1", *FAST, "--out", out)  # fmt: skip
+        tune(kind, pretrained, train, out, *own, "--test", test)
         said = capsys.readouterr().err
         assert "row without label, kept: 2" in said
         assert "test: 2 of 3 inputs have no label and are not scored" in said
@@ -706,7 +669,7 @@ def test_what_has_no_label_in_rows_is_predicted_too(
 
 
 def test_a_model_of_transformers_may_answer_that_there_is_none(
-    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+    pretrained: Path, tuned: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
     """Its config does not say whether it was tuned on questions without an answer."""
     import transformers
@@ -753,10 +716,8 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
         load(folder, null_threshold=0)
     with pytest.raises(BertkitError, match="was not fine-tuned for a task"):
         load(pretrained, null_threshold=0)
-    run("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", weather,
-        "--epochs", "1", *FAST, "--out", tmp_path / "run")  # fmt: skip
     assert "for models that answer, not for classification" in fails(
-        capsys, "predict", tmp_path / "run", weather, "--null-threshold", "0"
+        capsys, "predict", tuned, weather, "--null-threshold", "0"
     )
 
 
@@ -764,62 +725,26 @@ def test_a_model_of_transformers_may_answer_that_there_is_none(
 def test_tuning_twice_keeps_a_head_of_the_same_labels(
     pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
-    common = ("--train", weather, "--dev", weather, "--epochs", "6", *FAST)
-    run("finetune", "classification", "--model", pretrained, *common, "--out", tmp_path / "one")
+    tune("classification", pretrained, weather, tmp_path / "one", "--epochs 6")
     assert "the task head is new" in capsys.readouterr().err
-    run(
-        "finetune",
-        "classification",
-        "--model",
-        tmp_path / "one",
-        *common,
-        "--out",
-        tmp_path / "two",
-    )
+    tune("classification", tmp_path / "one", weather, tmp_path / "two", "--epochs 6")
     assert "the task head is new" not in capsys.readouterr().err
     other = write("other.csv", WEATHER.replace("wet", "damp").replace(",dry\n", ",arid\n", 3))
-    run(
-        *(
-            "finetune",
-            "classification",
-            "--model",
-            tmp_path / "one",
-            "--train",
-            other,
-            "--dev",
-            other,
-        ),
-        *("--epochs", "1", *FAST, "--out", tmp_path / "three"),
-    )
+    tune("classification", tmp_path / "one", other, tmp_path / "three")
     assert "the task head is new" in capsys.readouterr().err
     assert load(tmp_path / "three")("river").label in {"damp", "dry", "arid"}
 
 
 def test_a_google_checkpoint_is_a_start(data: Path, tmp_path: Path, write: Write) -> None:
     texts = write("small.csv", "text,label\na b,x\nc d,y\ne f,x\ng h,y\n")
-    run(
-        *("finetune", "classification", "--model", data / "tf-checkpoint", "--train", texts),
-        *("--dev", texts, "--epochs", "1", "--out", tmp_path / "run", *FAST),
-    )
+    tune("classification", data / "tf-checkpoint", texts, tmp_path / "run")
     assert load_config(tmp_path / "run" / "model").hidden_size == 4
 
 
 def test_dev_data_is_set_apart_where_there_is_none(
     pretrained: Path, weather: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(
-        *(
-            "finetune",
-            "classification",
-            "--model",
-            pretrained,
-            "--train",
-            weather,
-            "--dev-share",
-            "0.25",
-        ),
-        *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
-    )
+    tune("classification", pretrained, weather, tmp_path / "run", "--dev-share 0.25", dev="")
     said = capsys.readouterr().err
     assert "train: 9 inputs" in said
     assert "dev: 3 inputs" in said
@@ -830,22 +755,16 @@ def test_long_texts_are_windowed_and_counted(
 ) -> None:
     long = "river stone " * 60
     data = write("long.csv", f"text,label\n{long},wet\ncandle,dry\ncandle forest,dry\n{long},wet\n")
-    run(
-        *("finetune", "classification", "--model", pretrained, "--train", data, "--dev", data),
-        *("--epochs", "8", *FAST, "--out", tmp_path / "run"),
-    )
+    tune("classification", pretrained, data, tmp_path / "run", "--epochs 8")
     assert "inputs in several windows: train 2, dev 2; cut: 0" in capsys.readouterr().err
     assert load(tmp_path / "run")(long).label == "wet"
 
 
 def test_a_text_of_a_million_characters_is_read_whole(
-    pretrained: Path, weather: Path, tmp_path: Path, write: Write, capsys: Any
+    tuned: Path, tmp_path: Path, write: Write, capsys: Any
 ) -> None:
-    out = tmp_path / "run"
-    common = ("--model", pretrained, "--train", weather, "--dev", weather)
-    run("finetune", "classification", *common, "--epochs", "1", *FAST, "--out", out)
     text = write("long.txt", "river stone " * 84_000 + "\n")
-    run("predict", out, text, "--out", tmp_path / "found.jsonl")
+    run("predict", tuned, text, "--out", tmp_path / "found.jsonl")
     assert "1 inputs, 1 in several windows, 0 cut" in capsys.readouterr().err
     assert len(rows(tmp_path / "found.jsonl")) == 1
 
@@ -894,11 +813,7 @@ def test_bad_dev_data_is_named(
     message: str,
 ) -> None:
     dev = write("dev.csv", text)
-    found = fails(
-        capsys,
-        *("finetune", "classification", "--model", pretrained, "--train", weather, "--dev", dev),
-        *("--out", tmp_path / "run", *FAST),
-    )
+    found = fails(capsys, *tuning("classification", pretrained, weather, tmp_path / "run", dev=dev))
     assert message in found
     assert "dev.csv" in found
 
@@ -907,10 +822,7 @@ def test_a_label_seen_once_is_counted(
     pretrained: Path, tmp_path: Path, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = write("train.csv", WEATHER + "kettle,odd\n")
-    run(
-        *("finetune", "classification", "--model", pretrained, "--train", train, "--dev", train),
-        *("--epochs", "1", *FAST, "--out", tmp_path / "run"),
-    )
+    tune("classification", pretrained, train, tmp_path / "run")
     assert "label seen once in training, kept: 1 (first: label 'odd')" in capsys.readouterr().err
 
 
@@ -961,20 +873,7 @@ def test_questions_and_words_by_columns(
         lines.append({"asked": "cotton copper", "text": passage, "answers": ""})
     data = write("asked.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     names = ("--question", "asked", "--passage", "text")
-    run(
-        *(
-            "finetune",
-            "question-answering",
-            "--model",
-            pretrained,
-            "--train",
-            data,
-            "--dev",
-            data,
-            *names,
-        ),
-        *("--max-length", "40", "--epochs", "1", *FAST, "--out", tmp_path / "answers"),
-    )
+    tune("question-answering", pretrained, data, tmp_path / "answers", *names, "--max-length 40")
     assert load(tmp_path / "answers").task.null
     run("predict", tmp_path / "answers", data, "--out", tmp_path / "found.jsonl")
     assert len(rows(tmp_path / "found.jsonl")) == 8
@@ -984,34 +883,10 @@ def test_questions_and_words_by_columns(
         for word in ("bridge", "garden", "letter")
     ]
     data = write("tagged.jsonl", "".join(json.dumps(line) + "\n" for line in tagged))
-    run(
-        *(
-            "finetune",
-            "token-classification",
-            "--model",
-            pretrained,
-            "--train",
-            data,
-            "--dev",
-            data,
-        ),
-        *("--epochs", "20", *FAST, "--out", tmp_path / "tags"),
-    )
+    tune("token-classification", pretrained, data, tmp_path / "tags", "--epochs 20")
     assert [e.text for e in load(tmp_path / "tags")("harvest river stone").entities]
     plain = write("plain.txt", "river\nstone\n\nbridge\n")
-    run(
-        *(
-            "finetune",
-            "token-classification",
-            "--model",
-            pretrained,
-            "--train",
-            data,
-            "--dev",
-            data,
-        ),
-        *("--test", plain, "--epochs", "1", *FAST, "--out", tmp_path / "untagged"),
-    )
+    tune("token-classification", pretrained, data, tmp_path / "untagged", "--test", plain)
     assert len(rows(tmp_path / "untagged" / "results" / "test.jsonl")) == 2
 
 
@@ -1021,10 +896,7 @@ def test_what_numbers_mean_is_decided_by_the_training_file(
     head, row = "text,a,b,c,d,label\n", "river,stone,bridge,garden,letter"
     train = write("train.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3, 4)))
     dev = write("dev.csv", head + "".join(f"{row},{key}\n" for key in (1, 2, 3)))
-    run(
-        *("finetune", "multiple-choice", "--model", pretrained, "--train", train, "--dev", dev),
-        *("--choices", "a", "b", "c", "d", "--epochs", "1", *FAST, "--out", tmp_path / "run"),
-    )
+    tune("multiple-choice", pretrained, train, tmp_path / "run", "--choices a b c d", dev=dev)
     details = json.loads((tmp_path / "run" / "model" / "bertkit.json").read_text())
     assert details["columns"]["first_choice"] == 1
 

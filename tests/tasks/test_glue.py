@@ -14,15 +14,8 @@ from bertkit.cli.submit import submit_command
 from bertkit.datasets.benchmarks import DataFiles, glue_columns
 from bertkit.datasets.columns import TextColumns
 from bertkit.datasets.examples import TextExample
-from bertkit.datasets.glue import (
-    GLUE,
-    HEADER,
-    ZIPPED,
-    glue_task,
-    read_glue,
-    write_glue_zip,
-    write_submission,
-)
+from bertkit.datasets.glue import GLUE, glue_task, read_glue
+from bertkit.datasets.submissions import HEADER, ZIPPED, write_glue_zip, write_submission
 from bertkit.errors import BertkitError
 from bertkit.tasks.data import glue_dataset
 from bertkit.tasks.windows import WindowLengths

@@ -12,8 +12,8 @@ import pytest
 
 from bertkit import load
 from bertkit.cli.app import main
-from bertkit.datasets.glue import HEADER
 from bertkit.datasets.squad import read_squad
+from bertkit.datasets.submissions import HEADER
 from bertkit.tasks.metrics import squad_scores
 from bertkit.text.lines import TextCounts
 from bertkit.training.journal import read_journal

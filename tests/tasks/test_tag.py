@@ -100,7 +100,7 @@ def test_long_sentences_are_windows_of_one_item(tokenizer: Tokenizer) -> None:
     assert sum(len(part.target.rows) for part in items.items[0].parts) == 20
     long_word = task.items([sentence(["abcdefghijklmnop", "river"], "B-PER O")], tokenizer)
     assert list(long_word.cut.values()) == [1]
-    assert "8 pieces" in next(iter(long_word.cut))
+    assert "8 tokens" in next(iter(long_word.cut))
     first = long_word.items[0].parts[0].sequences[0].ids
     assert tokenizer.decode(first) == "[CLS] abcdefgh [SEP]"
 

@@ -281,7 +281,7 @@ def test_an_ensemble_is_the_mean_of_outputs() -> None:
     assert third.tolist() == [[4.0, 2.0]]
 
 
-def test_unknown_pieces_are_counted(start: PretrainedWeights) -> None:
+def test_unknown_tokens_are_counted(start: PretrainedWeights) -> None:
     """In every kind; a word of a million characters is one [UNK]."""
     tokenizer = start.tokenizer
     lost, long = "\U0001f600 \u05e9", "x" * 10**6

@@ -148,7 +148,7 @@ def test_other_encodings_are_refused(file: File, name: str, content: bytes, prob
 def test_text_without_blank_lines_is_refused_before_it_fills_the_memory(
     file: File, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST", 1000)
+    monkeypatch.setattr(lines, "MAX_TEXT_SIZE", 1000)
     text = "A line.\n" * 50
     assert len(read(file("a.txt", f"{text}\n" * 4))[0]) == 4
     with pytest.raises(BertkitError, match=r"b\.txt:52: no blank line, which ends a document"):
@@ -168,7 +168,7 @@ def test_what_never_ends_is_refused_before_it_fills_the_memory(
     file: File, monkeypatch: pytest.MonkeyPatch, name: str, head: str, text: str, place: str
 ) -> None:
     """A small compressed file can hold more than any memory."""
-    monkeypatch.setattr(lines, "LONGEST", 100_000)
+    monkeypatch.setattr(lines, "MAX_TEXT_SIZE", 100_000)
     content = gzip.compress((head + text * (1 << 20)).encode(), 1)
     path = file(f"{name}.gz", content[:-100])  # who reads it to the end finds another error
     with pytest.raises(BertkitError, match=rf"{re.escape(path.name)}{place}: no .* characters"):

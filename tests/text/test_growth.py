@@ -187,7 +187,7 @@ def test_no_character_is_read_by_more_than_some_windows(
 
 def test_long_sentences_are_cut_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what is copied: no part is taken from a rest that was itself copied."""
-    monkeypatch.setattr(blocks, "LONGEST_STRING", 100)
+    monkeypatch.setattr(blocks, "MAX_STRING", 100)
     copied = 0
 
     class Watched(str):

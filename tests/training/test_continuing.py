@@ -65,7 +65,7 @@ def test_a_run_begins_with_the_models_weights_and_sizes(
     assert pretrain(RECIPE, store, out, init_from=start) is None  # finished: nothing to do
 
 
-def test_training_goes_on_and_a_stopped_run_resumes(
+def test_training_continues_and_a_stopped_run_resumes(
     start: Path, store: TokenStore, tmp_path: Path
 ) -> None:
     quick = replace(RECIPE, training=Training(learning_rate=1e-3, warmup_steps=0))

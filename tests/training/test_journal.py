@@ -305,7 +305,7 @@ def test_closing_twice_and_starting_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert console.bar is None
 
 
-def test_training_goes_on_without_tensorboard(
+def test_training_continues_without_tensorboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its events are a by-product: a full disk there is noted, once."""

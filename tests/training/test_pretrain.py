@@ -167,7 +167,7 @@ def test_finished_run_is_left_alone(finished: Path, store: TokenStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_signal_saves_and_the_run_goes_on_exactly(
+def test_signal_saves_and_the_run_resumes_exactly(
     finished: Path, store: TokenStore, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = signal.Signals[name]
@@ -344,7 +344,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert weights(run) == weights(finished)
 
 
-def test_going_on_in_another_precision_is_said(
+def test_resuming_in_another_precision_is_reported(
     store: TokenStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

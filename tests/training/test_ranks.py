@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from bertkit import pretrain
 from bertkit.cli.launch import parse_words, threads_each
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
@@ -81,6 +82,33 @@ def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
+def run_ranks(*words: str) -> list[tuple[int, str]]:
+    """Status and errors of two processes of one program, as torchrun starts them, without it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **known, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    shown = [process.communicate(timeout=120)[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, shown, strict=True)]
+
+
+def pretrain_in_parts(recipe: Path, store: TokenStore, out: Path) -> str:
+    """Pre-train with two processes, each with a part of the weights; what the first one says."""
+    words = command(recipe, store, out, "--strategy", "fsdp", processes=1)
+    (first, said), (second, other) = run_ranks(*words[1:])
+    assert (first, second) == (0, 0), said + other
+    return said
+
+
 def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
@@ -101,8 +129,8 @@ def losses(folder: Path, kind: str = "step") -> list[float]:
 def alone(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of one process with which the others are compared."""
     folder = tmp_path_factory.mktemp("alone")
-    done = run(write_recipe(folder), store, folder / "run", processes=1)
-    assert done.returncode == 0, done.stderr
+    torch.set_num_threads(1)
+    assert pretrain(str(write_recipe(folder)), store.folder, folder / "run") is None
     return folder / "run"
 
 
@@ -110,8 +138,7 @@ def alone(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shared_out(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run by two processes, each with a part of the weights."""
     folder = tmp_path_factory.mktemp("shared")
-    done = run(write_recipe(folder), store, folder / "run", "--strategy", "fsdp")
-    assert done.returncode == 0, done.stderr
+    pretrain_in_parts(write_recipe(folder), store, folder / "run")
     return folder / "run"
 
 
@@ -153,7 +180,7 @@ def assert_same_run(alone: Path, several: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "processes"), [("shared_out", 1), ("alone", 2)], ids=["parts to one", "one to parts"]
 )
-def test_a_run_goes_on_with_other_processes(
+def test_a_run_resumes_with_other_processes(
     request: pytest.FixtureRequest, store: TokenStore, tmp_path: Path, made: str, processes: int
 ) -> None:
     whole = request.getfixturevalue(made)
@@ -164,9 +191,11 @@ def test_a_run_goes_on_with_other_processes(
     shutil.rmtree(out / "checkpoints" / "step-00000040")
     files = {path.name for path in (out / "checkpoints" / "step-00000032").iterdir()}
     assert any(name.startswith("shard-") for name in files) == (made == "shared_out")
-    done = run(write_recipe(tmp_path), store, out, "--strategy", "fsdp", processes=processes)
-    assert done.returncode == 0, done.stderr
-    assert "(32 updates made)" in done.stderr
+    if processes == 1:
+        said = run(write_recipe(tmp_path), store, out, "--strategy", "fsdp", processes=1).stderr
+    else:
+        said = pretrain_in_parts(write_recipe(tmp_path), store, out)
+    assert "(32 updates made)" in said
     assert_same_model(whole, out)
 
 
@@ -232,15 +261,11 @@ def test_processes_that_disagree_are_told_so_once(store: TokenStore, tmp_path: P
         f"recipe = {str(recipe)!r} if os.environ['RANK'] == '0' else {str(wrong)!r}\n"
         f"main(['pretrain', recipe, '--store', {str(store.folder)!r}, '--out', sys.argv[1]])\n"
     )
-    started = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(starter),
-         str(tmp_path / "run")],
-        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert started.returncode != 0
+    (first, said), (second, other) = run_ranks(str(starter), str(tmp_path / "run"))
+    assert first == second == 2
     message = "error: the processes disagree about the recipe: rank 1 differs from rank 0"
-    assert started.stderr.count(message) == 1
-    assert "Traceback" not in started.stderr.split("elastic/multiprocessing")[0]
+    assert (said + other).count(message) == 1
+    assert "Traceback" not in said + other
     assert not (tmp_path / "run" / "recipe.json").exists(), "nothing was begun"
 
 
@@ -278,21 +303,7 @@ def two_ranks(folder: Path, before: str, inside: str) -> list[tuple[int, str]]:
         "with init_distributed(torch.device('cpu'), 300.0) as ranks:\n"
         f"    {inside}\n"
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **known, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    shown = [process.communicate(timeout=120)[1] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, shown, strict=True)]
+    return run_ranks(str(script))
 
 
 def losses_written(folder: Path) -> bool:
