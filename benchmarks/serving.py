@@ -91,13 +91,17 @@ def commands(folder: Path) -> dict[str, tuple[list[str], bool]]:
     return found
 
 
-def write_models(folder: Path, start: PretrainedWeights) -> None:
-    """The classifier as a model directory, and its graph for onnxruntime."""
+def write_classifier(folder: Path, start: PretrainedWeights) -> None:
+    """The classifier as a model directory."""
     torch.manual_seed(0)
     details = {"task": TASK.task_type, "labels": list(TASK.labels), "settings": TASK.settings()}
     save_model(
         folder / "model", start.build(TASK.build, keep_head=False).model, start.tokenizer, details
     )
+
+
+def write_graphs(folder: Path) -> None:
+    """The graph of the classifier for onnxruntime."""
     with silence():
         write_plain(folder / "model", "classify", folder / "plain.onnx")
         write_fused(folder / "model", folder / "plain.onnx", folder / "model.onnx")
@@ -246,7 +250,8 @@ def shown(contestants: Mapping[str, Row]) -> Row:
 def run(data: Path, folder: Path, settings: Settings) -> tuple[dict[str, Row], Row, Row]:
     """Rows of the loads, that of the many requests, and what belongs to the loads."""
     start = read_pretrained(start_model())
-    write_models(folder, start)
+    write_classifier(folder, start)
+    write_graphs(folder)
     texts = read_texts(data, start, settings.texts)
     with ExitStack() as stack:
         contestants = {

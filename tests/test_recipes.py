@@ -130,6 +130,7 @@ def test_flags_win_over_the_file() -> None:
         ("model = 2", r"there is no field 'model'"),
         ('out = "x"', r"there is no field 'out'"),
         ("[training]\nseed = -1", r"training\.seed cannot be -1"),
+        ('[training]\noptimizer = "sgd"', r"training\.optimizer cannot be 'sgd'; known: adamw"),
         ("[phases]\nsteps = [1]", r"need one entry for each phase"),
         ("[phases]\nlengths = [128, 1024]", r"phases\.lengths has 1024, but.*512"),
         ("[masking]\nprobability = 1.5", r"masking\.probability must be between"),

@@ -18,7 +18,7 @@ from bertkit.processes import interruptible
 
 PREFIX = "hf:"
 REPOSITORY = re.compile(r"(?:\w[\w.-]*/)?\w[\w.-]*")
-REVISION = re.compile(r"[\w./-]+")
+REVISION = re.compile(r"(?!.*\.\.)[\w./-]+")
 COMMIT_FOLDER = re.compile(r"models--(?P<repo>.+)/snapshots/(?P<commit>[0-9a-f]{40})")
 """The end of the path of a snapshot in the cache."""
 DOWNLOADED = (

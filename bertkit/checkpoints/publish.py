@@ -230,6 +230,12 @@ def refused(name: str, error: Exception) -> BertkitError | None:
             "and HF_HUB_OFFLINE, and run the same command again",
             "hub-offline",
         )
+    elif isinstance(error, UnicodeError):
+        text, code = (
+            f"a file name or the token has characters that cannot be sent ({error}); rename the "
+            "file, or correct HF_TOKEN",
+            "hub-characters",
+        )
     elif isinstance(error, ValueError):  # the metadata of an edited card
         said = " ".join(str(error).split())
         text, code = f"the hub does not accept {CARD}: {said}; edit it", "hub-card"

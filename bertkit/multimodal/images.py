@@ -8,8 +8,9 @@ to the width of its token embeddings, so that each stands for one token.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -25,6 +26,9 @@ MOST_PIXELS = 50_000_000
 """The most pixels of a picture: a small file may hold far more, and decoding takes memory."""
 LARGEST_SIDE = 4096
 """The largest side, in pixels, to which pictures may be scaled."""
+LARGEST_PATCH = 512
+"""The largest side of a patch: the projection has a weight for each of its values."""
+PICTURE_FORMATS = ("PNG", "JPEG")
 CHANNELS = 3
 
 
@@ -51,10 +55,11 @@ class PatchGrid(NamedTuple):
             BertkitError: they do not, or a size is out of range (code "image-size").
         """
         whole, part = self
-        if not 1 <= part <= whole <= LARGEST_SIDE or whole % part:
+        if not 1 <= part <= min(whole, LARGEST_PATCH) or whole > LARGEST_SIDE or whole % part:
             raise BertkitError(
                 f"pictures of {whole} pixels cannot be cut into patches of {part}: --image-size "
-                f"must be a multiple of --patch-size, and at most {LARGEST_SIDE:,}",
+                f"must be a multiple of --patch-size; at most {LARGEST_SIDE:,} and "
+                f"{LARGEST_PATCH} are accepted",
                 code="image-size",
             )
 
@@ -87,8 +92,8 @@ def read_image(
     if isinstance(value, str) and value.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):  # a path may begin with a bracket
             value = json.loads(value)
-    if isinstance(value, Mapping) and value.get("bytes"):  # of a Hugging Face data set in Parquet
-        value = value["bytes"]
+    if isinstance(value, Mapping):  # of a Hugging Face data set in Parquet
+        value = value.get("bytes") or value.get("path") or value
     if hasattr(value, "convert"):  # a picture of Pillow
         value = np.asarray(value.convert("RGB"))
     pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8
@@ -217,8 +222,9 @@ def feature_error(path: Path, problem: str) -> BertkitError:
 def npy_features(path: Path, column: str) -> FeatureFile:
     """See `open_features`."""
     try:
-        rows = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError, EOFError) as error:
+        with np.errstate(over="raise"):
+            rows = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, ArithmeticError, EOFError) as error:
         raise feature_error(path, f"is not a .npy file of numbers, or damaged ({error})") from error
     if rows.ndim not in (2, 3) or rows.dtype.kind not in "fiu":
         raise feature_error(path, "does not hold an array of numbers, (rows, vectors, width)")
@@ -280,20 +286,17 @@ def read_picture(source: Path | bytes | np.ndarray, place: str, size: int) -> np
     turn = optional_library("PIL.ImageOps", "pictures", "images").exif_transpose
     name = str(source) if isinstance(source, Path) else "the picture"
     try:
-        if isinstance(source, np.ndarray):
-            opened = image.fromarray(source)
-        else:
-            opened = image.open(
-                BytesIO(source) if isinstance(source, bytes) else source, formats=("PNG", "JPEG")
-            )
-        with opened:
-            if opened.width * opened.height > MOST_PIXELS:
+        with opened_picture(source) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"it has more than {MOST_PIXELS:,} pixels")
-            scaled = turn(opened).convert("RGB").resize((size, size), image.Resampling.BILINEAR)
+            turn(picture, in_place=True)  # without a copy, which could have 200 MB
+            colours = picture if picture.mode == "RGB" else picture.convert("RGB")
+            scaled = colours.resize((size, size), image.Resampling.BILINEAR)
     except Exception as error:  # Pillow raises many types for damaged files
         if isinstance(error, MemoryError):
             raise
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+        reason = str(getattr(error, "strerror", None) or error)
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else reason
         reason = "it is neither PNG nor JPEG" if "cannot identify" in reason else reason
         keys = "; if the column holds keys of features, give --image-features"
         raise BertkitError(
@@ -302,6 +305,29 @@ def read_picture(source: Path | bytes | np.ndarray, place: str, size: int) -> np
             code="image-file",
         ) from error
     return np.asarray(scaled)
+
+
+@contextmanager
+def opened_picture(source: Path | bytes | np.ndarray) -> Iterator[Any]:
+    """Yield a picture of Pillow, of which only the head has been read, without its warnings."""
+    image = optional_library("PIL.Image", "pictures", "images")
+    file = BytesIO(source) if isinstance(source, bytes) else source
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pixels = isinstance(source, np.ndarray)
+        with (
+            image.fromarray(source)
+            if pixels
+            else image.open(file, formats=PICTURE_FORMATS) as picture
+        ):
+            yield picture
+
+
+def count_pixels(source: bytes) -> int:
+    """Return the number of pixels that the head of a picture declares; 0 if it has none."""
+    with suppress(Exception), opened_picture(source) as picture:
+        return int(picture.width * picture.height)
+    return 0
 
 
 def cut_into_patches(pixels: np.ndarray, patch: int) -> np.ndarray:

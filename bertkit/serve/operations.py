@@ -42,7 +42,7 @@ class TaskOperation:
     def prepare(self, inputs: Sequence[Any]) -> PreparedRequest:
         """Convert a request's inputs (`bertkit.datasets.examples`) into sequences."""
         if self.predictor.task.reads_images:
-            inputs = [decoded_image(given, self.predictor.task) for given in inputs]
+            inputs = decoded_images(inputs, self.predictor.task)
         items = self.predictor.items(inputs)
         lost = {what: count for what, count in items.cut.items() if count}
         if isinstance(
@@ -112,23 +112,45 @@ def text_examples(asked: Sequence[Text]) -> list[TextExample]:
     ]
 
 
-def decoded_image(given: TextExample, task: Any) -> TextExample:
-    """Return an input of an image task with the vectors of its image.
+def decoded_images(inputs: Sequence[TextExample], task: Any) -> list[TextExample]:
+    """Return the inputs of an image task with the vectors of their images.
 
     Raises:
-        BertkitError: the image is neither a list of vectors nor a picture in base64.
+        BertkitError: an image is neither a list of vectors nor a picture in base64.
+        RefusedError: the pictures together have too many pixels.
     """
-    image = given.image
-    if isinstance(image, str):
-        try:
-            image = base64.b64decode(image, validate=True)
-        except ValueError:
-            raise BertkitError(
-                f"{given.place}.image: the picture is not valid base64", code="image-file"
-            ) from None
-    if image is None:  # the task refuses it
-        return given
-    return given._replace(image=task.read_image(image, f"{given.place}.image"))
+    from bertkit.multimodal.images import MOST_PIXELS, count_pixels
+
+    images = [from_base64(given) for given in inputs]
+    pixels = sum(count_pixels(image) for image in images if isinstance(image, bytes))
+    if pixels > MOST_PIXELS:
+        raise RefusedError(
+            413,
+            f"the pictures of the request have {pixels:,} pixels, but the server decodes "
+            f"{MOST_PIXELS:,} at a time; send fewer or smaller pictures",
+        )
+    return [  # the task refuses an input without an image
+        given
+        if image is None
+        else given._replace(image=task.read_image(image, f"{given.place}.image"))
+        for given, image in zip(inputs, images, strict=True)
+    ]
+
+
+def from_base64(given: TextExample) -> Any:
+    """Return the image of an input, a picture as bytes.
+
+    Raises:
+        BertkitError: a picture is not in base64 (code "image-file").
+    """
+    if not isinstance(given.image, str):
+        return given.image
+    try:
+        return base64.b64decode(given.image, validate=True)
+    except ValueError:
+        raise BertkitError(
+            f"{given.place}.image: the picture is not valid base64", code="image-file"
+        ) from None
 
 
 def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:

@@ -37,7 +37,7 @@ from bertkit.serve.schemas import (
     TokenizeRequest,
     Tokens,
 )
-from bertkit.serve.service import SHORT_TEXT, Predicted, Service, request_size
+from bertkit.serve.service import Predicted, Service, request_size
 from bertkit.tasks.predictions import tagged_text
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -57,14 +57,24 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def texts_size(inputs: Sequence[bodies.Text]) -> int:
-    """Return a lower bound on the characters of texts, in which a vector counts as one token.
-
-    A picture counts as so many that it is decoded outside of the event loop.
-    """
+    """Return a lower bound on the characters of texts, in which a vector counts as one token."""
     size = request_size(text for given in inputs for text in (given.text, given.pair))
     vectors = sum(len(one.image) for one in inputs if isinstance(one.image, list))
-    pictures = any(isinstance(one.image, str) for one in inputs)
-    return size + CHARACTERS_OF_TOKEN * vectors + (SHORT_TEXT + 1) * pictures
+    return size + CHARACTERS_OF_TOKEN * vectors
+
+
+async def text_predictions(
+    serving: Service, route: str, asked: PredictionRequest[bodies.Text]
+) -> Predicted:
+    """Return the predictions for texts, pairs of texts, or images with texts."""
+    return await serving.predict(
+        route,
+        asked.model,
+        asked.inputs,
+        texts_size(asked.inputs),
+        text_examples,
+        pictures=sum(isinstance(one.image, str) for one in asked.inputs),
+    )
 
 
 def choices_size(inputs: Sequence[bodies.Choices]) -> int:
@@ -106,8 +116,7 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.LabelAnswer] | Predictions[answers.Labels],
     )
     async def classify(asked: PredictionRequest[bodies.Text]) -> Response:
-        size = texts_size(asked.inputs)
-        found = await serving.predict("classify", asked.model, asked.inputs, size, text_examples)
+        found = await text_predictions(serving, "classify", asked)
         numbers = (1 + len(found.model.labels)) * len(asked.inputs)
         return await serving.respond(numbers, plain_response, found)
 
@@ -117,8 +126,7 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.NumberAnswer],
     )
     async def regress(asked: PredictionRequest[bodies.Text]) -> Response:
-        size = texts_size(asked.inputs)
-        found = await serving.predict("regress", asked.model, asked.inputs, size, text_examples)
+        found = await text_predictions(serving, "regress", asked)
         return await serving.respond(len(asked.inputs), plain_response, found)
 
     @routes.post(

@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 
 SHORT_TEXT = 4096
 """The maximum number of characters that are tokenized in the event loop's thread. A longer request
-goes to another thread; handing it over takes about as long as tokenizing this many characters."""
+goes to another thread; handing it over takes about as long as tokenizing this many characters. In
+the queue of that thread, a picture counts as this many."""
 SHORT_ANSWER = 256
 """The maximum count of numbers and texts of a response that is encoded in the event loop's
 thread."""
@@ -54,18 +55,49 @@ class Predicted(NamedTuple):
         )
 
 
+class Preparation:
+    """Threads that convert requests to sequences, and the jobs that they have.
+
+    Args:
+        threads: the number of threads.
+        name: the prefix of their names.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.jobs: list[tuple[Future[Any], int]] = []
+        """Jobs and their sizes in characters; some are done or no longer awaited."""
+
+    async def run(
+        self, size: int, most: int, function: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """Call a function, unless other jobs leave too little room.
+
+        Raises:
+            RefusedError: all jobs together would be larger than `most`.
+        """
+        self.jobs = [(job, one) for job, one in self.jobs if not job.done()]
+        if self.jobs and size + sum(one for _, one in self.jobs) > most:
+            raise RefusedError(
+                429, "other long texts or pictures are being read; try again later", retry_after=1
+            )
+        job = self.pool.submit(function, *arguments)
+        self.jobs.append((job, size))
+        return await asyncio.wrap_future(job)
+
+
 class Service:
     """All models of a server and its state."""
 
     def __init__(self, models: Mapping[str, ServedModel], limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = dict(models), limits, metrics
-        self.cutting = ThreadPoolExecutor(CUTTING_THREADS, thread_name_prefix="cutting")
+        self.cutting = Preparation(CUTTING_THREADS, "cutting")
+        self.decoding = Preparation(1, "decoding")
+        """For requests with pictures, which may take seconds; texts do not wait for them."""
         self.loading: dict[str, asyncio.Task[ServedModel]] = {}
         """Name -> the task that reloads the model."""
         self.retiring: set[asyncio.Task[None]] = set()
         """Tasks that close the workers of replaced models after their last requests."""
-        self.being_cut: list[tuple[Future[Any], int]] = []
-        """Tokenization jobs and their numbers of characters; some are done or no longer awaited."""
         self.making = asyncio.Lock()
         """Held while a long response is encoded."""
         self.connections = Connections(limits)
@@ -109,20 +141,16 @@ class Service:
         return model
 
     async def cut(
-        self, characters: int, function: Callable[..., Result], *arguments: Any
+        self, characters: int, function: Callable[..., Result], *arguments: Any, pictures: int = 0
     ) -> Result:
-        """Call a function that tokenizes texts, in another thread if the texts are long."""
-        if characters <= SHORT_TEXT:
+        """Call a function that tokenizes texts, in another thread for long texts or pictures."""
+        if characters <= SHORT_TEXT and not pictures:
             return function(*arguments)
-        self.being_cut = [(one, size) for one, size in self.being_cut if not one.done()]
         maximum = CHARACTERS_OF_TOKEN * self.limits.max_queue_tokens
-        if self.being_cut and characters + sum(size for _, size in self.being_cut) > maximum:
-            raise RefusedError(
-                429, "other long texts are being tokenized; try again later", retry_after=1
-            )
-        future = self.cutting.submit(function, *arguments)
-        self.being_cut.append((future, characters))
-        return await asyncio.wrap_future(future)
+        preparation = self.decoding if pictures else self.cutting
+        return await preparation.run(
+            characters + pictures * SHORT_TEXT, maximum, function, *arguments
+        )
 
     async def predict(
         self,
@@ -131,6 +159,8 @@ class Service:
         asked: Any,
         characters: int,
         convert: Callable[[Any], Any] = lambda asked: asked,
+        *,
+        pictures: int = 0,
     ) -> Predicted:
         """Return the predictions for a request.
 
@@ -140,6 +170,7 @@ class Service:
             asked: the request's inputs.
             characters: a lower bound on the characters to tokenize, counted for every repetition.
             convert: converts the inputs to the argument of the operation's `prepare`.
+            pictures: the number of pictures to decode.
         """
         model = self.find(name, route)
         # check early, before a request that will be refused costs work
@@ -153,7 +184,7 @@ class Service:
                 raise as_problem(error) from error
 
         async with model.worker.deadline():
-            prepared = await self.cut(characters, prepare)
+            prepared = await self.cut(characters, prepare, pictures=pictures)
             notes.get({}).update(model=model.name, inputs=prepared.inputs, tokens=prepared.tokens)
             try:
                 result = await model.worker.ask(work, prepared)
@@ -214,7 +245,8 @@ class Service:
         self.draining = True
         for model in self.models.values():
             model.worker.close()
-        self.cutting.shutdown()
+        for preparation in (self.cutting, self.decoding):
+            preparation.pool.shutdown()
 
 
 def as_bytes(body: dict[str, Any]) -> bytes:

@@ -107,6 +107,10 @@ class TunedEstimator(BaseEstimator):
     ) -> Self:
         """Fine-tune the model on labelled examples."""
         spec, patience = SPECS[task_type], 0
+        inside: dict[str, Any] = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
+        check_scalar(self.validation_fraction, "validation_fraction", Real, **inside)
+        for name in ("model", "precision", "device"):
+            check_scalar(getattr(self, name), name, (str, Path))
         if self.early_stopping:
             check_scalar(self.n_iter_no_change, "n_iter_no_change", Integral, min_val=1)
             patience = int(self.n_iter_no_change)
@@ -131,11 +135,9 @@ class TunedEstimator(BaseEstimator):
         self, spec: TaskSpec, examples: Sequence[Example]
     ) -> tuple[Sequence[Example], Sequence[Example]]:
         """Return the examples to train on, and the share to validate on."""
-        share: Any = self.validation_fraction
-        inside: dict[str, Any] = {"min_val": 0, "max_val": 1, "include_boundaries": "neither"}
-        check_scalar(share, "validation_fraction", Real, **inside)
+        share = float(self.validation_fraction)
         try:
-            return set_apart(spec, examples, float(share), TextCounts())
+            return set_apart(spec, examples, share, TextCounts())
         except BertkitError:
             raise InputValueError(
                 f"early_stopping cannot set rows apart to validate on: the {len(examples)} rows "

@@ -50,8 +50,8 @@ class ImageTask(TextTask):
         wanted = self.grid.width if self.grid else min(max(1, self.image_width), MOST_VALUES)
         if self.image_width not in (0, wanted):
             raise BertkitError(
-                f"an image's vectors cannot have {self.image_width} values; restore or remake the "
-                "model",
+                f"an image's vectors cannot have {self.image_width:,} values (the most are "
+                f"{MOST_VALUES:,}); give shorter vectors, or restore the model",
                 code="image-size",
             )
 
@@ -70,8 +70,9 @@ class ImageTask(TextTask):
         return replace(made, image_width=image.shape[1], image_size=sizes[0], patch_size=sizes[1])
 
     def build(self, config: ModelConfig) -> ImageTextModel:
-        """See `Task`."""
-        return ImageTextModel(config, len(self.labels) or 1, self.image_width, self.grid)
+        """See `Task`; without a width, as in a damaged `bertkit.json`, no weights fit."""
+        width = max(1, self.image_width)
+        return ImageTextModel(config, len(self.labels) or 1, width, self.grid)
 
     def read_image(self, value: Any, place: str) -> np.ndarray:
         """Return the vectors of an image that is given in memory; see `images.read_image`."""

@@ -297,12 +297,14 @@ class CheckpointWriter:
     def resume(self, say: Callable[[str], None]) -> Checkpoint | None:
         """Restore the newest complete checkpoint and return it, or None if there is none.
 
+        What a kill after a save has left is removed, also older checkpoints than the newest `keep`.
+
         Raises:
             BertkitError: every checkpoint is damaged, or this rank cannot read the one that rank 0
                 has found.
         """
-        self.ranks.on_rank0(lambda: remove_unfinished(self.folder))
         found = self.ranks.on_rank0(lambda: load_latest(self.folder, say))
+        self.ranks.on_rank0(lambda: self._clean(found))
         step = self.ranks.all_reduce_counts({"step": found.step + 1 if found else 0})()["step"] - 1
         if step < 0:
             return None
@@ -321,6 +323,12 @@ class CheckpointWriter:
             restore_model(self.model, tensors["model"])
         restore_optimizer(self.model, self.optimizer, tensors["optimizer"])
         return checkpoint
+
+    def _clean(self, found: Checkpoint | None) -> None:
+        newest = checkpoints(self.folder)[:1]
+        if found and newest == [(found.step, found.path)]:
+            prune(self.folder, found.step, self.keep)
+        remove_unfinished(self.folder)  # damaged checkpoints stay until the next save
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the model and the optimizer, without copying them."""

@@ -67,7 +67,11 @@ class Journal:
             self.file = open(self.path, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
         self.trackers: list[Any] = []
         if track:
-            self._open_trackers(track, folder, resume_step, since)
+            try:
+                self._open_trackers(track, folder, resume_step, since)
+            except BaseException:
+                self.close()
+                raise
 
     def _open_trackers(
         self, names: Sequence[str], folder: Path, resume_step: int | None, since: float | None
@@ -77,7 +81,8 @@ class Journal:
         check_trackers(names)
         for name in names:
             if is_installed(name):
-                self.trackers.append(TRACKERS[name](folder, resume_step, since))
+                with disk_errors(folder):
+                    self.trackers.append(TRACKERS[name](folder, resume_step, since))
             else:
                 message = "no TensorBoard events: the package tensorboard is not installed"
                 self.write({"kind": "note", "step": resume_step or 0, "message": message})

@@ -226,7 +226,8 @@ class Training:
         }
         for name, good in limits.items():
             if not good:
-                raise BertkitError(f"training.{name} cannot be {getattr(self, name)}")
+                hint = nearest(self.optimizer, OPTIMIZERS) if name == "optimizer" else ""
+                raise BertkitError(f"training.{name} cannot be {getattr(self, name)!r}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from tests.tools.crashes.__main__ import stop
 from tests.tools.crashes.bench import Bench
 from tests.tools.crashes.damage import damage_checkpoints, damage_runs, remove_in_use
 from tests.tools.crashes.runs import Ended, Hook, Moment
-from tests.tools.crashes.subjects import Subject
+from tests.tools.crashes.subjects import LAST, Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
@@ -151,6 +151,19 @@ def test_a_stop_is_quiet_and_says_its_signal(
     stop(bench, subject, 1)
     assert bench.counts["pretrain, stopped"]["SIGTERM"] == 1
     assert [failed in failure for failure in bench.failures] == [True] * bool(failed)
+
+
+def test_a_checkpoint_of_a_stop_counts_as_the_one_before_the_last(tmp_path: Path) -> None:
+    subject = Subject("pretrain", ("pretrain",), kept=lambda name: name.startswith(LAST))
+    outcomes = []
+    for steps in ((32, 36), (35, 36), (28, 35, 36)):
+        for step in steps:
+            folder = tmp_path / str(steps) / "out" / "checkpoints" / f"step-{step:08d}"
+            folder.mkdir(parents=True)
+            (folder / "progress.json").write_text("{}")
+        outcomes.append(subject.outcome(tmp_path / str(steps)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[2]) == 3, "one too many is a leftover"
 
 
 def test_files_beside_the_wanted_ones_are_a_failure(tmp_path: Path) -> None:

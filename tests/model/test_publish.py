@@ -159,6 +159,7 @@ def test_what_the_hub_does_not_take(hub: Hub, pushed: Push, run: Path) -> None:
     for changes in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):
         assert pushed(run, "org/no", environ=changes)["code"] == "hub-offline"
     assert pushed(run, "org/no", license="unheard-of")["code"] == "hub-card"
+    assert pushed(run, "org/no", token="hf_sécret")["code"] == "hub-characters"
     assert hub.repositories.get("org/no", Repository({})).files == {}
 
 
@@ -171,6 +172,7 @@ def test_what_is_refused_before_the_hub_is_asked(run: Path, tmp_path: Path) -> N
         (run, "org/na me", {}, "hub-name"),
         (run, "a/b/c", {}, "hub-name"),
         (run, "org/topics", {"revision": "a b"}, "hub-name"),
+        (run, "org/topics", {"revision": "a/../b"}, "hub-name"),
         (run, "org/topics", {"license": "My own"}, "license"),
         (run / "absent", "org/topics", {}, "no-model"),
         (run / "checkpoints", "org/topics", {}, "no-model"),

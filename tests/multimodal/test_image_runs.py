@@ -6,7 +6,9 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,13 @@ from bertkit.errors import BertkitError
 from bertkit.export.source import read_export_source
 from bertkit.finetuning.settings import FinetuneSettings, Grid, HeadSettings
 from bertkit.model.heads import PretrainingModel
+from bertkit.multimodal import images
 from bertkit.predict.files import predict_file
 from bertkit.serve.app import serving_app
 from bertkit.serve.limits import Limits
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_and_try, load_models
+from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.data import digest_inputs
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
@@ -132,6 +136,48 @@ def test_one_directory_serves_every_use(run: Path, files: Path, tmp_path: Path) 
             assert (answer.status_code, answer.json()["error"]["param"]) == (422, field)
         answer = client.post("/v1/attention-maps", json={"text": "a"})
         assert answer.status_code == 422
+
+
+def input_with_picture() -> dict[str, str]:
+    """An input of a request whose picture has 64 pixels."""
+    content = io.BytesIO()
+    Image.fromarray(rows(1)[0]["image"]).save(content, "PNG")
+    return {"text": "a", "image": base64.b64encode(content.getvalue()).decode()}
+
+
+def test_pictures_with_too_many_pixels_are_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "MOST_PIXELS", 2 * 64)
+    with TestClient(serving_app(str(run), precision="fp32", device="cpu")) as client:
+        for count, status in ((2, 200), (3, 413)):
+            body = {"inputs": [input_with_picture()] * count}
+            assert client.post("/v1/classify", json=body).status_code == status
+
+
+def test_texts_do_not_wait_for_pictures(
+    run: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = serving_app(f"pictures={run}", f"texts={start}", precision="fp32", device="cpu")
+    work = app.state.serving.models["pictures"].operations["classify"]
+    prepare, waiting, allowed = work.prepare, Semaphore(0), Event()
+
+    def slow(inputs: list[Any]) -> Any:
+        waiting.release()
+        assert allowed.wait(60)
+        return prepare(inputs)
+
+    monkeypatch.setattr(work, "prepare", slow)
+    with TestClient(app) as client, ThreadPoolExecutor(3) as clients:
+        body = {"model": "pictures", "inputs": [input_with_picture()]}
+        asked = [clients.submit(client.post, "/v1/classify", json=body) for _ in range(3)]
+        waiting.acquire()
+        text = "[MASK] " + "a " * SHORT_TEXT
+        answer = client.post("/v1/fill-mask", json={"inputs": [{"text": text}]})
+        assert not any(one.done() for one in asked)
+        allowed.set()
+        assert answer.status_code == 200, answer.text
+        assert [one.result().status_code for one in asked] == [200] * 3
 
 
 def test_uses_without_images_are_refused(run: Path, start: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from bertkit.checkpoints.weights import write_tensors
 from bertkit.datasets.columns import LabelSetColumns, TextColumns
 from bertkit.errors import BertkitError
 from bertkit.multimodal import images as module
-from bertkit.multimodal.images import PatchGrid, cut_into_patches, open_features, read_image
+from bertkit.multimodal.images import (
+    PatchGrid,
+    count_pixels,
+    cut_into_patches,
+    open_features,
+    read_image,
+)
 from bertkit.text.lines import TextCounts
 
 GRID = PatchGrid(8, 4)
@@ -81,6 +88,10 @@ def test_damaged_feature_files(tmp_path: Path) -> None:
     (tmp_path / "torn.npy").write_bytes((tmp_path / "four.npy").read_bytes()[:90])
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    for name, rows in (("negative.npy", -8), ("overflow.npy", 2**62 // 3)):
+        header = {"descr": "<f4", "fortran_order": False, "shape": (rows, 3, 5)}
+        with (tmp_path / name).open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
     np.savez(tmp_path / "several.npz", FEATURES)
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     pq.write_table(pa.table({"image": ["a", "a"], "v": [[1.0]] * 2}), tmp_path / "twice.parquet")
@@ -136,8 +147,9 @@ def test_pictures_from_files_bytes_and_pixels(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(path)
     wanted = cut_into_patches(pixels, 4)
     content = path.read_bytes()
-    row = {"bytes": content, "path": None}  # of a Hugging Face data set
-    for value in (path, "a.png", content, pixels, row, Image.fromarray(pixels)):
+    whole = {"bytes": content, "path": None}  # of a Hugging Face data set
+    named = {"bytes": None, "path": "a.png"}
+    for value in (path, "a.png", content, pixels, whole, named, Image.fromarray(pixels)):
         found = read_image(value, "t:1", GRID, folder=tmp_path)
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, wanted)
@@ -146,6 +158,34 @@ def test_pictures_from_files_bytes_and_pixels(tmp_path: Path) -> None:
         assert read_image(path, "t:1", GRID).shape == (4, 48)
     Image.fromarray(pixels).resize((31, 17)).save(tmp_path / "b.jpg")
     assert read_image(tmp_path / "b.jpg", "t:1", GRID).shape == (4, 48)
+
+
+def test_pictures_with_odd_metadata_are_read_without_a_warning() -> None:
+    """A warning is an error in the tests."""
+    pixels, file = np.arange(8 * 16 * 3, dtype=np.uint8).reshape(16, 8, 3), BytesIO()
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90 degrees
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    turned = Image.fromarray(pixels).rotate(-90, expand=True)
+    np.testing.assert_array_equal(
+        read_image(file.getvalue(), "t:1", GRID), read_image(turned, "t:1", GRID)
+    )
+    broken = BytesIO()
+    Image.fromarray(pixels).save(broken, "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
+    assert read_image(broken.getvalue(), "t:1", GRID).shape == (4, 48)
+
+
+def test_pixels_are_counted_from_the_head_of_a_picture() -> None:
+    file = BytesIO()
+    Image.fromarray(np.zeros((7, 5), np.uint8)).save(file, "PNG")
+    assert count_pixels(file.getvalue()) == 35
+    assert count_pixels(file.getvalue()[:50]) in (0, 35), "the rest is torn"
+    assert count_pixels(b"no picture") == 0
+
+
+def test_sizes_that_are_refused() -> None:
+    for size, patch in ((0, 1), (16, 0), (16, 7), (16, 32), (8192, 16), (4096, 1024)):
+        refused("image-size", PatchGrid(size, patch).check)
 
 
 def test_bad_pictures_name_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_cutting_is_bounded_and_within_the_deadline(
     assert refused.headers["retry-after"]
     assert ask(10).status_code == 200
     allowed.set()
-    while not own.app.state.serving.being_cut[0][0].done():  # type: ignore[attr-defined]
+    while not own.app.state.serving.cutting.jobs[0][0].done():  # type: ignore[attr-defined]
         time.sleep(0.001)
     assert ask(SHORT_TEXT + 1).status_code == 200
 

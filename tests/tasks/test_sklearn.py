@@ -408,9 +408,10 @@ def test_bad_input_of_a_classifier(
         ({"class_weight": "equal"}, ValueError, "'class_weight' parameter"),
         ({"class_weight": {"wet": -1.0}}, BertkitError, "weight above 0"),
         ({"class_weight": {"soaked": 2.0}}, BertkitError, "names 'soaked'"),
-        ({"early_stopping": True, "validation_fraction": 1.0}, ValueError, "validation_fraction"),
+        ({"validation_fraction": 1.0}, ValueError, "validation_fraction"),
         ({"early_stopping": True, "n_iter_no_change": 0}, ValueError, "n_iter_no_change"),
         ({"precision": "fp8"}, BertkitError, "fp8"),
+        ({"device": None}, TypeError, "device must be an instance of"),
         ({"model": "/nowhere/model"}, BertkitError, "/nowhere/model"),
     ],
 )

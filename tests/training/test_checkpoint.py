@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from bertkit.checkpoints import weights
 from bertkit.errors import BertkitError
 from bertkit.training import checkpoint
-from bertkit.training.checkpoint import checkpoints, load_latest, save_checkpoint, save_shards
+from bertkit.training.checkpoint import (
+    CheckpointWriter,
+    checkpoints,
+    load_latest,
+    save_checkpoint,
+    save_shards,
+)
+from bertkit.training.distributed import ALONE
 from bertkit.training.optimizer import AdamW, build_optimizer
 from bertkit.training.state import (
     model_tensors,
@@ -273,6 +280,28 @@ def test_only_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == expected
     with pytest.raises(BertkitError, match="keep at least 1"):
         save(tmp_path, 6, keep=0)
+
+
+def test_resuming_removes_what_a_kill_after_a_save_left(tmp_path: Path) -> None:
+    model, optimizer = start()
+    tensors = {
+        "model": model_tensors(model),
+        "optimizer": optimizer_tensors(model, optimizer),
+    }
+    for step in range(1, 5):
+        save_checkpoint(tmp_path, step, tensors, {"position": {}}, keep=9)
+    writer = CheckpointWriter(tmp_path, model, optimizer, ALONE)
+    found = writer.resume(refuse_warnings)
+    assert found is not None
+    assert found.step == 4
+    assert [step for step, _ in checkpoints(tmp_path)] == [4, 3]
+    (tmp_path / "step-00000004" / "model.safetensors").unlink()
+    (tmp_path / ".step-00000005.tmp-4242").mkdir()
+    found = writer.resume(lambda _: None)
+    assert found is not None
+    assert found.step == 3
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000003", "step-00000004"], "a damaged one stays until the next save"
 
 
 def test_leftovers_of_a_killed_save_are_ignored_and_then_removed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,18 @@ def test_a_tracker_that_fails_is_noted_and_left_out(
     journal.close()
     kinds = [record["kind"] for record in read_journal(tmp_path / "journal.jsonl")]
     assert kinds == ["start", "step", "note", "step", "end"]
+
+
+def test_a_full_disk_is_said_when_a_tracker_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(TRACKERS, "tensorboard", full)
+    monkeypatch.setattr("bertkit.training.trackers.is_installed", lambda name: True)
+    with pytest.raises(BertkitError, match="the disk is full"):
+        Journal(tmp_path, track=("tensorboard",))
 
 
 def test_unknown_and_missing_trackers_are_refused_before_training() -> None:

@@ -58,10 +58,16 @@ class Subject:
         return [*self.command, "--out", str(place / self.out)]
 
     def outcome(self, place: Path) -> dict[str, str]:
-        """File → digest of its content; of those that hold times, that they are there."""
+        """File → digest of its content; of those that hold times, that they are there.
+
+        Checkpoints before the last are called by their place: a stop saves one at its own update.
+        """
         found = {}
+        older = sorted((place / "out" / "checkpoints").glob("step-*"), reverse=True)[1:]
+        places = {str(path.relative_to(place)): f"older/{i}" for i, path in enumerate(older)}
         for path in sorted(path for path in place.rglob("*") if path.is_file()):
-            name = str(path.relative_to(place))
+            folder = str(path.parent.relative_to(place))
+            name = str(Path(places.get(folder, folder), path.name))
             if path.parent.name != "tensorboard":  # whose file names hold the time
                 found[name] = digest(path) if self.kept(name) else "there"
             if path.name == "journal.jsonl":
