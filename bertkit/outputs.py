@@ -87,7 +87,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
     read: list[Named] = []
     written: list[Named] = []
     for argument in arguments:
-        mark = mark_of(argument)
+        mark = path_mark(argument)
         if isinstance(mark, Written):
             follow_links(argument)
             written += named(argument, mark)
@@ -106,7 +106,7 @@ def check_output_files(arguments: ArgumentCollection) -> None:
                 )
 
 
-def mark_of(argument: Argument) -> Read | Written | None:
+def path_mark(argument: Argument) -> Read | Written | None:
     """Return the mark of a parameter; a parameter of type `Path` without one is an input."""
     for mark in getattr(argument.field_info.annotation, "__metadata__", ()):
         if isinstance(mark, Read | Written):

@@ -12,7 +12,7 @@ from cyclopts.argument import Argument
 from bertkit.cli.app import application, main
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
-from bertkit.outputs import OWN_FILES, Read, Written, mark_of, matches, types_in
+from bertkit.outputs import OWN_FILES, Read, Written, matches, path_mark, types_in
 from docs.commands import every_command
 from tests.test_cli import TOY
 
@@ -37,15 +37,15 @@ COMMANDS = {
 WRITING = {
     name: arguments
     for name, arguments in COMMANDS.items()
-    if any(isinstance(mark_of(argument), Written) for argument in arguments)
+    if any(isinstance(path_mark(argument), Written) for argument in arguments)
 }
 PAIRS = [
     (name, given, out)
     for name, arguments in WRITING.items()
     for given in arguments
-    if isinstance(mark_of(given), Read)
+    if isinstance(path_mark(given), Read)
     for out in arguments
-    if isinstance(mark_of(out), Written)
+    if isinstance(path_mark(out), Written)
 ]
 
 
@@ -97,7 +97,7 @@ def scenes(given: Read, out: Written, home: Path) -> Iterator[tuple[Path | str, 
 def test_no_output_of_a_command_is_one_of_its_inputs(name: str, tmp_path: Path) -> None:
     tried, app = 0, application()
     for number, (_, given, out) in enumerate(pair for pair in PAIRS if pair[0] == name):
-        read, written = mark_of(given), mark_of(out)
+        read, written = path_mark(given), path_mark(out)
         assert isinstance(read, Read)
         assert isinstance(written, Written)
         for value, target in scenes(read, written, tmp_path / str(number)):
@@ -131,7 +131,7 @@ def test_usual_names_of_outputs_are_marked() -> None:
     for arguments in COMMANDS.values():
         for argument in arguments:
             if argument.name in {"--out", "--json", "--html", "--cache"}:
-                assert isinstance(mark_of(argument), Written)
+                assert isinstance(path_mark(argument), Written)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ class ChoiceColumns(Columns):
             if texts is None:
                 return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
-            index = self.index_of(key, first)
+            index = self.choice_index(key, first)
             if key and not 0 <= index < len(own):
                 reading.counts.note("label out of range", place)
                 return None
@@ -269,7 +269,7 @@ class ChoiceColumns(Columns):
 
         return example
 
-    def index_of(self, key: str, first: int) -> int:
+    def choice_index(self, key: str, first: int) -> int:
         """Return the index of the choice that a key names, possibly out of range; -1 for no key."""
         if key in self.names:
             return self.names.index(key)

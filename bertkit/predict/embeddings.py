@@ -147,9 +147,9 @@ class Embedder:
         """Tokenize texts, and split them into windows or truncate them; see `encode`."""
         special = self.tokenizer.compat == "hf"
         ids = self.tokenizer.encode_batch(self.settings.whole_texts(texts, special=special))
-        return [self.windows_of(np.array(one, dtype=np.int32), windows) for one in ids]
+        return [self.split_ids(np.array(one, dtype=np.int32), windows) for one in ids]
 
-    def windows_of(self, ids: np.ndarray, windows: bool) -> EncodedText:
+    def split_ids(self, ids: np.ndarray, windows: bool) -> EncodedText:
         """Return the windows of one text's ids, and their weights in the text's vector."""
         room, over_tokens = self.max_length - 2, self.settings.pooling in OVER_TOKENS
         kept = ids if windows else ids[:room]

@@ -148,11 +148,11 @@ def extract(
     def states_that_fit(parts: Sequence[ItemPart]) -> list[np.ndarray]:
         return [rows for piece in in_halves(states, parts) for rows in piece]
 
-    windowed = (windows_of(text, tokenizer, max_length, extraction.stride) for text in texts)
+    windowed = (split_text(text, tokenizer, max_length, extraction.stride) for text in texts)
     return batched_features(windowed, states_that_fit, extraction)
 
 
-def windows_of(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
+def split_text(text: str, tokenizer: Tokenizer, max_length: int, stride: int) -> WindowedText:
     """Return `[CLS] text [SEP]`, split into as many windows as needed; an empty text needs one."""
     encoding = tokenizer.encode(text)
     ids = np.array(encoding.ids, dtype=np.int32)

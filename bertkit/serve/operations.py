@@ -95,7 +95,7 @@ class EmbeddingOperation:
                     f"input.{number}",
                 )
             ids = np.array([*before, *one], dtype=np.int32)
-            encoded.append(self.embedder.windows_of(ids, windows=True))
+            encoded.append(self.embedder.split_ids(ids, windows=True))
         return encoded
 
     def run(self, many: Sequence[list[EncodedText]]) -> list[np.ndarray]:
