@@ -6,6 +6,7 @@ No time is tested.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import contestants, growth, inference, quality, record, seeds, speedrun, tables
+from benchmarks import (
+    container,
+    contestants,
+    growth,
+    inference,
+    quality,
+    record,
+    seeds,
+    serving_connections,
+    speedrun,
+    tables,
+)
 from benchmarks.contestants import (
     AS_GIVEN,
     Entry,
@@ -461,3 +473,25 @@ def test_a_recipe_runs_against_the_clock_and_again_with_the_same_bytes(
     assert alone["toy"]["share_of_baseline_time"] == round(
         first["seconds"] / recorded["seconds"], 3
     )
+
+
+def test_the_image_has_what_the_server_needs() -> None:
+    given = container.arguments((record.ROOT / "Dockerfile").read_text())
+    needed = container.needed("bertkit", given["extras"])
+    assert {"torch", "fastapi", "pillow", "filelock"} <= needed
+    assert not needed & {"datasets", "pytest", "onnx"}
+    assert {*given["UNUSED_PACKAGES"]} <= needed
+    files = [file for file, _ in container.sizes("torch")]
+    unused = {file for file in files if container.is_unused(file, given["UNUSED_FILES"])}
+    assert "torch/bin/torch_shm_manager" in {*files} - unused, "torch is not imported without it"
+    assert {"torch/bin/protoc", "torch/include/torch/extension.h"} <= unused
+
+
+def test_probes_tell_the_time_and_whether_a_response_came() -> None:
+    row = serving_connections.row([3.0, 1.0, 2.0], failed=1)
+    assert (row["responses"], row["failed"], row["p50_milliseconds"]) == (3, 1, 2.0)
+    assert row["highest_milliseconds"] == 3.0
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        _, status = serving_connections.probe(closed.getsockname()[1], "/health")
+    assert status == 0

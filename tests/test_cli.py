@@ -302,6 +302,7 @@ def test_errors_of_the_file_system_are_one_line(
     "error",
     [
         MemoryError(),
+        ModuleNotFoundError("No module named 'sklearn'", name="sklearn.metrics"),
         OSError(errno.EMFILE, "Too many open files"),
         OSError(errno.EMFILE, "Too many open files", "/some/file"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),

@@ -252,6 +252,10 @@ def explain_error(error: Exception) -> str | None:
         return NO_DEVICE_MEMORY
     if isinstance(error, RuntimeError | ImportError) and ALLOCATION.search(text):
         return NO_MEMORY
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "bertkit").partition(".")[0]
+        needs = f"this command needs {missing}, which is not installed; install it"
+        return None if missing == "bertkit" else needs
     number = getattr(error, "errno", None)
     if isinstance(error, ImportError | OSError) and number is None and LIBRARY.search(text):
         return f"a library cannot be loaded ({text.splitlines()[0]}); {MIXED}"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 import openai
 import pytest
 
+from benchmarks import container
 from bertkit.predict.embeddings import load_embedder
 from bertkit.predict.load import load
 from bertkit.serve.limits import Limits
@@ -63,6 +65,30 @@ class Running:
         assert self.process.stdout is not None
         self.process.stdout.close()
         return status
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split()))
+from starlette.testclient import TestClient
+from bertkit.serve.app import serving_app
+with TestClient(serving_app(*sys.argv[2:], precision="fp32", device="cpu")) as client:
+    body = {"inputs": [{"text": "a"}]}
+    asked = [client.post("/v1/classify", json=body), client.get("/"), client.get("/docs")]
+print(*[answer.status_code for answer in asked])
+"""
+
+
+@pytest.mark.slow
+def test_the_server_needs_no_package_that_its_image_leaves_out(models: Path) -> None:
+    given = container.arguments((container.ROOT / "Dockerfile").read_text())
+    packages = packages_distributions().items()
+    unused = {*given["UNUSED_PACKAGES"]}
+    modules = " ".join(name for name, own in packages if {*own} & unused)
+    assert {"sklearn", "scipy", "matplotlib"} <= {*modules.split()}
+    command = [sys.executable, "-c", WITHOUT, modules, str(models / "classify")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "200 200 200\n", done.stderr
 
 
 @pytest.fixture(scope="module")
