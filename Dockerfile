@@ -8,8 +8,9 @@ FROM python:3.11-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG UNUSED_PACKAGES="matplotlib contourpy fonttools kiwisolver scikit-learn scipy seqeval joblib"
 ARG UNUSED_FILES="torch/test torch/include torch/bin/protoc* torch/bin/test_* torch/bin/*Test"
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml constraints.txt hatch_build.py README.md LICENSE ./
 COPY bertkit bertkit
 RUN python -m venv /opt/bertkit
 ENV PATH=/opt/bertkit/bin:$PATH
