@@ -32,6 +32,15 @@ from bertkit.text.sources import source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """Formats with one tagged sentence per row; the others have one word per line."""
+IMAGE_OPTIONS = (
+    *("image_column", "image_size", "patch_size", "image_boxes", "image_network", "co_layers"),
+    "image_task",
+)
+"""Options of columns that are recorded only for inputs with images."""
+LABELS_GIVEN = "labels"
+"""The value of `image_task` for data with labels."""
+ALIGNED = "aligned"
+"""The label of an image with its own text."""
 NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first-choice 1), kept"
 
 
@@ -54,20 +63,39 @@ class TextColumns(Columns):
     """The side, in pixels, to which pictures are scaled."""
     patch_size: int = 16
     """The side, in pixels, of the patches into which pictures are cut."""
+    image_boxes: bool = False
+    """Whether the last four numbers of every vector are the box of its region: left, top, right
+    and bottom, as fractions of the image's width and height."""
+    image_network: str = ""
+    """mmbt (images are tokens of BERT), vilbert (a stream of their own beside BERT), or "" for the
+    network of the model to initialise from, else mmbt."""
+    co_layers: tuple[int, ...] = ()
+    """For vilbert: the text's layers, from 0, before which text and image attend to each other; by
+    default the upper half."""
+    image_task: str = LABELS_GIVEN
+    """labels (of the column `label`); or, for vilbert, whether text and image belong together:
+    alignment, or pretraining, which predicts masked tokens and regions too."""
     input_options = ("text", "pair", "image_column")
 
     def __post_init__(self) -> None:
-        """Check that a text has a second text or an image, and the sizes of pictures.
+        """Check that a text has a second text or an image, and the options of images.
 
         Raises:
-            BertkitError: it has both (code "image-pair"), or patches do not tile pictures (code
-                "image-size").
+            BertkitError: it has both (code "image-pair"), patches do not tile pictures (code
+                "image-size"), or there is no such network or task (codes "image-network" and
+                "image-task").
         """
         if not self.image_column:
             return
-        from bertkit.multimodal.images import PatchGrid
+        from bertkit.multimodal.images import PatchGrid, check_network
 
         PatchGrid(self.image_size, self.patch_size).check()
+        check_network(self.image_network, self.co_layers, self.image_task)
+        if self.image_task != LABELS_GIVEN and type(self) is not TextColumns:
+            raise BertkitError(
+                f"--image-task {self.image_task} is for classification; leave it out",
+                code="image-task",
+            )
         if self.pair:
             raise BertkitError(
                 "--pair and --image-column cannot be combined: the model has two segments, and an "
@@ -75,8 +103,15 @@ class TextColumns(Columns):
                 code="image-pair",
             )
 
+    @property
+    def target(self) -> str:
+        """See `Columns`; the image itself if the task is to find its text."""
+        return self.label if self.image_task == LABELS_GIVEN else self.image_column
+
     def label_in(self, value: object, place: str) -> str | float | tuple[str, ...] | None:
         """Return the label in a field, or None if the field is empty."""
+        if self.image_task != LABELS_GIVEN:
+            return ALIGNED
         return single_label(value, self.label, place)
 
     def row_reader(self, reading: Reading) -> RowReader:
@@ -107,13 +142,13 @@ class TextColumns(Columns):
                 the file of features cannot be read.
         """
         if not self.image_column:
-            sizes = (self.image_size, self.patch_size)
-            if self.image_features or sizes != (TextColumns.image_size, TextColumns.patch_size):
-                raise BertkitError(
-                    "--image-features, --image-size and --patch-size need the column of the "
-                    "images; give --image-column",
-                    code="image-column",
-                )
+            for name in ("image_features", *IMAGE_OPTIONS):
+                if getattr(self, name) != getattr(TextColumns, name):
+                    raise BertkitError(
+                        f"--{name.replace('_', '-')} needs the column of the images; give "
+                        "--image-column",
+                        code="image-column",
+                    )
             return None
         from bertkit.multimodal.images import PatchGrid, open_features, read_image
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.errors import BertkitError, short_repr
+from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.files import from_home
 from bertkit.text.documents import optional_library
 
@@ -26,6 +26,35 @@ MOST_PIXELS = 50_000_000
 LARGEST_SIDE = 4096
 """The largest side, in pixels, to which pictures may be scaled."""
 CHANNELS = 3
+
+NETWORKS = ("mmbt", "vilbert")
+IMAGE_TASKS_BY_NAME = ("labels", "alignment", "pretraining")
+
+
+def check_network(network: str, co_layers: tuple[int, ...], task: str) -> None:
+    """Check the options of `TextColumns` about the network that reads images, and its task.
+
+    Raises:
+        BertkitError: there is no such network (code "image-network") or task (code "image-task").
+    """
+    if network not in ("", *NETWORKS):
+        raise BertkitError(
+            f"no network for images is called '{network}'{nearest(network, NETWORKS)}",
+            code="image-network",
+        )
+    if network == "mmbt" and co_layers:
+        raise BertkitError(
+            "--co-layers is an option of --image-network vilbert; leave it out",
+            code="image-network",
+        )
+    if task not in IMAGE_TASKS_BY_NAME or (network == "mmbt" and task != "labels"):
+        hint = nearest(task, IMAGE_TASKS_BY_NAME)
+        raise BertkitError(
+            f"no task of images is called '{task}'{hint}"
+            if task not in IMAGE_TASKS_BY_NAME
+            else f"--image-task {task} needs --image-network vilbert",
+            code="image-task",
+        )
 
 
 class PatchGrid(NamedTuple):

@@ -145,9 +145,9 @@ class TextTask(Task):
         items = []
         for i, given in enumerate(inputs):
             pair = None if given.pair is None else pairs[i]
-            windows = self.encode_windows(given, texts[i], pair, tokenizer)
+            windows, image = self.encode_windows(given, texts[i], pair, tokenizer)
             parts = [
-                ItemPart((window,), targets[i], 1 / len(windows), number == 0, given.image)
+                ItemPart((window,), targets[i], 1 / len(windows), number == 0, image)
                 for number, window in enumerate(windows)
             ]
             items.append(Item(i, parts))
@@ -160,8 +160,8 @@ class TextTask(Task):
 
     def encode_windows(
         self, given: TextExample, text: list[int], pair: list[int] | None, tokenizer: Tokenizer
-    ) -> list[Encoded]:
-        """Return the windows of an input, given the token ids of its texts.
+    ) -> tuple[list[Encoded], Any]:
+        """Return the windows of an input and its image, given the token ids of its texts.
 
         Raises:
             BertkitError: the input has an image, which this task does not read (code
@@ -173,7 +173,7 @@ class TextTask(Task):
                 "fine-tune a model on images (--image-column)",
                 code="image-unexpected",
             )
-        return text_windows(text, pair, tokenizer, self.max_length, self.stride)
+        return text_windows(text, pair, tokenizer, self.max_length, self.stride), None
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray

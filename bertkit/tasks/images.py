@@ -1,7 +1,8 @@
-"""Tasks on an image with a text (MMBT, Kiela et al. 2019): classification and regression.
+"""Tasks on an image with a text: classification and regression.
 
-The input is [CLS] image [SEP] text [SEP], where every vector of the image takes the place of one
-token. If a text has several windows, each of them contains the whole image.
+The input of MMBT (Kiela et al. 2019) is [CLS] image [SEP] text [SEP], where every vector of the
+image takes the place of one token; that of ViLBERT (Lu et al. 2019) is [CLS] text [SEP], and beside
+it the regions of the image. If a text has several windows, each is read with the whole image.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ from typing import Any, Self
 
 import numpy as np
 
+from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.datasets.examples import TextExample
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.multimodal.images import CHANNELS, PatchGrid, read_image
+from bertkit.model.task_heads import ClassificationModel
+from bertkit.multimodal.images import CHANNELS, PatchGrid, check_network, read_image
 from bertkit.multimodal.model import ImageTextModel
+from bertkit.multimodal.regions import BOX, Regions, grid_boxes
+from bertkit.multimodal.vilbert import TwoStreamModel
 from bertkit.tasks.classification import Classification, MultiLabelClassification, TextTask
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.task import Encoded, Task, TaskInputs
-from bertkit.tasks.windows import cut_into_windows, surround
+from bertkit.tasks.windows import cut_into_windows, surround, text_windows
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 MOST_VALUES = 1 << 20
@@ -37,14 +42,21 @@ class ImageTask(TextTask):
     """The side in pixels to which pictures are scaled; 0 for features."""
     patch_size: int = 0
     """The side in pixels of a picture's patches; 0 for features."""
+    image_boxes: bool = False
+    """Whether features end with the four numbers of a box."""
+    network: str = ""
+    """mmbt, vilbert, or "" for that of the weights to initialise from, else mmbt."""
+    co_layers: tuple[int, ...] = ()
+    """For vilbert: the text's layers before which the streams attend to each other."""
     reads_images = True
 
     def __post_init__(self) -> None:
-        """Check the sizes.
+        """Check the sizes and the network.
 
         Raises:
-            BertkitError: a size is impossible (code "image-size").
+            BertkitError: a size is impossible (code "image-size"), or see `check_network`.
         """
+        check_network(self.network, self.co_layers, "labels")
         if self.grid is not None:
             self.grid.check()
         wanted = self.grid.width if self.grid else min(max(1, self.image_width), MOST_VALUES)
@@ -60,18 +72,35 @@ class ImageTask(TextTask):
         """How pictures are cut into patches; None for features."""
         return PatchGrid(self.image_size, self.patch_size) if self.image_size else None
 
+    @property
+    def box(self) -> int:
+        """The number of values at the end of a vector that are its box."""
+        return BOX if self.image_boxes and not self.image_size else 0
+
     @classmethod
     def from_data(cls, data: TaskInputs) -> Self:
         """See `Task`; the first training image determines what images are."""
-        image, columns = data.train[0].image, data.columns
-        pictures = image.dtype == np.uint8
-        sizes = (columns.image_size, columns.patch_size) if pictures else (0, 0)
-        made = super().from_data(data)
-        return replace(made, image_width=image.shape[1], image_size=sizes[0], patch_size=sizes[1])
+        return replace(super().from_data(data), **image_settings(data))
 
-    def build(self, config: ModelConfig) -> ImageTextModel:
+    def initialised_from(self, start: PretrainedWeights) -> Self:
+        """See `Task`; without another choice, the network is that of the weights."""
+        settings = start.details.get("settings") or {}
+        given = str(settings.get("network") or ("mmbt" if "image_width" in settings else ""))
+        if given and self.network not in ("", given):
+            raise BertkitError(
+                f"{start.path} is a model of the network {given}; leave --image-network out, or "
+                "choose another model",
+                code="image-network",
+            )
+        layers = self.co_layers or tuple(settings.get("co_layers") or ())
+        return replace(self, network=self.network or given or "mmbt", co_layers=layers)
+
+    def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
-        return ImageTextModel(config, len(self.labels) or 1, self.image_width, self.grid)
+        classes = len(self.labels) or 1
+        if self.network != "vilbert":
+            return ImageTextModel(config, classes, self.image_width, self.grid)
+        return TwoStreamModel(config, classes, self.image_width - self.box, self.co_layers)
 
     def read_image(self, value: Any, place: str) -> np.ndarray:
         """Return the vectors of an image that is given in memory; see `images.read_image`."""
@@ -88,22 +117,31 @@ class ImageTask(TextTask):
         text: list[int],
         pair: list[int] | None,
         tokenizer: Tokenizer,
-    ) -> list[Encoded]:
-        """See `TextTask`; every window contains the whole image."""
+    ) -> tuple[list[Encoded], np.ndarray | Regions]:
+        """See `TextTask`; every window is read with the whole image."""
         image = self.checked_image(given)
+        if self.network == "vilbert":
+            windows = text_windows(text, None, tokenizer, self.max_length, self.stride)
+            return windows, self.regions(image)
         room = self.max_length - len(image) - 3
         if room < 2:
             raise BertkitError(
                 f"{given.place}: an image of {len(image)} vectors leaves no room for text in "
-                f"{self.max_length} tokens; give fewer vectors, a larger --patch-size, or a larger "
-                "--max-length",
+                f"{self.max_length} tokens; give fewer vectors, a larger --patch-size, a larger "
+                "--max-length, or --image-network vilbert",
                 code="image-length",
             )
         placeholders = [tokenizer.pad_id] * len(image)
-        return [
-            surround(placeholders, window, tokenizer)
-            for window in cut_into_windows(text, room, self.stride)
-        ]
+        cut = cut_into_windows(text, room, self.stride)
+        return [surround(placeholders, window, tokenizer) for window in cut], image
+
+    def regions(self, image: np.ndarray) -> Regions:
+        """Return the vectors and boxes of an image for ViLBERT."""
+        if self.grid is not None:
+            return Regions(image, grid_boxes(self.grid))
+        if not self.box:
+            return Regions(image, np.zeros((len(image), BOX), np.float32))
+        return Regions(image[:, :-BOX], image[:, -BOX:])
 
     def checked_image(self, given: TextExample) -> np.ndarray:
         """Return the image of an input, after checking that it is one that the model reads.
@@ -136,7 +174,50 @@ class ImageTask(TextTask):
                 "the same way",
                 code="image-shape",
             )
+        if self.box:
+            check_boxes(image[:, -BOX:], given.place)
         return image
+
+
+def image_settings(data: TaskInputs) -> dict[str, Any]:
+    """Return the settings of `ImageTask` for training data, whose first image decides the sizes.
+
+    Raises:
+        BertkitError: there is no room for boxes in its vectors (code "image-box").
+    """
+    image, place, columns = data.train[0].image, data.train[0].place, data.columns
+    pictures = image.dtype == np.uint8
+    if columns.image_boxes and (pictures or image.shape[1] <= BOX):
+        raise BertkitError(
+            f"{place}: --image-boxes needs features that are followed by the four numbers of a box",
+            code="image-box",
+        )
+    return {
+        "image_width": image.shape[1],
+        "image_size": columns.image_size if pictures else 0,
+        "patch_size": columns.patch_size if pictures else 0,
+        "image_boxes": columns.image_boxes,
+        "network": columns.image_network,
+        "co_layers": columns.co_layers,
+    }
+
+
+def check_boxes(boxes: np.ndarray, place: str) -> None:
+    """Check boxes (regions, 4).
+
+    Raises:
+        BertkitError: a box is not inside the image (code "image-box").
+    """
+    left, top, right, bottom = boxes.T
+    wrong = (boxes < 0).any(axis=1) | (boxes > 1).any(axis=1) | (left > right) | (top > bottom)
+    if wrong.any():
+        number = int(wrong.argmax())
+        raise BertkitError(
+            f"{place}: the box of region {number} is {boxes[number].tolist()}; left, top, right "
+            "and bottom must be fractions from 0 to 1 of the image's width and height, in this "
+            "order",
+            code="image-box",
+        )
 
 
 @dataclass(frozen=True)

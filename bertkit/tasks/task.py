@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertkit.checkpoints.pretrained import PretrainedWeights
 from bertkit.config import as_json
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
@@ -68,13 +69,21 @@ class ItemPart(NamedTuple):
     """The weight of the part in the loss of its input."""
     leads: bool = True
     """Whether it is the first part of its item, by which items are counted."""
-    image: np.ndarray | None = None
-    """(vectors, width) what takes the place of the tokens after [CLS] of the only sequence."""
+    image: Any = None
+    """(vectors, width) what takes the place of the tokens after [CLS] of the only sequence; or the
+    `Regions` of an image that is a sequence by itself."""
+
+    @property
+    def placeholders(self) -> int:
+        """The number of tokens that stand for the vectors of an image."""
+        return len(self.image) if isinstance(self.image, np.ndarray) else 0
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all sequences."""
-        return sum(len(sequence.ids) for sequence in self.sequences)
+        """The number of tokens in all sequences, with those of an image by itself."""
+        apart = self.image is not None and not self.placeholders
+        regions = 1 + len(self.image.vectors) if apart else 0
+        return regions + sum(len(sequence.ids) for sequence in self.sequences)
 
 
 class Item(NamedTuple):
@@ -262,6 +271,27 @@ class Task(ABC):
     @abstractmethod
     def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
         """Return the scores of an input-independent baseline."""
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the objective needs the embeddings of tokens that no input has."""
+        return False
+
+    def initialised_from(self, start: PretrainedWeights) -> Self:
+        """Return the task with what the weights to initialise from decide; for most tasks nothing.
+
+        Raises:
+            BertkitError: the weights are of another network.
+        """
+        return self
+
+    def scored_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs on which the task is scored; most tasks add nothing to labelled ones.
+
+        Args:
+            inputs: labelled inputs.
+        """
+        return inputs
 
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
         """Return the task with thresholds chosen on labelled inputs; most tasks have none."""
