@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ SIZES |= {"intermediate_size": 256, "max_position_embeddings": 64}
 DEVIATION = 0.125
 """Of initial weights: with BERT's 0.02, a network of this width hardly mixes its tokens."""
 PATCHES = TextColumns(image_column="image", image_size=8, patch_size=2)
+STREAMS = replace(PATCHES, image_network="vilbert")
 LAST_PIXEL = 16
 """The largest value of a pixel in scikit-learn's digits."""
 
@@ -81,6 +83,7 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
     "picture only, patches": {"text": False, "image": "pixels"},
     "MMBT, rows of pixels as features": {"text": True, "image": "features"},
     "MMBT, patches": {"text": True, "image": "pixels"},
+    "ViLBERT, patches": {"text": True, "image": "pixels", "columns": STREAMS},
 }
 
 
@@ -96,6 +99,8 @@ def start_model(folder: Path) -> Path:
 
 def contest(start: Path, out: Path, seen: dict[str, Any], grid: Grid, most: int) -> dict[str, Any]:
     """The accuracy of one contestant on the held-out pictures, over the seeds."""
+    seen, columns = {**seen}, PATCHES
+    columns = seen.pop("columns", columns)
     pictures, targets = digits()
     held = np.arange(len(targets)) % 3 == 0
     train = rows(pictures[~held][:most], targets[~held][:most], **seen)
@@ -105,7 +110,7 @@ def contest(start: Path, out: Path, seen: dict[str, Any], grid: Grid, most: int)
             *("classification", start, out),
             train=train,
             dev=dev,
-            columns=PATCHES if seen["image"] else None,
+            columns=columns if seen["image"] else None,
             settings=FinetuneSettings(grid=grid, training=TrainingSettings(precision="fp32")),
             console=console,
         )

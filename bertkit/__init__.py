@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from bertkit.predict.files import predict_file
     from bertkit.predict.load import load, model_info
     from bertkit.predict.minimal_pairs import evaluate_minimal_pairs
+    from bertkit.predict.retrieval import evaluate_retrieval
     from bertkit.predict.text_vectors import embed_file, extract_file
     from bertkit.pretraining_data.batch import Packed, pack
     from bertkit.report.pretraining import write_report
@@ -91,6 +92,7 @@ _HOMES = {
     "embed_file": "bertkit.predict.text_vectors",
     "evaluate": "bertkit.predict.evaluate",
     "evaluate_minimal_pairs": "bertkit.predict.minimal_pairs",
+    "evaluate_retrieval": "bertkit.predict.retrieval",
     "export_model": "bertkit.export.export",
     "extend_vocabulary": "bertkit.checkpoints.vocabulary",
     "extract_file": "bertkit.predict.text_vectors",
@@ -148,6 +150,7 @@ __all__ = [
     "embed_file",
     "evaluate",
     "evaluate_minimal_pairs",
+    "evaluate_retrieval",
     "export_model",
     "extend_vocabulary",
     "extract_file",
