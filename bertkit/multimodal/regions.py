@@ -22,7 +22,7 @@ from bertkit.shapes import TargetIndices
 
 BOX = 4
 """The numbers of a box: left, top, right, bottom, as fractions of the image's width and height."""
-WHOLE = np.array([[0, 0, 1, 1]], np.float32)
+WHOLE_IMAGE = np.array([[0, 0, 1, 1]], np.float32)
 """The box of a whole image."""
 AnyPacked = TypeVar("AnyPacked", bound=Packed)
 
@@ -65,7 +65,7 @@ def with_regions(packed: Packed, images: Sequence[Regions]) -> PackedStreams:
         found = image.vectors.astype(np.float32)
         found = found / 127.5 - 1 if image.vectors.dtype == np.uint8 else found
         vectors += [found.mean(axis=0, keepdims=True), found]
-        boxes += [WHOLE, image.boxes]
+        boxes += [WHOLE_IMAGE, image.boxes]
     corners = np.concatenate(boxes).astype(np.float32)
     areas = (corners[:, 2:] - corners[:, :2]).prod(axis=1, keepdims=True)
     ids = np.zeros(len(corners), np.int64)

@@ -150,15 +150,20 @@ class ImageStream(nn.Module):
         config: the text encoder's config.
         width: the width of a region's vector.
         blocks: the number of co-attention layers.
+        patches: the number of patches of a picture, which get learned embeddings of their places
+            beside those of their boxes; 0 for features.
         masked: whether to add the head that predicts masked regions.
     """
 
-    def __init__(self, config: ModelConfig, width: int, blocks: int, *, masked: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, width: int, blocks: int, *, patches: int, masked: bool
+    ) -> None:
         super().__init__()
         hidden = config.hidden_size
         own = replace(config, intermediate_size=hidden)
         self.features = nn.Linear(width, hidden)
         self.boxes = nn.Linear(5, hidden)
+        self.places = nn.Embedding(1 + patches, hidden) if patches else None
         self.norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.blocks = nn.ModuleList(CoAttention(config, own) for _ in range(blocks))
@@ -167,8 +172,10 @@ class ImageStream(nn.Module):
         initialize(self, config)
 
     def embed(self, images: PackedRegions) -> Hidden:
-        """Return (tokens, width): the normalised sum of projected vectors and boxes."""
+        """Return (tokens, width): the normalised sum of projected vectors, boxes and places."""
         embedded = self.features(images.vectors) + self.boxes(images.boxes)
+        if self.places is not None:
+            embedded = embedded + self.places(images.position_ids)
         return self.dropout(self.norm(embedded).to(embedded.dtype))
 
 
@@ -199,6 +206,7 @@ class TwoStreamModel(ClassificationModel):
         width: the width of a region's vector.
         co_layers: the text's layers, from 0, before which the streams attend to each other; ()
             for the upper half.
+        patches: the number of patches of a picture; 0 for features.
         masked: whether to add the heads for masked tokens, which is BERT's, and masked regions.
 
     Raises:
@@ -213,11 +221,12 @@ class TwoStreamModel(ClassificationModel):
         width: int,
         co_layers: Sequence[int] = (),
         *,
+        patches: int = 0,
         masked: bool = False,
     ) -> None:
         super().__init__(config, classes)
         depth = config.num_hidden_layers
-        self.co_layers = sorted(set(co_layers)) or list(range(depth // 2, depth))
+        self.co_layers = sorted(set(co_layers)) or upper_half(depth)
         if not 0 <= self.co_layers[0] <= self.co_layers[-1] < depth:
             raise BertkitError(
                 f"--co-layers {' '.join(map(str, co_layers))}: the model's layers are 0 to "
@@ -229,7 +238,8 @@ class TwoStreamModel(ClassificationModel):
                 "ViLBERT needs a text encoder that reads in both directions; choose another model",
                 code="image-network",
             )
-        self.image = ImageStream(config, width, len(self.co_layers), masked=masked)
+        blocks = len(self.co_layers)
+        self.image = ImageStream(config, width, blocks, patches=patches, masked=masked)
         self.mlm = LanguageHead(config) if masked else None
 
     def forward(self, packed: Packed, words: Tensor | None = None) -> ClassLogits:
@@ -311,6 +321,11 @@ class TwoStreamModel(ClassificationModel):
                 image = block.layer(attending, images, read_image if top else None)
             text = layer(text, texts, read_text if number == len(stack) - 1 else None)
         return StreamStates(text, image)
+
+
+def upper_half(depth: int) -> tuple[int, ...]:
+    """Return the numbers of the upper half of a stack of layers."""
+    return tuple(range(depth // 2, depth))
 
 
 def with_first(packed: Packed, rows: TargetIndices | None) -> TargetIndices:

@@ -78,8 +78,7 @@ class Alignment(ImageClassification):
 
     def build(self, config: ModelConfig) -> TwoStreamModel:
         """See `Task`."""
-        width = self.image_width - self.box
-        return TwoStreamModel(config, 2, width, self.co_layers, masked=self.masked)
+        return self.build_streams(config, 2, masked=self.masked)
 
     def balanced_weights(self, items: Items) -> np.ndarray:
         """See `Task`; every text is read with one image of each class."""

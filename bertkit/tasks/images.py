@@ -21,7 +21,7 @@ from bertkit.model.task_heads import ClassificationModel
 from bertkit.multimodal.images import CHANNELS, PatchGrid, check_network, read_image
 from bertkit.multimodal.model import ImageTextModel
 from bertkit.multimodal.regions import BOX, Regions, grid_boxes
-from bertkit.multimodal.vilbert import TwoStreamModel
+from bertkit.multimodal.vilbert import TwoStreamModel, upper_half
 from bertkit.tasks.classification import Classification, MultiLabelClassification, TextTask
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.task import Encoded, Task, TaskInputs
@@ -59,7 +59,8 @@ class ImageTask(TextTask):
         check_network(self.network, self.co_layers, "labels")
         if self.grid is not None:
             self.grid.check()
-        wanted = self.grid.width if self.grid else min(max(1, self.image_width), MOST_VALUES)
+        least = BOX + 1 if self.box else 1
+        wanted = self.grid.width if self.grid else min(max(least, self.image_width), MOST_VALUES)
         if self.image_width not in (0, wanted):
             raise BertkitError(
                 f"an image's vectors cannot have {self.image_width} values; restore or remake the "
@@ -92,15 +93,33 @@ class ImageTask(TextTask):
                 "choose another model",
                 code="image-network",
             )
-        layers = self.co_layers or tuple(settings.get("co_layers") or ())
-        return replace(self, network=self.network or given or "mmbt", co_layers=layers)
+        made = replace(self, network=self.network or given or "mmbt")
+        if made.network == "mmbt":
+            return made
+        known = tuple(settings.get("co_layers") or ())
+        layers = self.co_layers or known or upper_half(start.config.num_hidden_layers)
+        if known not in ((), layers):
+            raise BertkitError(
+                f"{start.path} attends to images before the layers {known}; leave --co-layers out",
+                code="image-network",
+            )
+        return replace(made, co_layers=layers)
 
     def build(self, config: ModelConfig) -> ClassificationModel:
         """See `Task`."""
         classes = len(self.labels) or 1
         if self.network != "vilbert":
             return ImageTextModel(config, classes, self.image_width, self.grid)
-        return TwoStreamModel(config, classes, self.image_width - self.box, self.co_layers)
+        return self.build_streams(config, classes)
+
+    def build_streams(
+        self, config: ModelConfig, classes: int, *, masked: bool = False
+    ) -> TwoStreamModel:
+        """Build ViLBERT; see `TwoStreamModel`."""
+        patches, width = self.grid.side**2 if self.grid else 0, self.image_width - self.box
+        return TwoStreamModel(
+            config, classes, width, self.co_layers, patches=patches, masked=masked
+        )
 
     def read_image(self, value: Any, place: str) -> np.ndarray:
         """Return the vectors of an image that is given in memory; see `images.read_image`."""

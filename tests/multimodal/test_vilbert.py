@@ -119,7 +119,10 @@ def reference(model: TwoStreamModel, ids: Tensor, regions: Regions) -> Tensor:
     areas = (right - left) * (bottom - top)
     boxes = torch.stack([left, top, right, bottom, areas], 1)
     boxes = torch.cat([torch.tensor([[0.0, 0, 1, 1, 1]]), boxes])
-    image = model.image.norm(model.image.features(vectors) + model.image.boxes(boxes))
+    image = model.image.features(vectors) + model.image.boxes(boxes)
+    if model.image.places is not None:
+        image = image + model.image.places.weight[: len(image)]
+    image = model.image.norm(image)
     one, other = pack([ids.tolist()]), pack([[0] * len(image)])
     text, blocks = model.encoder.embed(one), iter(model.image.blocks)
     for number, layer in enumerate(model.encoder.stack):
@@ -348,12 +351,14 @@ def test_the_network_is_that_of_the_weights(
     start = replace(bert, details={"settings": settings})
     made = task.initialised_from(start)
     assert (made.network, made.co_layers) == ("vilbert", (1,))
-    for wrong in ({"network": "mmbt"}, {"network": "resnet"}):
+    assert image_task().initialised_from(bert).co_layers == (1,)  # the upper half
+    for wrong in ({"network": "mmbt"}, {"network": "resnet"}, {"co_layers": (0,)}):
         with pytest.raises(BertkitError) as found:
             image_task(**wrong).initialised_from(start)
         assert found.value.code == "image-network"
     for call in (
         lambda: image_task(co_layers=(7,)).build(tiny_config(tokenizer)),
+        lambda: image_task(network="mmbt", co_layers=(1,)),
         lambda: image_task().build(tiny_config(tokenizer, direction="left_to_right")),
     ):
         with pytest.raises(BertkitError) as found:

@@ -154,9 +154,7 @@ def test_a_tuned_model_keeps_the_streams(pretrained: Path, tmp_path: Path) -> No
     rows = scenes(40)
     for row in rows:
         row["text"] = "the"  # the label is what stands on the left of the image
-    settings = replace(
-        ONE_EPOCH, grid=Grid(batch_size=(8,), learning_rate=(2e-3,), epochs=(25,))
-    )
+    settings = replace(ONE_EPOCH, grid=Grid(batch_size=(8,), learning_rate=(2e-3,), epochs=(25,)))
     columns = replace(COLUMNS, image_network="")
     done = bertkit.finetune(
         *("classification", pretrained, tmp_path / "run"),
