@@ -28,7 +28,7 @@ LARGEST_SIDE = 4096
 CHANNELS = 3
 
 NETWORKS = ("mmbt", "vilbert")
-IMAGE_TASKS_BY_NAME = ("labels", "alignment", "pretraining")
+IMAGE_TASK_NAMES = ("labels", "alignment", "pretraining")
 
 
 def check_network(network: str, co_layers: tuple[int, ...], task: str) -> None:
@@ -47,11 +47,11 @@ def check_network(network: str, co_layers: tuple[int, ...], task: str) -> None:
             "--co-layers is an option of --image-network vilbert; leave it out",
             code="image-network",
         )
-    if task not in IMAGE_TASKS_BY_NAME or (network == "mmbt" and task != "labels"):
-        hint = nearest(task, IMAGE_TASKS_BY_NAME)
+    if task not in IMAGE_TASK_NAMES or (network == "mmbt" and task != "labels"):
+        hint = nearest(task, IMAGE_TASK_NAMES)
         raise BertkitError(
             f"no task of images is called '{task}'{hint}"
-            if task not in IMAGE_TASKS_BY_NAME
+            if task not in IMAGE_TASK_NAMES
             else f"--image-task {task} needs --image-network vilbert",
             code="image-task",
         )
