@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import ROOT, summary, write_result
+from benchmarks.record import ROOT, circumstances, commit, summary, write_result
 from bertkit.checkpoints.save import save_model
 from bertkit.console import Console
 from bertkit.datasets.columns import TextColumns
@@ -195,17 +196,31 @@ def retrieval(start: Path, out: Path, epochs: dict[str, int], seeds: int, most: 
         "image_recall_at_1": summary([one.image_recall[1] for one in found]),
         "image_recall_at_5": summary([one.image_recall[5] for one in found]),
         "caption_recall_at_1": summary([one.text_recall[1] for one in found]),
-        "chance_recall_at_1": found[0].chance[1],
+        "chance_recall_at_1": round(found[0].chance[1], 3),
         "seeds": len(found),
         "train_rows": min(SCENES, most),
         "held_out_rows": len(dev),
     }
 
 
-def known(name: str, *, add: bool) -> dict[str, Any]:
-    """The rows of a results file that are kept."""
+def measure(
+    name: str, contestants: dict[str, Any], run: Callable[[str], Any], details: Any, *, add: bool
+) -> None:
+    """Run contestants, and write a results file after each; the parts say which code made which."""
     path = ROOT / "results" / f"{name}.json"
-    return json.loads(path.read_text())["rows"] if add and path.is_file() else {}
+    old = json.loads(path.read_text()) if add and path.is_file() else {"rows": {}}
+    rows, parts = dict(old["rows"]), list(old.get("parts", []))
+    if rows and not parts:
+        parts = [{"cells": [*rows], "date": old["date"], "commit": old["commit"]}]
+    for contestant in contestants:
+        if contestant not in rows:
+            rows[contestant] = run(contestant)
+            now = {"date": circumstances()["date"], "commit": commit()}
+            if not parts or parts[-1]["commit"] != now["commit"]:
+                parts.append({"cells": [], **now})
+            parts[-1]["cells"].append(contestant)
+            more = {"parts": parts} if len(parts) > 1 else {}
+            print(write_result(name, rows, {**details, **more}))
 
 
 def main() -> None:
@@ -218,20 +233,20 @@ def main() -> None:
     grid = Grid(batch_size=(32,), learning_rate=(1e-3,), epochs=(1 if quick else 12,), seeds=3)
     details = {"start": "random weights, 2 layers of 64; batch 32, learning rate 1e-3"}
     with tempfile.TemporaryDirectory() as folder:
-        start = start_model(Path(folder) / "start")
-        found, ranked = known("multimodal", add=given.add), known("retrieval", add=given.add)
-        for number, (name, seen) in enumerate(CONTESTANTS.items()):
-            if name not in found:
-                found[name] = contest(start, Path(folder) / str(number), seen, grid, most)
-        for name, epochs in RETRIEVAL.items():
-            if name not in ranked:
-                stages = dict.fromkeys(epochs, 1) if quick else epochs
-                ranked[name] = retrieval(start, Path(folder) / name, stages, grid.seeds, most)
-    if quick:
-        print(found, ranked)
-    else:
-        print(write_result("multimodal", found, details | {"epochs": 12}))
-        print(write_result("retrieval", ranked, details | {"epochs": RETRIEVAL}))
+        start, out = start_model(Path(folder) / "start"), Path(folder)
+
+        def answers(name: str) -> Any:
+            return contest(start, out / name, CONTESTANTS[name], grid, most)
+
+        def finds(name: str) -> Any:
+            epochs = dict.fromkeys(RETRIEVAL[name], 1) if quick else RETRIEVAL[name]
+            return retrieval(start, out / name, epochs, grid.seeds, most)
+
+        if quick:
+            print(*map(answers, CONTESTANTS), *map(finds, RETRIEVAL), sep="\n")
+            return
+        measure("multimodal", CONTESTANTS, answers, {**details, "epochs": 12}, add=given.add)
+        measure("retrieval", RETRIEVAL, finds, {**details, "epochs": RETRIEVAL}, add=given.add)
 
 
 if __name__ == "__main__":

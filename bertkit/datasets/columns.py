@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from bertkit.datasets.fields import (
     row_words,
     single_label,
 )
+from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
@@ -32,20 +33,11 @@ from bertkit.text.sources import source_format
 
 ROW_FORMATS = {"csv", "jsonl", "parquet", "huggingface"}
 """Formats with one tagged sentence per row; the others have one word per line."""
-IMAGE_OPTIONS = (
-    *("image_column", "image_size", "patch_size", "image_boxes", "image_network", "co_layers"),
-    "image_task",
-)
-"""Options of columns that are recorded only for inputs with images."""
-LABELS_GIVEN = "labels"
-"""The value of `image_task` for data with labels."""
-ALIGNED = "aligned"
-"""The label of an image with its own text."""
 NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first-choice 1), kept"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumns(Columns):
+class TextColumns(ImageColumns):
     """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "true"."""
 
     text: str = "text"
@@ -54,49 +46,21 @@ class TextColumns(Columns):
     """The column of the second text of a pair."""
     label: str = "label"
     """The column of the label."""
-    image_column: str = ""
-    """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
-    data file; the image's features as a list of vectors; or its key in `image_features`."""
-    image_features: str = ""
-    """A file of image features: .npy (by row number), .safetensors, or .parquet."""
-    image_size: int = 224
-    """The side, in pixels, to which pictures are scaled."""
-    patch_size: int = 16
-    """The side, in pixels, of the patches into which pictures are cut."""
-    image_boxes: bool = False
-    """Whether the last four numbers of every vector are the box of its region: left, top, right
-    and bottom, as fractions of the image's width and height."""
-    image_network: str = ""
-    """mmbt (images are tokens of BERT), vilbert (a stream of their own beside BERT), or "" for the
-    network of the model to initialise from, else mmbt."""
-    co_layers: tuple[int, ...] = ()
-    """For vilbert: the text's layers, from 0, before which text and image attend to each other; by
-    default the upper half."""
-    image_task: str = LABELS_GIVEN
-    """labels (of the column `label`); or, for vilbert, whether text and image belong together:
-    alignment, or pretraining, which predicts masked tokens and regions too."""
     input_options = ("text", "pair", "image_column")
 
     def __post_init__(self) -> None:
-        """Check that a text has a second text or an image, and the options of images.
+        """Check the options of images, and that a text has a second text or an image.
 
         Raises:
-            BertkitError: it has both (code "image-pair"), patches do not tile pictures (code
-                "image-size"), or there is no such network or task (codes "image-network" and
-                "image-task").
+            BertkitError: it has both (code "image-pair"), or see `ImageColumns`.
         """
-        if not self.image_column:
-            return
-        from bertkit.multimodal.images import PatchGrid, check_network
-
-        PatchGrid(self.image_size, self.patch_size).check()
-        check_network(self.image_network, self.co_layers, self.image_task)
+        super().__post_init__()
         if self.image_task != LABELS_GIVEN and type(self) is not TextColumns:
             raise BertkitError(
                 f"--image-task {self.image_task} is for classification; leave it out",
                 code="image-task",
             )
-        if self.pair:
+        if self.image_column and self.pair:
             raise BertkitError(
                 "--pair and --image-column cannot be combined: the model has two segments, and an "
                 "image takes the first; join the two texts in one column",
@@ -131,39 +95,6 @@ class TextColumns(Columns):
             return TextExample("", texts[0], texts[1] if self.pair else None, label, place, image)
 
         return example
-
-    def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
-        """Return the function that reads the image of a row, or None if rows have no images.
-
-        The function returns None if the field is empty.
-
-        Raises:
-            BertkitError: an option has no effect without `image_column` (code "image-column"), or
-                the file of features cannot be read.
-        """
-        if not self.image_column:
-            for name in ("image_features", *IMAGE_OPTIONS):
-                if getattr(self, name) != getattr(TextColumns, name):
-                    raise BertkitError(
-                        f"--{name.replace('_', '-')} needs the column of the images; give "
-                        "--image-column",
-                        code="image-column",
-                    )
-            return None
-        from bertkit.multimodal.images import PatchGrid, open_features, read_image
-
-        grid, column = PatchGrid(self.image_size, self.patch_size), self.image_column
-        features = open_features(self.image_features, column) if self.image_features else None
-        in_file = not isinstance(reading.path, Records)
-
-        def image(row: Fields, place: str) -> Any:
-            value = row[column]
-            if value is None or (isinstance(value, str) and not value.strip()):
-                return None
-            folder = Path(place.rpartition(":")[0]).parent if in_file else None
-            return read_image(value, place, grid, features=features, folder=folder)
-
-        return image
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.datasets.columns import ALIGNED
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.image_columns import ALIGNED
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.multimodal.regions import PackedStreams, changed, draw_rows

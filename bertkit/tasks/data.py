@@ -20,9 +20,9 @@ from bertkit.datasets.benchmarks import (
     official_paths,
     read_official,
 )
-from bertkit.datasets.columns import IMAGE_OPTIONS, LABELS_GIVEN
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.glue import GLUE, find_file, read_glue
+from bertkit.datasets.image_columns import IMAGE_OPTIONS, LABELS_GIVEN
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import write_text

@@ -17,6 +17,7 @@ from transformers.models.lxmert.modeling_lxmert import LxmertCrossAttentionLayer
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
 from bertkit.datasets.examples import TextExample
+from bertkit.datasets.image_columns import ALIGNED
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder, activation
 from bertkit.model.heads import PretrainingModel
@@ -32,7 +33,7 @@ from bertkit.multimodal.regions import (
 )
 from bertkit.multimodal.vilbert import CrossLayer, TwoStreamModel, cross_attention
 from bertkit.pretraining_data.batch import Packed, pack
-from bertkit.tasks.alignment import ALIGNED, RANDOM, Alignment
+from bertkit.tasks.alignment import RANDOM, Alignment
 from bertkit.tasks.images import ImageClassification
 from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import Items, Task, make_batch, run_model
