@@ -158,7 +158,8 @@ def bertkit_code(form: SavedForm) -> str:
     if form.pairs and form.head in TUNED_HEADS[:3]:
         call = call.replace(ONE_TEXT, TWO_TEXTS)
     if form.image:
-        call = f"image = {form.image}\n{call.replace(ONE_TEXT, f'{ONE_TEXT}, image')}"
+        last = CHOICES if form.head == "multiple-choice" else ONE_TEXT
+        call = f"image = {form.image}\n{call.replace(last, f'{last}, image')}"
         call = f"import numpy\n\n{call}" if "numpy" in form.image else call
     loader = "load_embedder" if form.head in ("replaced", "encoder") else "load"
     return f"from bertkit import {loader}\n\n{HERE_LINE}\nmodel = {loader}(model_name)\n{call}"

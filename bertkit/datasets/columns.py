@@ -47,6 +47,7 @@ class TextColumns(ImageColumns):
     label: str = "label"
     """The column of the label."""
     input_options = ("text", "pair", "image_column")
+    has_image_tasks = True
 
     def __post_init__(self) -> None:
         """Check the options of images, and that a text has a second text or an image.
@@ -55,11 +56,6 @@ class TextColumns(ImageColumns):
             BertkitError: it has both (code "image-pair"), or see `ImageColumns`.
         """
         super().__post_init__()
-        if self.image_task != LABELS_GIVEN and type(self) is not TextColumns:
-            raise BertkitError(
-                f"--image-task {self.image_task} is for classification; leave it out",
-                code="image-task",
-            )
         if self.image_column and self.pair:
             raise BertkitError(
                 "--pair and --image-column cannot be combined: the model has two segments, and an "
@@ -101,6 +97,8 @@ class TextColumns(ImageColumns):
 class NumberColumns(TextColumns):
     """The column names of a regression data set: a text or a text pair, and its number."""
 
+    has_image_tasks = False
+
     def label_in(self, value: object, place: str) -> float | None:
         """Return the finite number in a field, or None if the field is empty."""
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -117,6 +115,7 @@ class LabelSetColumns(TextColumns):
 
     separator: str = "|"
     """What separates several labels in one field."""
+    has_image_tasks = False
 
     def __post_init__(self) -> None:
         """Check the separator.
@@ -134,7 +133,7 @@ class LabelSetColumns(TextColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceColumns(Columns):
+class ChoiceColumns(ImageColumns):
     """Columns of texts with several continuations or answers, of which one is right.
 
     A label is the name of a choice's column (if the file has a header), a letter from A or a, or an
@@ -150,11 +149,13 @@ class ChoiceColumns(Columns):
     first_choice: int = -1
     """The number of the first choice if labels are numbers: 0, 1, or -1 to infer it from the
     training file."""
+    input_options = ("text", "choices", "image_column")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """See `Columns`."""
-        return self.text, *self.choices
+        image = (self.image_column,) if self.image_column else ()
+        return self.text, *self.choices, *image
 
     @property
     def names(self) -> Sequence[str]:
@@ -212,6 +213,7 @@ class ChoiceColumns(Columns):
     def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`; a row is left out if a text is empty or its key is out of range."""
         self.check()
+        image_of = self.image_reader(reading)
         first = self.first_choice
         if first < 0:
             first = self.lowest_key(reading.path, reading.counts) if reading.labelled else 0
@@ -224,6 +226,10 @@ class ChoiceColumns(Columns):
             texts = row_texts(spread, (self.text, *own), place, reading.counts)
             if texts is None:
                 return None
+            image = image_of(row, place) if image_of else None
+            if image_of and image is None:
+                reading.counts.note(f"empty '{self.image_column}'", place)
+                return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.index_of(key, first)
             if key and not 0 <= index < len(own):
@@ -231,7 +237,8 @@ class ChoiceColumns(Columns):
                 return None
             if first and key.isdecimal() and key not in self.names:
                 reading.counts.note("key counted from 1, kept", place)
-            return ChoiceExample("", texts[0], tuple(texts[1:]), index if key else None, place)
+            right = index if key else None
+            return ChoiceExample("", texts[0], tuple(texts[1:]), right, place, image)
 
         return example
 

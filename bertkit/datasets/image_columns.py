@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bertkit.datasets.readers import Columns, Reading
 from bertkit.datasets.records import Records
@@ -27,6 +27,8 @@ ALIGNED = "aligned"
 class ImageColumns(Columns):
     """Columns that may have an image in each row."""
 
+    has_image_tasks: ClassVar[bool] = False
+    """Whether `image_task` may be another one than labels."""
     image_column: str = ""
     """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
     data file; the image's features as a list of vectors; or its key in `image_features`."""
@@ -62,6 +64,11 @@ class ImageColumns(Columns):
 
         PatchGrid(self.image_size, self.patch_size).check()
         check_network(self.image_network, self.co_layers, self.image_task)
+        if self.image_task != LABELS_GIVEN and not self.has_image_tasks:
+            raise BertkitError(
+                f"--image-task {self.image_task} is for classification; leave it out",
+                code="image-task",
+            )
 
     def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
         """Return the function that reads the image of a row, or None if rows have no images.

@@ -112,7 +112,7 @@ def text_examples(asked: Sequence[Text]) -> list[TextExample]:
     ]
 
 
-def decoded_image(given: TextExample, task: Any) -> TextExample:
+def decoded_image(given: Any, task: Any) -> Any:
     """Return an input of an image task with the vectors of its image.
 
     Raises:
@@ -134,7 +134,7 @@ def decoded_image(given: TextExample, task: Any) -> TextExample:
 def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
     """Convert a request's texts and choices into task inputs."""
     return [
-        ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}")
+        ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}", given.image)
         for i, given in enumerate(asked)
     ]
 

@@ -57,14 +57,17 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def texts_size(inputs: Sequence[bodies.Text]) -> int:
-    """Return a lower bound on the characters of texts, in which a vector counts as one token.
+    """Return a lower bound on the characters of texts and their images."""
+    size = request_size(text for given in inputs for text in (given.text, given.pair))
+    return size + sum(image_size(given.image) for given in inputs)
+
+
+def image_size(image: Any) -> int:
+    """Return the size of an image in characters of text; a vector counts as one token.
 
     A picture counts as so many that it is decoded outside of the event loop.
     """
-    size = request_size(text for given in inputs for text in (given.text, given.pair))
-    vectors = sum(len(one.image) for one in inputs if isinstance(one.image, list))
-    pictures = any(isinstance(one.image, str) for one in inputs)
-    return size + CHARACTERS_OF_TOKEN * vectors + (SHORT_TEXT + 1) * pictures
+    return SHORT_TEXT + 1 if isinstance(image, str) else CHARACTERS_OF_TOKEN * len(image or ())
 
 
 def run_route(found: Predicted, rows: list[Any]) -> dict[str, Any]:
@@ -114,7 +117,8 @@ def task_routes(serving: Service) -> APIRouter:
     async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
         least = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
         size = sum(
-            request_size(one.choices) + len(one.choices) * (least + len(one.text))
+            request_size(one.choices)
+            + len(one.choices) * (least + len(one.text) + image_size(one.image))
             for one in asked.inputs
         )
         found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)

@@ -168,11 +168,7 @@ class TextTask(Task):
                 "image-unexpected").
         """
         if given.image is not None:
-            raise BertkitError(
-                f"{given.place}: the model reads only text, and here is an image; leave it out, or "
-                "fine-tune a model on images (--image-column)",
-                code="image-unexpected",
-            )
+            raise unexpected_image(given.place)
         return text_windows(text, pair, tokenizer, self.max_length, self.stride), None
 
     def targets(
@@ -398,6 +394,15 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     return BertkitError(
         f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
+    )
+
+
+def unexpected_image(place: str) -> BertkitError:
+    """Return the error for an image that the model does not read."""
+    return BertkitError(
+        f"{place}: the model reads only text, and here is an image; leave it out, or fine-tune a "
+        "model on images (--image-column)",
+        code="image-unexpected",
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertkit.checkpoints.pretrained import PretrainedWeights
-from bertkit.datasets.examples import TextExample
+from bertkit.datasets.examples import ChoiceExample, TextExample
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
@@ -23,6 +23,7 @@ from bertkit.multimodal.model import ImageTextModel
 from bertkit.multimodal.regions import BOX, Regions, grid_boxes
 from bertkit.multimodal.vilbert import TwoStreamModel, upper_half
 from bertkit.tasks.classification import Classification, MultiLabelClassification, TextTask
+from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.regression import Regression
 from bertkit.tasks.task import Encoded, Task, TaskInputs
 from bertkit.tasks.windows import cut_into_windows, surround, text_windows
@@ -33,8 +34,8 @@ MOST_VALUES = 1 << 20
 
 
 @dataclass(frozen=True)
-class ImageTask(TextTask):
-    """A task on an image with a text: what the three task types have in common."""
+class ImageTask(Task):
+    """A task on an image with a text: what the task types have in common."""
 
     image_width: int = 0
     """The width of an image's vectors."""
@@ -130,30 +131,6 @@ class ImageTask(TextTask):
         pixels = np.zeros((1, 1, CHANNELS), np.uint8)
         return pixels if self.grid else np.zeros((1, self.image_width), np.float32)
 
-    def encode_windows(
-        self,
-        given: TextExample,
-        text: list[int],
-        pair: list[int] | None,
-        tokenizer: Tokenizer,
-    ) -> tuple[list[Encoded], np.ndarray | Regions]:
-        """See `TextTask`; every window is read with the whole image."""
-        image = self.checked_image(given)
-        if self.network == "vilbert":
-            windows = text_windows(text, None, tokenizer, self.max_length, self.stride)
-            return windows, self.regions(image)
-        room = self.max_length - len(image) - 3
-        if room < 2:
-            raise BertkitError(
-                f"{given.place}: an image of {len(image)} vectors leaves no room for text in "
-                f"{self.max_length} tokens; give fewer vectors, a larger --patch-size, a larger "
-                "--max-length, or --image-network vilbert",
-                code="image-length",
-            )
-        placeholders = [tokenizer.pad_id] * len(image)
-        cut = cut_into_windows(text, room, self.stride)
-        return [surround(placeholders, window, tokenizer) for window in cut], image
-
     def regions(self, image: np.ndarray) -> Regions:
         """Return the vectors and boxes of an image for ViLBERT."""
         if self.grid is not None:
@@ -162,19 +139,14 @@ class ImageTask(TextTask):
             return Regions(image, np.zeros((len(image), BOX), np.float32))
         return Regions(image[:, :-BOX], image[:, -BOX:])
 
-    def checked_image(self, given: TextExample) -> np.ndarray:
+    def checked_image(self, given: TextExample | ChoiceExample) -> np.ndarray:
         """Return the image of an input, after checking that it is one that the model reads.
 
         Raises:
             BertkitError: there is none (code "image-missing"), it has another form (code
-                "image-kind" or "image-shape"), or there are two texts (code "image-pair").
+                "image-kind" or "image-shape"), or a box is outside of it (code "image-box").
         """
         image, grid = given.image, self.grid
-        if given.pair is not None:
-            raise BertkitError(
-                f"{given.place}: the model reads an image and one text; leave the second text out",
-                code="image-pair",
-            )
         if image is None:
             raise BertkitError(
                 f"{given.place}: the model reads an image with every text, and here is only text; "
@@ -240,22 +212,79 @@ def check_boxes(boxes: np.ndarray, place: str) -> None:
 
 
 @dataclass(frozen=True)
-class ImageClassification(ImageTask, Classification):
+class ImageTextTask(ImageTask, TextTask):
+    """A task on an image with one text."""
+
+    def encode_windows(
+        self,
+        given: TextExample,
+        text: list[int],
+        pair: list[int] | None,
+        tokenizer: Tokenizer,
+    ) -> tuple[list[Encoded], np.ndarray | Regions]:
+        """See `TextTask`; every window is read with the whole image.
+
+        Raises:
+            BertkitError: there are two texts (code "image-pair"), an image leaves no room for text
+                (code "image-length"), or see `checked_image`.
+        """
+        if given.pair is not None:
+            raise BertkitError(
+                f"{given.place}: the model reads an image and one text; leave the second text out",
+                code="image-pair",
+            )
+        image = self.checked_image(given)
+        if self.network == "vilbert":
+            windows = text_windows(text, None, tokenizer, self.max_length, self.stride)
+            return windows, self.regions(image)
+        room = self.max_length - len(image) - 3
+        if room < 2:
+            raise BertkitError(
+                f"{given.place}: an image of {len(image)} vectors leaves no room for text in "
+                f"{self.max_length} tokens; give fewer vectors, a larger --patch-size, a larger "
+                "--max-length, or --image-network vilbert",
+                code="image-length",
+            )
+        placeholders = [tokenizer.pad_id] * len(image)
+        cut = cut_into_windows(text, room, self.stride)
+        return [surround(placeholders, window, tokenizer) for window in cut], image
+
+
+@dataclass(frozen=True)
+class ImageClassification(ImageTextTask, Classification):
     """A task with one label for each image with a text."""
 
 
 @dataclass(frozen=True)
-class ImageMultiLabelClassification(ImageTask, MultiLabelClassification):
+class ImageMultiLabelClassification(ImageTextTask, MultiLabelClassification):
     """A task with any number of labels for each image with a text."""
 
 
 @dataclass(frozen=True)
-class ImageRegression(ImageTask, Regression):
+class ImageRegression(ImageTextTask, Regression):
     """A task with one number for each image with a text."""
+
+
+@dataclass(frozen=True)
+class ImageChoice(ImageTask, MultipleChoice):
+    """A task that picks one of the choices of an image with a text, for ViLBERT only."""
+
+    def initialised_from(self, start: PretrainedWeights) -> Self:
+        """See `Task`; MMBT has no segment for the choice."""
+        made = super().initialised_from(start)
+        if made.network != "vilbert":
+            raise BertkitError(
+                "multiple-choice with images needs --image-network vilbert", code="image-network"
+            )
+        return made
+
+    def image_part(self, given: ChoiceExample) -> Regions:
+        """See `MultipleChoice`."""
+        return self.regions(self.checked_image(given))
 
 
 IMAGE_TASKS: Mapping[str, type[Task]] = {
     task.task_type: task
-    for task in (ImageClassification, ImageMultiLabelClassification, ImageRegression)
+    for task in (ImageClassification, ImageMultiLabelClassification, ImageRegression, ImageChoice)
 }
 """Task type -> the task on images with texts."""

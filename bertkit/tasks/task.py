@@ -80,10 +80,10 @@ class ItemPart(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all sequences, with those of an image by itself."""
+        """The number of tokens in all sequences, with an image by itself for each of them."""
         apart = self.image is not None and not self.placeholders
         regions = 1 + len(self.image.vectors) if apart else 0
-        return regions + sum(len(sequence.ids) for sequence in self.sequences)
+        return sum(regions + len(sequence.ids) for sequence in self.sequences)
 
 
 class Item(NamedTuple):
@@ -369,10 +369,11 @@ def make_batch(
     positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
     segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
     packed = from_arrays(ids, segment_ids, sorted_lengths)
-    if parts[0].image is not None:  # then a part is one sequence
+    if parts[0].image is not None:
         from bertkit.multimodal.model import with_images
 
-        images = [image for i in order if (image := parts[i].image) is not None]
+        each = [part.image for part in parts for _ in part.sequences]
+        images = [each[i] for i in order]
         packed = with_images(packed, images)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)

@@ -16,11 +16,13 @@ from starlette.testclient import TestClient
 import bertkit
 from bertkit.checkpoints.save import save_model
 from bertkit.cli.app import main
-from bertkit.datasets.columns import NumberColumns, TextColumns
+from bertkit.datasets.columns import ChoiceColumns, NumberColumns, TextColumns
+from bertkit.datasets.examples import ChoiceExample
 from bertkit.errors import BertkitError
 from bertkit.finetuning.settings import FinetuneSettings, Grid, TrainingSettings
 from bertkit.model.heads import PretrainingModel
 from bertkit.serve.app import serving_app
+from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import WORDS, tiny_config
 
@@ -140,13 +142,9 @@ def test_retrieval_ranks_by_the_scores_of_single_pairs(pretrained: Path) -> None
         pretrained, rows, columns={"image_column": "image"}, candidates=4, device="cpu"
     )
     assert (grouped.images, grouped.chance[1]) == (8, 0.25)
-    for call, code in (
-        (lambda: bertkit.evaluate_retrieval(pretrained, rows, candidates=1), "number"),
-        (lambda: bertkit.evaluate_retrieval(pretrained, [{"text": "a"}]), "column"),
-    ):
-        with pytest.raises(BertkitError) as error:
-            call()
-        assert error.value.code in (code, "")
+    retrieve = bertkit.evaluate_retrieval
+    assert code_of(lambda: retrieve(pretrained, rows, candidates=1)) == "number"
+    assert code_of(lambda: retrieve(pretrained, [{"text": "a"}])) == "column"
 
 
 @pytest.mark.slow
@@ -176,6 +174,56 @@ def test_a_tuned_model_keeps_the_streams(pretrained: Path, tmp_path: Path) -> No
         body["inputs"][0]["image"] = [[0.0] * 9 + [2.0]]
         assert client.post("/v1/classify", json=body).status_code == 422
     assert code_of(lambda: bertkit.evaluate_retrieval(tmp_path / "run", rows)) == "image-task"
+
+
+@pytest.mark.slow
+def test_choices_about_an_image(bert: Path, files: Path, tmp_path: Path) -> None:
+    rows = [
+        {**row, "text": "the", "choices": NAMES[:3], "label": NAMES.index(row["label"])}
+        for row in scenes(150)
+        if row["label"] in NAMES[:3]
+    ]
+    columns = ChoiceColumns(
+        choices=("choices",),
+        first_choice=0,
+        **{name: getattr(COLUMNS, name) for name in ("image_column", "image_boxes")},
+        image_network="vilbert",
+        co_layers=(0, 1),
+    )
+    grid = Grid(batch_size=(8,), learning_rate=(2e-3,), epochs=(12,))
+    given = {"train": rows, "dev": rows, "settings": replace(ONE_EPOCH, grid=grid)}
+    out = tmp_path / "run"
+    done = bertkit.finetune("multiple-choice", bert, out, columns=columns, **given)
+    assert done.scores["dev"]["accuracy"] > 0.8  # by chance a third
+    assert bertkit.evaluate(out, rows, device="cpu").scores == done.scores["dev"]
+    choose = bertkit.load(out, device="cpu", precision="fp32")
+    found = choose([{name: row[name] for name in ("text", "choices", "image")} for row in rows])
+    alone = choose("the", NAMES[:3], rows[0]["image"])
+    assert alone.choice == found[0].choice
+    np.testing.assert_allclose(alone.probabilities, found[0].probabilities, atol=1e-5)
+    swapped = choose([("the", NAMES[2::-1], rows[0]["image"])])[0]
+    np.testing.assert_allclose(swapped.probabilities[::-1], alone.probabilities, atol=1e-5)
+    assert code_of(lambda: choose("the", NAMES[:3])) == "image-missing"
+    asked = {"text": "the", "choices": NAMES[:3], "image": rows[0]["image"]}
+    with TestClient(serving_app(str(out), precision="fp32", device="cpu")) as client:
+        answer = client.post("/v1/choose", json={"inputs": [asked]}).json()["predictions"][0]
+        np.testing.assert_allclose(answer["probabilities"], alone.probabilities, atol=1e-5)
+    for change, code in (
+        ({"image_network": "mmbt", "co_layers": ()}, "image-network"),
+        ({"image_column": "absent"}, "column"),
+    ):
+        wrong = replace(columns, **change)
+        call = lambda wrong=wrong: bertkit.finetune(  # noqa: E731
+            "multiple-choice", bert, tmp_path / "b", columns=wrong, **given
+        )
+        assert code_of(call) == code
+
+
+def test_a_model_of_texts_refuses_images_with_choices(tokenizer: Tokenizer) -> None:
+    given = ChoiceExample("0", "the", ("river", "stone"), 0, "t:1", np.zeros((1, 5), np.float32))
+    with pytest.raises(BertkitError) as found:
+        MultipleChoice().items([given], tokenizer)
+    assert found.value.code == "image-unexpected"
 
 
 def test_a_stopped_pretraining_ends_with_the_same_bytes(bert: Path, tmp_path: Path) -> None:
@@ -239,7 +287,10 @@ def test_options_that_cannot_be_combined() -> None:
         ({"image_task": "retrieval"}, "image-task"),
     ):
         assert code_of(lambda change=change: replace(COLUMNS, **change)) == code
-    assert code_of(lambda: NumberColumns(image_column="i", image_task="alignment")) == "image-task"
+    for kind in (NumberColumns, ChoiceColumns):
+        assert code_of(lambda kind=kind: kind(image_column="i", image_task="alignment")) == (
+            "image-task"
+        )
 
 
 def test_captions_without_an_image_or_text_are_counted(
