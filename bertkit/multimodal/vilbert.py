@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bertkit.errors import BertkitError
 from bertkit.model.attention import choose_kernel
 from bertkit.model.cpu import Dropout, pad_rows
-from bertkit.model.encoder import Layer, ModelConfig, activation, initialize
+from bertkit.model.encoder import Layer, ModelConfig, activation, as_residual, initialize
 from bertkit.model.features import in_fp32
 from bertkit.model.heads import LanguageHead
 from bertkit.model.task_heads import ClassificationModel
@@ -176,7 +176,7 @@ class ImageStream(nn.Module):
         embedded = self.features(images.vectors) + self.boxes(images.boxes)
         if self.places is not None:
             embedded = embedded + self.places(images.position_ids)
-        return self.dropout(self.norm(embedded).to(embedded.dtype))
+        return as_residual(self.dropout(self.norm(embedded)))
 
 
 class StreamStates(NamedTuple):

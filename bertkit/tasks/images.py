@@ -94,6 +94,14 @@ class ImageTask(Task):
                 "choose another model",
                 code="image-network",
             )
+        for name in ("image_size", "patch_size", "image_boxes", "image_width"):
+            here, there = getattr(self, name), settings.get(name, getattr(self, name))
+            if here != there:
+                raise BertkitError(
+                    f"{start.path} reads images with {name.replace('_', ' ')} {there}, and here it "
+                    f"is {here}; make the images in the same way, or choose another model",
+                    code="image-shape",
+                )
         made = replace(self, network=self.network or given or "mmbt")
         if made.network == "mmbt":
             return made

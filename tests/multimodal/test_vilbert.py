@@ -38,6 +38,7 @@ from bertkit.tasks.images import ImageClassification
 from bertkit.tasks.saved import load_task_model
 from bertkit.tasks.task import Items, Task, make_batch, run_model
 from bertkit.tokenizer.wordpiece import Tokenizer
+from bertkit.training.device import autocast
 from tests.conftest import WORDS, tiny_config
 
 GRID = PatchGrid(8, 4)
@@ -357,6 +358,10 @@ def test_the_network_is_that_of_the_weights(
         with pytest.raises(BertkitError) as found:
             image_task(**wrong).initialised_from(start)
         assert found.value.code == "image-network"
+    for other in ({"image_width": 12}, {"image_boxes": False}):
+        with pytest.raises(BertkitError) as found:
+            image_task(**other).initialised_from(start)
+        assert found.value.code == "image-shape"
     for call in (
         lambda: image_task(co_layers=(7,)).build(tiny_config(tokenizer)),
         lambda: image_task(network="mmbt", co_layers=(1,)),
@@ -413,6 +418,12 @@ def test_masks_and_losses_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
         assert torch.equal(sums[0][name].value, sums[1][name].value)
     assert not torch.equal(sums[0]["mlm_loss"].value, sums[2]["mlm_loss"].value)
     assert batch.counts["targets"] >= len(inputs) <= batch.counts["regions"]
+    for precision in ("bf16", "bf16-residual"):
+        torch.manual_seed(3)
+        with autocast(CPU, precision):
+            found = task.objective(model, batch)
+        for name in ("alignment_loss", "mlm_loss", "region_loss"):
+            torch.testing.assert_close(found[name].value, sums[0][name].value, rtol=0.1, atol=0.5)
 
     packed = batch.packed
     words = draw_rows(packed, batch.tensors["text_targets"], last=False)
