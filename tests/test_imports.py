@@ -151,5 +151,5 @@ def test_the_package_does_not_grow() -> None:
     """A limit goes up only with a feature that is worth its lines; a concept has one name."""
     names = Counter(name for path in SOURCES for name in public_names(path))
     assert {name for name, count in names.items() if count > 1} == set()
-    assert len(SOURCES) <= 231
-    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 47_790
+    assert len(SOURCES) <= 232
+    assert sum(len(path.read_text().splitlines()) for path in SOURCES) <= 47_890

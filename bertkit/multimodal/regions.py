@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bertkit.multimodal.images import PatchGrid
-from bertkit.pretraining_data.batch import Packed, from_arrays, own_fields
+from bertkit.pretraining_data.batch import Packed, from_arrays, own_fields, to_cuda
 from bertkit.shapes import TargetIndices
 
 BOX = 4
@@ -51,6 +51,9 @@ class PackedStreams(Packed):
     """Texts laid end to end, and their images."""
 
     images: PackedRegions
+    partners: tuple[int, ...]
+    """For each text the next pair, in a circle, with another text and another image; -1 if there is
+    none. It stays on the host, which arranges pairs without waiting for a GPU."""
 
 
 def with_regions(packed: Packed, images: Sequence[Regions]) -> PackedStreams:
@@ -75,7 +78,28 @@ def with_regions(packed: Packed, images: Sequence[Regions]) -> PackedStreams:
         vectors=torch.from_numpy(np.concatenate(vectors)),
         boxes=torch.from_numpy(np.concatenate([corners, areas], axis=1)),
     )
-    return PackedStreams(**own_fields(packed), images=regions)
+    partners = find_partners(packed, images) if len(images) == len(packed.lengths) else ()
+    return PackedStreams(**own_fields(packed), images=regions, partners=partners)
+
+
+def find_partners(packed: Packed, images: Sequence[Regions]) -> tuple[int, ...]:
+    """Return `PackedStreams.partners`."""
+    texts, count, found = packed.ids.numpy(), len(images), []
+    ids = np.split(texts, packed.cu_seqlens[1:-1].numpy())
+    for number in range(count):
+        others = ((number + step) % count for step in range(1, count))
+        found.append(
+            next(
+                (
+                    other
+                    for other in others
+                    if not np.array_equal(ids[number], ids[other])
+                    and not np.array_equal(images[number].vectors, images[other].vectors)
+                ),
+                -1,
+            )
+        )
+    return tuple(found)
 
 
 @lru_cache(maxsize=8)
@@ -106,16 +130,22 @@ def take_sequences(packed: Packed, order: Sequence[int]) -> tuple[Packed, Target
     within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
     rows = torch.from_numpy(np.repeat(starts[list(order)], chosen) + within)
     kept = from_arrays(within, within, chosen)  # ids and segments are embedded already
-    made = kept.to(packed.cu_seqlens.device)
-    return made, rows.to(packed.cu_seqlens.device)
+    device = packed.cu_seqlens.device
+    return kept.to(device), to_device(rows, device)
 
 
-def draw_rows(packed: Packed, counts: Tensor, *, last: bool) -> TargetIndices:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device, and do not wait for a GPU."""
+    return to_cuda(tensor, device) if device.type == "cuda" else tensor.to(device)
+
+
+def draw_rows(packed: Packed, counts: Tensor, total: int, *, last: bool) -> TargetIndices:
     """Draw tokens of each sequence by torch's generator, but never its first.
 
     Args:
         packed: the batch.
         counts: (sequences,) how many to draw; there must be as many.
+        total: the sum of `counts`, which the host knows.
         last: whether the last token may be drawn.
     """
     tokens, device = len(packed.ids), packed.ids.device
@@ -123,7 +153,8 @@ def draw_rows(packed: Packed, counts: Tensor, *, last: bool) -> TargetIndices:
     sequence = every.repeat_interleave(packed.cu_seqlens.diff(), output_size=tokens)
     apart = packed.position_ids == 0
     if not last:
-        apart[packed.last_tokens] = True
+        apart = apart.index_fill(0, packed.last_tokens.long(), value=True)
     # Sorted, tokens stay in their sequence, in random order, and those that are apart come last.
     order = (sequence + 0.45 * torch.rand(tokens, device=device) + 0.45 * apart).argsort()
-    return order[packed.position_ids < counts[sequence]]
+    left = packed.position_ids >= counts[sequence]
+    return order[left.to(torch.uint8).argsort(stable=True)[:total]]

@@ -26,7 +26,7 @@ from bertkit.datasets.examples import TextExample
 from bertkit.datasets.image_columns import ALIGNED
 from bertkit.errors import BertkitError
 from bertkit.model.encoder import ModelConfig
-from bertkit.multimodal.regions import PackedStreams, changed, draw_rows
+from bertkit.multimodal.regions import PackedStreams, changed, draw_rows, to_device
 from bertkit.multimodal.vilbert import MaskedOutputs, TwoStreamModel
 from bertkit.objectives import LossSum, Sums, cross_entropy_sums, num_correct
 from bertkit.pretraining_data.masking import MaskingOptions, count_targets
@@ -100,17 +100,12 @@ class Alignment(ImageClassification):
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
     ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """See `Task`; "partners" (sequences,) has the other text whose image each is read with.
-
-        It is -1 if no other pair of the batch has another text and another image.
-        """
+        """See `Task`; in pre-training also how many tokens and regions of each pair are masked."""
         tensors, counts = super().targets(parts, place, starts)
-        ordered = [parts[i] for i in np.argsort(place)]
-        tensors["partners"] = torch.tensor([partner(i, ordered) for i in range(len(ordered))])
         if not self.masked:
             return tensors, counts
         words, regions = [], []
-        for part in ordered:
+        for part in (parts[i] for i in np.argsort(place)):
             tokens, vectors = len(part.sequences[0].ids), len(part.image.vectors)
             words.append(count_targets(tokens, MASKING.probability, tokens - 2))
             regions.append(count_targets(vectors, MASKING.probability, vectors))
@@ -119,15 +114,19 @@ class Alignment(ImageClassification):
 
     def objective(self, model: Any, batch: TaskBatch) -> Sums:
         """See `Task`; the sums of alignment and, in pre-training, of masked tokens and regions."""
-        packed, partners = batch.packed, batch.tensors["partners"]
+        packed = batch.packed
         assert isinstance(packed, PackedStreams)
-        own = list(range(len(partners)))
-        others = [number if other < 0 else other for number, other in enumerate(partners.tolist())]
+        own = list(range(len(packed.partners)))
+        others = [one if other < 0 else other for one, other in enumerate(packed.partners)]
         pairs = own * 2, own + others
         if not self.masked:
             return self.alignment_sums(model.pair_logits(packed, pairs), batch)
-        words = draw_rows(packed, batch.tensors["text_targets"], last=False)
-        regions = draw_rows(packed.images, batch.tensors["region_targets"], last=True)
+        words = draw_rows(
+            packed, batch.tensors["text_targets"], batch.counts["targets"], last=False
+        )
+        regions = draw_rows(
+            packed.images, batch.tensors["region_targets"], batch.counts["regions"], last=True
+        )
         hidden = self.with_masks(packed, words, regions, model.config.vocab_size)
         found: MaskedOutputs = model.pretrain(hidden, pairs, words, regions)
         vectors = packed.images.vectors[regions]
@@ -140,11 +139,13 @@ class Alignment(ImageClassification):
 
     def alignment_sums(self, logits: Tensor, batch: TaskBatch) -> Sums:
         """Return the sums of logits (2 x sequences, 2): of all texts with their own image first."""
-        weights, known = batch.tensors["weights"], batch.tensors["partners"] >= 0
+        assert isinstance(batch.packed, PackedStreams)
+        weights, known = batch.tensors["weights"], torch.tensor(batch.packed.partners) >= 0
         labels = batch.tensors["targets"]
         labels = torch.cat([labels, torch.zeros_like(labels)])
         losses = F.cross_entropy(logits.float(), labels, reduction="none")
-        total = (losses * torch.cat([weights, weights * known])).sum() / 2
+        paired = weights * to_device(known, weights.device)
+        total = (losses * torch.cat([weights, paired])).sum() / 2
         right = num_correct(logits, labels) / 2
         return {
             "alignment_loss": LossSum(total, "examples"),
@@ -168,18 +169,6 @@ class Alignment(ImageClassification):
             ids=packed.ids.index_copy(0, words, shown),
             images=changed(images, vectors=vectors),
         )
-
-
-def partner(number: int, parts: Sequence[ItemPart]) -> int:
-    """Return the next part, in a circle, with another text and another image; -1 if none has."""
-    own = parts[number]
-    for step in range(1, len(parts)):
-        other = parts[(number + step) % len(parts)]
-        texts = (own.sequences[0].ids, other.sequences[0].ids)
-        images = (own.image.vectors, other.image.vectors)
-        if not (np.array_equal(*texts) or np.array_equal(*images)):
-            return (number + step) % len(parts)
-    return -1
 
 
 def differ(one: TextExample, other: TextExample) -> bool:

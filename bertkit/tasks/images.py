@@ -86,7 +86,8 @@ class ImageTask(Task):
 
     def initialised_from(self, start: PretrainedWeights) -> Self:
         """See `Task`; without another choice, the network is that of the weights."""
-        settings = start.details.get("settings") or {}
+        found = start.details.get("settings")
+        settings: dict[str, Any] = found if isinstance(found, dict) else {}
         given = str(settings.get("network") or ("mmbt" if "image_width" in settings else ""))
         if given and self.network not in ("", given):
             raise BertkitError(

@@ -273,14 +273,14 @@ def test_sequences_are_taken_and_rows_drawn() -> None:
     counts = torch.tensor([2, 0, 3, 1])
     seen = torch.zeros(14)
     for _ in range(200):
-        drawn = draw_rows(packed, counts, last=True)
+        drawn = draw_rows(packed, counts, 6, last=True)
         inside = torch.bucketize(drawn, packed.cu_seqlens[1:], right=True)
         assert inside.bincount(minlength=4).tolist() == counts.tolist()
         seen[drawn] += 1
     assert not seen[packed.first_tokens.long()].any()
     assert seen[packed.position_ids > 0][[0, 1, 2, 4, 5, 6, 7, 8]].min() > 60
     few = torch.tensor([2, 0, 3, 0])
-    ends = torch.stack([torch.isin(packed.last_tokens, draw_rows(packed, few, last=False))] * 2)
+    ends = torch.stack([torch.isin(packed.last_tokens, draw_rows(packed, few, 5, last=False))] * 2)
     assert not ends.any()
 
 
@@ -382,13 +382,13 @@ def test_texts_are_read_with_images_of_other_pairs(tokenizer: Tokenizer) -> None
     items = task.items(inputs, tokenizer)
     parts = [part for item in items.items for part in item.parts]
     batch = make_batch(parts, task.targets)
-    partners = batch.tensors["partners"].tolist()
+    partners = batch.packed.partners
     ordered = [inputs[i] for i in np.argsort(batch.place)]
     for own, other in enumerate(partners):
         assert ordered[own].text != ordered[other].text
         assert not np.array_equal(ordered[own].image, ordered[other].image)
     alone = make_batch(parts[:1], task.targets)
-    assert alone.tensors["partners"].tolist() == [-1]
+    assert alone.packed.partners == (-1,)
     model = network(task, tokenizer)
     assert torch.isfinite(task.objective(model, alone)["alignment_loss"].value)
 
@@ -426,8 +426,9 @@ def test_masks_and_losses_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
             torch.testing.assert_close(found[name].value, sums[0][name].value, rtol=0.1, atol=0.5)
 
     packed = batch.packed
-    words = draw_rows(packed, batch.tensors["text_targets"], last=False)
-    regions = draw_rows(packed.images, batch.tensors["region_targets"], last=True)
+    targets, counts = batch.tensors, batch.counts
+    words = draw_rows(packed, targets["text_targets"], counts["targets"], last=False)
+    regions = draw_rows(packed.images, targets["region_targets"], counts["regions"], last=True)
     hidden = task.with_masks(packed, words, regions, tokenizer.size)
     other = torch.ones(len(packed.ids), dtype=torch.bool).index_fill(0, words, value=False)
     assert torch.equal(hidden.ids[other], packed.ids[other])
