@@ -206,7 +206,15 @@ def retrieval(start: Path, out: Path, epochs: dict[str, int], seeds: int, most: 
 def measure(
     name: str, contestants: dict[str, Any], run: Callable[[str], Any], details: Any, *, add: bool
 ) -> None:
-    """Run contestants, and write a results file after each; the parts say which code made which."""
+    """Run contestants, and write a results file after each; the parts say which code made which.
+
+    Args:
+        name: the file's name without its ending.
+        contestants: the rows by name.
+        run: returns the row of a name.
+        details: more for the file, with the commit, which differs from HEAD once a file is written.
+        add: whether to keep the rows that the file has.
+    """
     path = ROOT / "results" / f"{name}.json"
     old = json.loads(path.read_text()) if add and path.is_file() else {"rows": {}}
     rows, parts = dict(old["rows"]), list(old.get("parts", []))
@@ -215,9 +223,9 @@ def measure(
     for contestant in contestants:
         if contestant not in rows:
             rows[contestant] = run(contestant)
-            now = {"date": circumstances()["date"], "commit": commit()}
-            if not parts or parts[-1]["commit"] != now["commit"]:
-                parts.append({"cells": [], **now})
+            if not parts or parts[-1]["commit"] != details["commit"]:
+                own = {"date": circumstances()["date"], "commit": details["commit"]}
+                parts.append({"cells": [], **own})
             parts[-1]["cells"].append(contestant)
             more = {"parts": parts} if len(parts) > 1 else {}
             print(write_result(name, rows, {**details, **more}))
@@ -231,7 +239,8 @@ def main() -> None:
     given = parser.parse_args()
     quick, most = given.quick, 20 if given.quick else 10_000
     grid = Grid(batch_size=(32,), learning_rate=(1e-3,), epochs=(1 if quick else 12,), seeds=3)
-    details = {"start": "random weights, 2 layers of 64; batch 32, learning rate 1e-3"}
+    settings = "random weights, 2 layers of 64; batch 32, learning rate 1e-3"
+    details = {"start": settings, "commit": commit()}
     with tempfile.TemporaryDirectory() as folder:
         start, out = start_model(Path(folder) / "start"), Path(folder)
 
