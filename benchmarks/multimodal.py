@@ -61,7 +61,7 @@ CAPTIONED = TextColumns(
     image_column="image", image_boxes=True, image_network="vilbert", co_layers=(0, 1)
 )
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-SCENES = 3000
+SCENES = 2000
 BOXES = np.array([[0, 0, 0.5, 1], [0.5, 0, 1, 1]], np.float32)
 LAST_PIXEL = 16
 """The largest value of a pixel in scikit-learn's digits."""
@@ -103,8 +103,8 @@ CONTESTANTS: dict[str, dict[str, Any]] = {
 
 
 RETRIEVAL: dict[str, dict[str, int]] = {
-    "retrieval tuning": {"alignment": 16},
-    "pre-training, then retrieval tuning": {"pretraining": 8, "alignment": 8},
+    "retrieval tuning": {"alignment": 12},
+    "pre-training, then retrieval tuning": {"pretraining": 6, "alignment": 6},
 }
 """Contestant -> image task -> epochs."""
 MOST_UPDATES = 1 << 20
