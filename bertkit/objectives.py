@@ -10,11 +10,12 @@ targets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 if TYPE_CHECKING:  # the losses of tasks need none of these
     from bertkit.model.electra import ReplacedTokenModel
@@ -42,11 +43,57 @@ Sums = dict[str, LossSum]
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
     """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
+    if logits.device.type == "cpu":
+        loss, correct = CachedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
+        return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
     logits = logits.float()
     return {
         f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
         f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
     }
+
+
+CACHED_LOGITS = 1 << 18
+"""The number of logits whose cross entropy is computed at a time on a CPU: one megabyte."""
+
+
+class CachedCrossEntropy(torch.autograd.Function):
+    """The sum of cross entropies and the correct predictions on a CPU, a few rows at a time.
+
+    Logits over a vocabulary fill tens of megabytes, and the plain formula writes and reads several
+    fp32 tensors of this size, which takes as long as the rest of a small network. Here a few rows
+    pass through all steps while they are in the cache, and only their gradient is kept, in the
+    dtype of the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the two sums of logits (n, classes) for labels (n,)."""
+        rows = max(1, CACHED_LOGITS // logits.shape[1])
+        gradients = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        losses = torch.empty(len(logits))
+        correct = torch.zeros(())
+        for start in range(0, len(logits), rows):
+            part, own = logits[start : start + rows].float(), labels[start : start + rows, None]
+            highest, at_label = part.amax(-1, keepdim=True), part.gather(1, own)
+            hits = (at_label == highest).squeeze(1)  # another class may be as high
+            correct += num_correct(part[hits], own[hits, 0])
+            powers = part.sub(highest).exp_()
+            total = powers.sum(-1, keepdim=True)
+            losses[start : start + rows] = (total.log() + highest - at_label).squeeze(1)
+            if gradients is not None:
+                shares = powers.div_(total).scatter_add_(1, own, torch.full_like(total, -1.0))
+                gradients[start : start + rows] = shares
+        ctx.gradients = gradients
+        ctx.mark_non_differentiable(correct)
+        return losses.sum(), correct
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        """Return the gradients of the logits."""
+        gradients, ctx.gradients = ctx.gradients, None
+        return gradients.mul_(gradient), None
 
 
 CrossEntropy = Callable[[str, Tensor, Tensor, str], Sums]

@@ -7,9 +7,11 @@ everyone); workers turn blocks of it into counts, token ids, verdicts or batches
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -47,6 +49,25 @@ def worker_count(processes: int) -> int:
     if processes < 0:
         raise BertkitError(f"--processes must be 0 or more, got {processes}", code="number")
     return processes or usable_cores()
+
+
+def keep_freed_memory() -> None:
+    """Let the C library (glibc) keep freed memory for the next tensor of its size.
+
+    By default it returns blocks of more than 32 megabytes, and free memory at the end of the heap,
+    to the system at once; the next update gets them back page by page, which takes as long as
+    computing their contents.
+    """
+    if sys.platform != "linux":
+        return
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:  # musl has none
+        set_option(M_MMAP_MAX, 0)
+        set_option(M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Options of glibc's `mallopt`, by their numbers in malloc.h."""
 
 
 def busy_note() -> list[str]:

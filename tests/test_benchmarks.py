@@ -455,3 +455,9 @@ def test_a_recipe_runs_against_the_clock_and_again_with_the_same_bytes(
     assert rows["toy"]["worst_mlm_loss"] == round(max(first["mlm_loss"], other["mlm_loss"]), 3)
     assert rows["two-cores"]["share_of_baseline_time"] == 1.0
     assert rows["toy"]["seeds_at_the_target"] == 0
+    alone = speedrun.rows_of({"toy": {"0": first}})
+    recorded = speedrun.recorded_baseline()
+    assert alone["two-cores, recorded"]["training_tokens"] == recorded["training_tokens"]
+    assert alone["toy"]["share_of_baseline_time"] == round(
+        first["seconds"] / recorded["seconds"], 3
+    )

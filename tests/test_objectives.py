@@ -11,7 +11,13 @@ from bertkit.errors import BertkitError
 from bertkit.model.electra import ReplacedTokenModel
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.heads import PretrainingModel, PretrainingOutput
-from bertkit.objectives import LossSum, num_correct, pretraining_objective, total_loss
+from bertkit.objectives import (
+    LossSum,
+    cross_entropy_sums,
+    num_correct,
+    pretraining_objective,
+    total_loss,
+)
 from bertkit.pretraining_data.batch import pack
 from bertkit.pretraining_data.loader import PretrainingBatch
 from bertkit.training.recipe import Objectives
@@ -65,6 +71,34 @@ def test_sums_are_fp32_even_from_bf16_logits() -> None:
     assert {found.value.dtype for found in sums.values()} == {torch.float32}
     exact = -logits.double().log_softmax(-1)[torch.arange(4000), ids].sum()
     assert float(sums["mlm_loss"].value) == pytest.approx(float(exact), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_in_parts_equal_the_plain_formula(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss, correct predictions and gradients, with ties for the highest logit among them."""
+    monkeypatch.setattr("bertkit.objectives.CACHED_LOGITS", 3 * 40)  # three rows, the last part two
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randint(-4, 5, (11, 40), generator=generator).to(dtype)
+    labels = given.argsort(dim=-1, descending=True)[:, 0]
+    labels[::4] = torch.randint(40, (3,), generator=generator)
+    gradients = []
+    for in_parts in (True, False):
+        logits = given.clone().requires_grad_()
+        if in_parts:
+            sums = cross_entropy_sums("mlm", logits, labels, "targets")
+            loss, correct = sums["mlm_loss"].value, sums["mlm_accuracy"].value
+        else:
+            loss = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+            torch.testing.assert_close(sums["mlm_loss"].value, loss)
+            assert correct == num_correct(logits.float(), labels)
+            assert 0 < correct < 11
+        (loss / 7).backward()
+        gradients.append(logits.grad)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0] is not None
+    assert gradients[0].dtype == dtype
 
 
 def test_no_targets_is_no_loss_and_no_nan() -> None:

@@ -28,11 +28,10 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import attention, concatenate, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, gelu_form
-from bertkit.model.native import NativeLayer, is_supported
+from bertkit.model.native import GELU_ZERO, MODES, NativeLayer, is_supported
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
-MODES = ("fp32", "bf16", "int8")
 BLOCK = 512
 """The number of tokens that the position-wise part processes at a time, so that its working set
 stays in the cache and memory is reused instead of allocated again."""
@@ -41,9 +40,6 @@ FEW_ROWS, STEP_OF_FEW, ROW_STEP = 64, 8, 32
 """Row counts of products are rounded up to a multiple of 8 up to 64, and of 32 beyond. oneDNN
 compiles and keeps code for every row count, half a megabyte for each weight shape: batches of real
 texts would produce all counts, and memory would grow for as long as a server runs."""
-
-GELU_ZERO = 16
-"""The zero point of a quantized GELU output, low because few of its values are negative."""
 
 
 class Product(Protocol):

@@ -23,9 +23,9 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 SOURCE = Path(__file__).with_name("native.c")
-LIBRARY = SOURCE.with_name("libbertkit.so")
-PRECISIONS = ("fp32", "bf16", "int8")
-TYPES = (torch.float32, torch.bfloat16, torch.int8)
+NATIVE_LIBRARY = SOURCE.with_name("libbertkit.so")
+MODES = ("fp32", "bf16", "int8")
+ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 INPUTS = (1, 2, 4)
 """How many inputs of a product make the four bytes that native.c reads at a time."""
 PANEL, ZERO, GELU_ZERO = 64, 128, 16
@@ -34,14 +34,14 @@ INSTRUCTIONS = ({"avx512_dq"}, {"avx512_dq", "avx512_bf16"}, {"avx512_dq", "avx5
 """What the processor needs for each precision, by torch's names."""
 FASTER: tuple[set[str], ...] = (set(), {"amx_bf16"}, {"amx_int8"})
 """With these instructions torch's operators are faster, because native.c does not use them."""
-DIRECTIONS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
+DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
 MULTIPLE, MOST = 16, 256
 """The width of a head must be a multiple of the one and at most the other."""
 ROWS_PER_THREAD = 8
 """The minimum number of rows for which another thread pays off."""
 
 
-class Product(ctypes.Structure):
+class ProductStruct(ctypes.Structure):
     """A matrix product; see native.c."""
 
     _fields_ = (
@@ -64,17 +64,17 @@ class LayerStruct(ctypes.Structure):
         ("head_width", ctypes.c_int64),
         ("direction", ctypes.c_int64),
         ("gelu_tanh", ctypes.c_int64),
-        ("query_key_value", Product),
-        ("attention_output", Product),
-        ("intermediate", Product),
-        ("output", Product),
+        ("query_key_value", ProductStruct),
+        ("attention_output", ProductStruct),
+        ("intermediate", ProductStruct),
+        ("output", ProductStruct),
         ("attention_norm", ctypes.c_void_p * 2),
         ("output_norm", ctypes.c_void_p * 2),
         ("epsilon", ctypes.c_double),
     )
 
 
-class Batch(ctypes.Structure):
+class BatchStruct(ctypes.Structure):
     """A batch; see native.c."""
 
     _fields_ = (
@@ -94,9 +94,9 @@ def library() -> ctypes.CDLL | None:
 
     The environment variable BERTKIT_NATIVE=0 switches it off.
     """
-    if os.environ.get("BERTKIT_NATIVE") == "0" or not LIBRARY.is_file():
+    if os.environ.get("BERTKIT_NATIVE") == "0" or not NATIVE_LIBRARY.is_file():
         return None
-    code = ctypes.CDLL(str(LIBRARY))
+    code = ctypes.CDLL(str(NATIVE_LIBRARY))
     code.bertkit_source.restype = ctypes.c_char_p
     if code.bertkit_source() != sha256(SOURCE.read_bytes()).hexdigest().encode():
         return None
@@ -107,7 +107,7 @@ def library() -> ctypes.CDLL | None:
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
     able = torch.cpu.get_capabilities()
-    number, width = PRECISIONS.index(precision), config.hidden_size // config.num_attention_heads
+    number, width = MODES.index(precision), config.hidden_size // config.num_attention_heads
     return (
         library() is not None
         and all(able.get(name) for name in INSTRUCTIONS[number])
@@ -118,15 +118,15 @@ def is_supported(config: ModelConfig, precision: str) -> bool:
     )
 
 
-KEPT = threading.local()
+WORKSPACES = threading.local()
 """Its attribute `workspace` is the memory in which this thread's last layer was computed."""
 
 
 def workspace(size: int) -> Tensor:
     """Return at least `size` bytes, which a thread keeps: new memory arrives page by page."""
-    if not hasattr(KEPT, "workspace") or len(KEPT.workspace) < size:
-        KEPT.workspace = torch.empty(size, dtype=torch.uint8)
-    return KEPT.workspace
+    if not hasattr(WORKSPACES, "workspace") or len(WORKSPACES.workspace) < size:
+        WORKSPACES.workspace = torch.empty(size, dtype=torch.uint8)
+    return WORKSPACES.workspace
 
 
 class NativeLayer(nn.Module):
@@ -143,7 +143,7 @@ class NativeLayer(nn.Module):
     def __init__(self, layer: Layer, precision: str) -> None:
         super().__init__()
         config = layer.config
-        mode = PRECISIONS.index(precision)
+        mode = MODES.index(precision)
         bf16 = torch.cpu.get_capabilities().get("avx512_bf16", False)
         self.kept: list[Tensor] = []  # what the struct points to
         self.width = config.hidden_size
@@ -152,7 +152,7 @@ class NativeLayer(nn.Module):
             attention_mode=int(mode > 0 and bf16),
             heads=config.num_attention_heads,
             head_width=config.hidden_size // config.num_attention_heads,
-            direction=DIRECTIONS[config.direction],
+            direction=DIRECTION_SIGNS[config.direction],
             gelu_tanh=gelu_form(config) == "tanh",
             query_key_value=self._product(layer.query_key_value, mode),
             attention_output=self._product(layer.attention_output, mode),
@@ -162,7 +162,7 @@ class NativeLayer(nn.Module):
             output_norm=self._norm(layer.output_norm),
             epsilon=config.layer_norm_eps,
         )
-        self.projected_type = TYPES[self.struct.attention_mode]
+        self.projected_type = ELEMENT_TYPES[self.struct.attention_mode]
 
     def _keep(self, tensor: Tensor) -> int:
         """Keep a tensor for as long as the layer, and return its address."""
@@ -174,17 +174,17 @@ class NativeLayer(nn.Module):
             *(self._keep(t.float().clone()) for t in (norm.weight, norm.bias))
         )
 
-    def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> Product:
+    def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> ProductStruct:
         """Return a product, whose outputs are padded to whole panels."""
         weight = linear.weight.detach().float()
         (outputs, inputs), group = weight.shape, INPUTS[mode]
         missing = -outputs % PANEL
         panels = torch.zeros(
-            (outputs + missing) // PANEL, inputs // group, PANEL, group, dtype=TYPES[mode]
+            (outputs + missing) // PANEL, inputs // group, PANEL, group, dtype=ELEMENT_TYPES[mode]
         )
-        product = Product(inputs=inputs, outputs=outputs, weight=self._keep(panels))
+        product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
-        if mode == PRECISIONS.index("int8"):
+        if mode == MODES.index("int8"):
             scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
             weight = (weight / scales[:, None]).round_()
             product.scale = self._keep(F.pad(scales, (0, missing)))
@@ -210,7 +210,7 @@ class NativeLayer(nn.Module):
             return out
         boundaries = packed.cu_seqlens.to(torch.int32).contiguous()
         rows = None if rows is None else rows.long().contiguous()
-        batch = Batch(
+        batch = BatchStruct(
             hidden=hidden.data_ptr(),
             boundaries=boundaries.data_ptr(),
             rows=None if rows is None else rows.data_ptr(),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bertkit.errors import BertkitError
+from bertkit.model.attention import has_bf16
 from bertkit.training.optimizer import AdamW
 
 MUON_MOMENTUM = 0.95
@@ -83,8 +84,8 @@ class Muon(AdamW):
         for shape, parts in shapes.items():
             weights, gradients, momenta = ([part[i] for part in parts] for i in range(3))
             torch._foreach_lerp_(momenta, gradients, 1 - MUON_MOMENTUM)
-            ahead = torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM)
-            moves = orthogonalize(torch.stack(ahead)).unbind()
+            ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MUON_MOMENTUM))
+            moves = orthogonalize(ahead.to(product_dtype(ahead))).to(ahead.dtype).unbind()
             torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             rate = group["lr"] * MUON_SCALE * math.sqrt(max(shape))
             torch._foreach_add_(weights, moves, alpha=-rate)
@@ -93,6 +94,11 @@ class Muon(AdamW):
 def is_layer_matrix(name: str, parameter: Tensor) -> bool:
     """Whether a parameter is a weight matrix between hidden states, which Muon updates."""
     return parameter.ndim == 2 and (".layers." in name or name.endswith("mlm.dense.weight"))
+
+
+def product_dtype(matrices: Tensor) -> torch.dtype:
+    """Return the dtype to orthogonalize in: bf16 where that is fast, as rounding matters little."""
+    return torch.bfloat16 if matrices.is_cuda or has_bf16() else matrices.dtype
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

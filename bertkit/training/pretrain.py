@@ -29,7 +29,7 @@ from bertkit.corpus.store import TokenStore
 from bertkit.errors import DivergedError
 from bertkit.files import exclusive_lock, read_json
 from bertkit.pretraining_data.sampler import START
-from bertkit.processes import busy_note, usable_cores
+from bertkit.processes import busy_note, keep_freed_memory, usable_cores
 from bertkit.training.checkpoint import CheckpointWriter
 from bertkit.training.data import (
     HeldOut,
@@ -172,6 +172,8 @@ def pretrain(
     recipe = read_recipe(PretrainRecipe, recipe) if isinstance(recipe, str) else recipe
     device = local_device(device)
     check_strategy(strategy)
+    if choose_device(device).type == "cpu":
+        keep_freed_memory()
     with init_distributed(choose_device(device), timeout) as ranks, ExitStack() as stack:
         run = Run(
             recipe=recipe,

@@ -35,7 +35,7 @@ MODES = [
             reason="the compiled code or the processor's instructions are missing",
         ),
     )
-    for mode in native.PRECISIONS
+    for mode in native.MODES
 ]
 
 
@@ -58,7 +58,7 @@ def make_layer(config: ModelConfig) -> Layer:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("heads", [1, 2, 3, 6], ids=lambda heads: f"{96 // heads}-wide")
-@pytest.mark.parametrize("direction", native.DIRECTIONS)
+@pytest.mark.parametrize("direction", native.DIRECTION_SIGNS)
 def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction: str) -> None:
     activation = "gelu_tanh" if heads == 2 else "gelu"
     config = replace(CONFIG, num_attention_heads=heads, direction=direction, hidden_act=activation)
