@@ -29,7 +29,7 @@ LONGEST_TABLE = 18
 COMPLETE = {"gpu-probe", "gpu-train", "gpu-rest"}
 """Results files whose rows are all shown: each is a contestant, not a point of a curve."""
 SPREAD = ("median", "lowest", "highest")
-PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|mfu)(?:$|_)")
+PERCENT = re.compile(r"(?:^|_)(?:share|accuracy|recall|mfu)(?:$|_)")
 
 Row = dict[str, Any]
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from bertkit.predict.load import load as load
     from bertkit.predict.load import model_info as model_info
     from bertkit.predict.minimal_pairs import evaluate_minimal_pairs as evaluate_minimal_pairs
+    from bertkit.predict.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertkit.predict.text_vectors import embed_file as embed_file
     from bertkit.predict.text_vectors import extract_file as extract_file
     from bertkit.pretraining_data.batch import Packed as Packed
@@ -101,6 +102,7 @@ _NAMES = {
     "predict.files": ("predict_file",),
     "predict.load": ("load", "model_info"),
     "predict.minimal_pairs": ("evaluate_minimal_pairs",),
+    "predict.retrieval": ("evaluate_retrieval",),
     "predict.text_vectors": ("embed_file", "extract_file"),
     "pretraining_data.batch": ("Packed", "pack"),
     "report.pretraining": ("write_report",),

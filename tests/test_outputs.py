@@ -25,7 +25,7 @@ NO_PATHS = {
     *("--context", "--criterion", "--compat", "--language", "--executor", "--partition", "--time"),
     *("--sbatch", "--machine", "--place", "--strategy", "--objectives.token", "TABLES"),
     *("--objectives.pair", "--training.schedule", "--training.precision", "--track", "--metric"),
-    *("--training.optimizer", "--image-column"),
+    *("--training.optimizer", "--image-column", "--image-network", "--image-task"),
     *("--class-weights", "--method", "--split", "--good", "--bad"),
 }
 """Parameters of text that name no file, in the commands that write."""

@@ -24,6 +24,9 @@ from bertkit.files import read_object
 from bertkit.model.encoder import ModelConfig, check_vocabulary
 from bertkit.tokenizer.wordpiece import Tokenizer
 
+KEPT_WEIGHTS = ("bert.pooler.", "image.", "cls.predictions.transform.", "cls.predictions.bias")
+"""Weights that are used without the head of a task: ViLBERT also predicts masked tokens."""
+
 
 @dataclass(frozen=True)
 class PretrainedWeights:
@@ -81,9 +84,7 @@ class PretrainedWeights:
         kept = {
             name: tensor.clone() if copy else tensor
             for name, tensor in self.tensors.items()
-            if keep_head
-            or not is_optional_weight(name)
-            or name.startswith(("bert.pooler.", "image."))
+            if keep_head or not is_optional_weight(name) or name.startswith(KEPT_WEIGHTS)
         }
         return load_into(self.config, kept, make, self.path)
 

@@ -74,7 +74,7 @@ COMMAND_GROUPS = {
 }
 COMMANDS = {name: text for group in COMMAND_GROUPS.values() for name, text in group.items()}
 SUBCOMMANDS = {
-    "evaluate": ("minimal-pairs",),
+    "evaluate": ("minimal-pairs", "retrieval"),
     "predict": ("embed", "fill-mask", "next-sentence", "similar"),
     "vocab": ("extend", "measure"),
 }

@@ -1,4 +1,4 @@
-"""The command `bertkit evaluate`, for fine-tuned models and, on minimal pairs, pre-trained ones."""
+"""The command `bertkit evaluate`: of fine-tuned models, on minimal pairs, and of retrieval."""
 
 from __future__ import annotations
 
@@ -155,6 +155,52 @@ def minimal_pairs_command(
             console.say(f"scores: {', '.join(map(str, found.save(out)))}")
 
 
+def retrieval_command(
+    model: Path,
+    file: Annotated[str, TEXT],
+    *,
+    candidates: int = 1000,
+    out: Annotated[Path | None, RESULTS] = None,
+    precision: Precision = "auto",
+    device: Device = "auto",
+    columns: Annotated[ColumnFlags, flag_group("Columns of your data")] = NO_COLUMNS,
+) -> None:
+    """Measure how often a model of images and texts finds the image of a text, and the reverse.
+
+    Parameters
+    ----------
+    model
+        A model fine-tuned with --image-task alignment or pretraining.
+    file
+        Rows of a text and its image; rows with the same image are texts of one image.
+    candidates
+        The maximum number of rows that are compared with each other; more rows are divided into
+        groups of adjacent rows.
+    out
+        The folder for a record of the evaluation and the rank of every text's image.
+    """
+    with Console() as console:
+        found = bertkit.evaluate_retrieval(
+            model,
+            file,
+            columns=given(columns),
+            candidates=candidates,
+            precision=precision,
+            device=device,
+            console=console,
+        )
+        table = Table("recall", *[f"at {k}" for k in found.chance])
+        for name, values in (
+            ("of a text's image", found.image_recall),
+            ("of an image's text", found.text_recall),
+            ("of images by chance", found.chance),
+        ):
+            table.add_row(name, *[f"{value:.1%}" for value in values.values()])
+        rich.console.Console().print(table)
+        if out is not None:
+            console.say(f"ranks: {', '.join(map(str, found.save(out)))}")
+
+
 def accuracy_table(found: MinimalPairEvaluation) -> Table:
     """Return the accuracy by set, by field and overall as a table."""
     ties = any(one.ties for one in found.sets.values())
@@ -173,3 +219,4 @@ def accuracy_table(found: MinimalPairEvaluation) -> Table:
 
 evaluate_application = App(name="evaluate", default_command=evaluate_command)
 evaluate_application.command(minimal_pairs_command, name="minimal-pairs")
+evaluate_application.command(retrieval_command, name="retrieval")

@@ -65,6 +65,19 @@ class ColumnFlags:
     """The side, in pixels, to which pictures are scaled (224 by default)."""
     patch_size: int | None = None
     """The side, in pixels, of the patches into which pictures are cut (16 by default)."""
+    image_boxes: bool | None = None
+    """The last four numbers of every vector of features are the box of its region: left, top, right
+    and bottom, as fractions of the image's width and height."""
+    image_network: str | None = None
+    """mmbt (images are tokens of BERT) or vilbert (a stream of their own beside BERT); by default
+    that of the model, else mmbt."""
+    co_layers: tuple[int, ...] | None = None
+    """For vilbert: the text's layers, from 0, before which text and image attend to each other; by
+    default the upper half."""
+    image_task: str | None = None
+    """For classification: labels (the default); or, for vilbert and data without labels, whether
+    text and image belong together: alignment, or pretraining, which predicts masked tokens and
+    regions too."""
     id: str | None = None
     """The column of the ID; by default, the number of the row is the ID."""
     separator: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from bertkit.datasets.fields import (
     row_words,
     single_label,
 )
+from bertkit.datasets.image_columns import ALIGNED, LABELS_GIVEN, ImageColumns
 from bertkit.datasets.readers import Columns, Reading, RowReader, row_texts
 from bertkit.datasets.records import Records
 from bertkit.datasets.squad import has_json_lines, is_json, make_question, read_squad
@@ -36,7 +37,7 @@ NO_ZERO = "keys of choices taken to count from 0, of which none is (else --first
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumns(Columns):
+class TextColumns(ImageColumns):
     """Columns of texts or text pairs with one label name each; JSON's 1 is "1", true is "true"."""
 
     text: str = "text"
@@ -45,38 +46,32 @@ class TextColumns(Columns):
     """The column of the second text of a pair."""
     label: str = "label"
     """The column of the label."""
-    image_column: str = ""
-    """The column of an image that is read with the text: the path of a PNG or JPEG, relative to the
-    data file; the image's features as a list of vectors; or its key in `image_features`."""
-    image_features: str = ""
-    """A file of image features: .npy (by row number), .safetensors, or .parquet."""
-    image_size: int = 224
-    """The side, in pixels, to which pictures are scaled."""
-    patch_size: int = 16
-    """The side, in pixels, of the patches into which pictures are cut."""
     input_options = ("text", "pair", "image_column")
+    has_image_tasks = True
 
     def __post_init__(self) -> None:
-        """Check that a text has a second text or an image, and the sizes of pictures.
+        """Check the options of images, and that a text has a second text or an image.
 
         Raises:
-            BertkitError: it has both (code "image-pair"), or patches do not tile pictures (code
-                "image-size").
+            BertkitError: it has both (code "image-pair"), or see `ImageColumns`.
         """
-        if not self.image_column:
-            return
-        from bertkit.multimodal.images import PatchGrid
-
-        PatchGrid(self.image_size, self.patch_size).check()
-        if self.pair:
+        super().__post_init__()
+        if self.image_column and self.pair:
             raise BertkitError(
                 "--pair and --image-column cannot be combined: the model has two segments, and an "
                 "image takes the first; join the two texts in one column",
                 code="image-pair",
             )
 
+    @property
+    def target(self) -> str:
+        """See `Columns`; the image itself if the task is to find its text."""
+        return self.label if self.image_task == LABELS_GIVEN else self.image_column
+
     def label_in(self, value: object, place: str) -> str | float | tuple[str, ...] | None:
         """Return the label in a field, or None if the field is empty."""
+        if self.image_task != LABELS_GIVEN:
+            return ALIGNED
         return single_label(value, self.label, place)
 
     def row_reader(self, reading: Reading) -> RowReader:
@@ -97,43 +92,12 @@ class TextColumns(Columns):
 
         return example
 
-    def image_reader(self, reading: Reading) -> Callable[[Fields, str], Any] | None:
-        """Return the function that reads the image of a row, or None if rows have no images.
-
-        The function returns None if the field is empty.
-
-        Raises:
-            BertkitError: an option has no effect without `image_column` (code "image-column"), or
-                the file of features cannot be read.
-        """
-        if not self.image_column:
-            sizes = (self.image_size, self.patch_size)
-            if self.image_features or sizes != (TextColumns.image_size, TextColumns.patch_size):
-                raise BertkitError(
-                    "--image-features, --image-size and --patch-size need the column of the "
-                    "images; give --image-column",
-                    code="image-column",
-                )
-            return None
-        from bertkit.multimodal.images import PatchGrid, open_features, read_image
-
-        grid, column = PatchGrid(self.image_size, self.patch_size), self.image_column
-        features = open_features(self.image_features, column) if self.image_features else None
-        in_file = not isinstance(reading.path, Records)
-
-        def image(row: Fields, place: str) -> Any:
-            value = row[column]
-            if value is None or (isinstance(value, str) and not value.strip()):
-                return None
-            folder = Path(place.rpartition(":")[0]).parent if in_file else None
-            return read_image(value, place, grid, features=features, folder=folder)
-
-        return image
-
 
 @dataclass(frozen=True, kw_only=True)
 class NumberColumns(TextColumns):
     """The column names of a regression data set: a text or a text pair, and its number."""
+
+    has_image_tasks = False
 
     def label_in(self, value: object, place: str) -> float | None:
         """Return the finite number in a field, or None if the field is empty."""
@@ -151,6 +115,7 @@ class LabelSetColumns(TextColumns):
 
     separator: str = "|"
     """What separates several labels in one field."""
+    has_image_tasks = False
 
     def __post_init__(self) -> None:
         """Check the separator.
@@ -168,7 +133,7 @@ class LabelSetColumns(TextColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceColumns(Columns):
+class ChoiceColumns(ImageColumns):
     """Columns of texts with several continuations or answers, of which one is right.
 
     A label is the name of a choice's column (if the file has a header), a letter from A or a, or an
@@ -184,11 +149,13 @@ class ChoiceColumns(Columns):
     first_choice: int = -1
     """The number of the first choice if labels are numbers: 0, 1, or -1 to infer it from the
     training file."""
+    input_options = ("text", "choices", "image_column")
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """See `Columns`."""
-        return self.text, *self.choices
+        image = (self.image_column,) if self.image_column else ()
+        return self.text, *self.choices, *image
 
     @property
     def names(self) -> Sequence[str]:
@@ -246,6 +213,7 @@ class ChoiceColumns(Columns):
     def row_reader(self, reading: Reading) -> RowReader:
         """See `Columns`; a row is left out if a text is empty or its key is out of range."""
         self.check()
+        image_of = self.image_reader(reading)
         first = self.first_choice
         if first < 0:
             first = self.lowest_key(reading.path, reading.counts) if reading.labelled else 0
@@ -258,6 +226,10 @@ class ChoiceColumns(Columns):
             texts = row_texts(spread, (self.text, *own), place, reading.counts)
             if texts is None:
                 return None
+            image = image_of(row, place) if image_of else None
+            if image_of and image is None:
+                reading.counts.note(f"empty '{self.image_column}'", place)
+                return None
             key = value_name(row.get(self.label)) if reading.labelled else ""
             index = self.choice_index(key, first)
             if key and not 0 <= index < len(own):
@@ -265,7 +237,8 @@ class ChoiceColumns(Columns):
                 return None
             if first and key.isdecimal() and key not in self.names:
                 reading.counts.note("key counted from 1, kept", place)
-            return ChoiceExample("", texts[0], tuple(texts[1:]), index if key else None, place)
+            right = index if key else None
+            return ChoiceExample("", texts[0], tuple(texts[1:]), right, place, image)
 
         return example
 

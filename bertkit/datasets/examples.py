@@ -44,6 +44,8 @@ class ChoiceExample(NamedTuple):
     label: int | None
     """The index of the right choice in `choices`."""
     place: str
+    image: Any = None
+    """See `TextExample`."""
 
     @property
     def gold(self) -> int | None:

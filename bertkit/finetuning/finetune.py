@@ -167,7 +167,7 @@ class FinetuningRun:
         grid = settings.grid.chosen(start.config.hidden_size, len(data.train))
         settings = dataclasses.replace(settings, grid=grid)
         self.settings, self.metrics, self.on_record = settings, metrics, on_record
-        self.task: Task = reordered_labels(start, data)
+        self.task: Task = reordered_labels(start, data).initialised_from(start)
         self.device = choose_device(settings.device)
         self.precision = choose_precision(settings.training.precision, self.device)
         self.build = build_with(settings.head, self.task, start)

@@ -171,7 +171,7 @@ class TaskNetwork:
 
     model: TaskModel
     compact: CompactEmbeddings | None
-    """The word embeddings in use; None if they are frozen."""
+    """The word embeddings in use; None if all are trained, or none."""
     optimizer: AdamW
 
 
@@ -281,7 +281,8 @@ def build_task_network(
     torch.manual_seed(run.seed)
     model = start.build(build or task.build, keep_head=keep_head).model.to(device).train()
     trained = model.encoder.word_embeddings.weight.requires_grad
-    compact = CompactEmbeddings(model.encoder, items) if trained else None
+    whole = task.predicts_tokens or not trained
+    compact = None if whole else CompactEmbeddings(model.encoder, items)
     optimizer = build_optimizer(
         model,
         learning_rate=run.learning_rate,

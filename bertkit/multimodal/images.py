@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertkit.errors import BertkitError, short_repr
+from bertkit.errors import BertkitError, nearest, short_repr
 from bertkit.files import from_home
 from bertkit.text.documents import optional_library
 
@@ -30,6 +30,35 @@ LARGEST_PATCH = 512
 """The largest side of a patch: the projection has a weight for each of its values."""
 PICTURE_FORMATS = ("PNG", "JPEG")
 CHANNELS = 3
+
+NETWORKS = ("mmbt", "vilbert")
+IMAGE_TASK_NAMES = ("labels", "alignment", "pretraining")
+
+
+def check_network(network: str, co_layers: tuple[int, ...], task: str) -> None:
+    """Check the options of `TextColumns` about the network that reads images, and its task.
+
+    Raises:
+        BertkitError: there is no such network (code "image-network") or task (code "image-task").
+    """
+    if network not in ("", *NETWORKS):
+        raise BertkitError(
+            f"no network for images is called '{network}'{nearest(network, NETWORKS)}",
+            code="image-network",
+        )
+    if network == "mmbt" and co_layers:
+        raise BertkitError(
+            "--co-layers is an option of --image-network vilbert; leave it out",
+            code="image-network",
+        )
+    if task not in IMAGE_TASK_NAMES or (network == "mmbt" and task != "labels"):
+        hint = nearest(task, IMAGE_TASK_NAMES)
+        raise BertkitError(
+            f"no task of images is called '{task}'{hint}"
+            if task not in IMAGE_TASK_NAMES
+            else f"--image-task {task} needs --image-network vilbert",
+            code="image-task",
+        )
 
 
 class PatchGrid(NamedTuple):

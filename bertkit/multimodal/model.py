@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from bertkit.model.encoder import ModelConfig, initialize
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.multimodal.images import PatchGrid
+from bertkit.multimodal.regions import PackedStreams, Regions, with_regions
 from bertkit.pretraining_data.batch import Packed, own_fields
 from bertkit.shapes import ClassLogits, Hidden, TokenIndices
 
@@ -31,13 +33,16 @@ class PackedImages(Packed):
     """(image tokens,) the index of each among all tokens of the batch."""
 
 
-def with_images(packed: Packed, images: Sequence[np.ndarray]) -> PackedImages:
+def with_images(packed: Packed, images: Sequence[Any]) -> PackedImages | PackedStreams:
     """Return a batch with the image of each sequence, whose vectors follow [CLS].
 
     Args:
         packed: the batch, on the CPU.
-        images: for each sequence, in packed order, an array (vectors, width).
+        images: for each sequence, in packed order, an array (vectors, width); or, for a network
+            with two streams, its regions.
     """
+    if isinstance(images[0], Regions):
+        return with_regions(packed, images)
     counts = np.array([len(image) for image in images])
     within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     starts = packed.cu_seqlens[:-1].numpy().astype(np.int64)

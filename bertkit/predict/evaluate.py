@@ -212,6 +212,7 @@ def scored_inputs(
         )
     check_sources(name, files, given)
     inputs = read_split(name, split, files, None if name in OFFICIAL else columns, counts)
+    inputs = model.scored_inputs(inputs)
     note_unique([(split, inputs)], model, counts)
     return name, inputs
 

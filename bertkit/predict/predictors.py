@@ -361,25 +361,33 @@ class ChoicePredictor(TaskPredictor):
     wanted = "(text, choices) tuples"
 
     @overload
-    def __call__(self, text: str, choices: Sequence[str]) -> ChoicePrediction: ...
+    def __call__(
+        self, text: str, choices: Sequence[str], image: Any = None
+    ) -> ChoicePrediction: ...
     @overload
     def __call__(self, text: Iterable[Any]) -> list[ChoicePrediction]: ...
-    def __call__(self, text: Any, choices: Any = None) -> Any:
+    def __call__(self, text: Any, choices: Any = None, image: Any = None) -> Any:
         """Return the most probable choice for a text, or a list of them for a list of inputs.
 
         Args:
             text: the context; or many inputs, as `results` takes them.
             choices: the texts to choose from, if the first argument is one text.
+            image: the image, if the model reads images; see `TextPredictor`.
 
         Raises:
             InputTypeError: an argument is of the wrong type.
             BertkitError: there is no choice.
         """
-        return self._call(text) if choices is None else self._call(text, choices)
+        more = [one for one in (choices, image) if one is not None]
+        return self._call(text, *more)
 
     def example(self, given: Any, place: str, id: str) -> ChoiceExample:  # noqa: A002
         """See `TaskPredictor`; the choices of a mapping are one list or have a column each."""
         text, *choices = self.input_fields(given, place) or ("",)
+        task: Any = self.task
+        image = None
+        if task.reads_images and len(choices) > 1:
+            image = task.read_image(choices.pop(), place)
         if len(choices) != 1 and not isinstance(given, Mapping):
             raise InputTypeError(f"{place} is {short_repr(given)}; give {self.wanted}")
         if len(choices) == 1:
@@ -387,7 +395,7 @@ class ChoicePredictor(TaskPredictor):
         require_texts(place, text, *choices)
         if not choices:
             raise BertkitError(f"{place} has no choice to choose from")
-        return ChoiceExample(id, text, tuple(choices), None, place)
+        return ChoiceExample(id, text, tuple(choices), None, place, image)
 
 
 class TagPredictor(TaskPredictor):

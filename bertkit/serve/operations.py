@@ -112,7 +112,9 @@ def text_examples(asked: Sequence[Text]) -> list[TextExample]:
     ]
 
 
-def decoded_images(inputs: Sequence[TextExample], task: Any) -> list[TextExample]:
+def decoded_images(
+    inputs: Sequence[TextExample | ChoiceExample], task: Any
+) -> list[TextExample | ChoiceExample]:
     """Return the inputs of an image task with the vectors of their images.
 
     Raises:
@@ -137,7 +139,7 @@ def decoded_images(inputs: Sequence[TextExample], task: Any) -> list[TextExample
     ]
 
 
-def from_base64(given: TextExample) -> Any:
+def from_base64(given: TextExample | ChoiceExample) -> Any:
     """Return the image of an input, a picture as bytes.
 
     Raises:
@@ -156,7 +158,7 @@ def from_base64(given: TextExample) -> Any:
 def choice_examples(asked: Sequence[Choices]) -> list[ChoiceExample]:
     """Convert a request's texts and choices into task inputs."""
     return [
-        ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}")
+        ChoiceExample(str(i), given.text, tuple(given.choices), None, f"inputs.{i}", given.image)
         for i, given in enumerate(asked)
     ]
 

@@ -57,31 +57,37 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 def texts_size(inputs: Sequence[bodies.Text]) -> int:
-    """Return a lower bound on the characters of texts, in which a vector counts as one token."""
+    """Return a lower bound on the characters of texts and the vectors of their images."""
     size = request_size(text for given in inputs for text in (given.text, given.pair))
-    vectors = sum(len(one.image) for one in inputs if isinstance(one.image, list))
-    return size + CHARACTERS_OF_TOKEN * vectors
+    return size + sum(vectors_size(given) for given in inputs)
+
+
+def choices_size(inputs: Sequence[bodies.Choices]) -> int:
+    """Return a lower bound on the characters of texts and images, repeated for every choice."""
+    special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
+    return sum(
+        request_size(one.choices) + len(one.choices) * (special + len(one.text) + vectors_size(one))
+        for one in inputs
+    )
+
+
+def vectors_size(given: bodies.Text | bodies.Choices) -> int:
+    """Return the size of an image in characters: a vector counts as one token, a picture as 0."""
+    return CHARACTERS_OF_TOKEN * len(given.image) if isinstance(given.image, list) else 0
+
+
+def count_pictures(inputs: Sequence[bodies.Text | bodies.Choices]) -> int:
+    """Return the number of pictures to decode."""
+    return sum(isinstance(one.image, str) for one in inputs)
 
 
 async def text_predictions(
     serving: Service, route: str, asked: PredictionRequest[bodies.Text]
 ) -> Predicted:
     """Return the predictions for texts, pairs of texts, or images with texts."""
+    size, pictures = texts_size(asked.inputs), count_pictures(asked.inputs)
     return await serving.predict(
-        route,
-        asked.model,
-        asked.inputs,
-        texts_size(asked.inputs),
-        text_examples,
-        pictures=sum(isinstance(one.image, str) for one in asked.inputs),
-    )
-
-
-def choices_size(inputs: Sequence[bodies.Choices]) -> int:
-    """Return a lower bound on the characters of texts, each repeated for every choice."""
-    special = 3 * CHARACTERS_OF_TOKEN  # each choice adds [CLS] and two [SEP]
-    return sum(
-        request_size(one.choices) + len(one.choices) * (special + len(one.text)) for one in inputs
+        route, asked.model, asked.inputs, size, text_examples, pictures=pictures
     )
 
 
@@ -135,8 +141,10 @@ def task_routes(serving: Service) -> APIRouter:
         response_model=Predictions[answers.Choice],
     )
     async def choose(asked: PredictionRequest[bodies.Choices]) -> Response:
-        size = choices_size(asked.inputs)
-        found = await serving.predict("choose", asked.model, asked.inputs, size, choice_examples)
+        size, pictures = choices_size(asked.inputs), count_pictures(asked.inputs)
+        found = await serving.predict(
+            "choose", asked.model, asked.inputs, size, choice_examples, pictures=pictures
+        )
         numbers = sum(2 + len(one.choices) for one in asked.inputs)
         return await serving.respond(numbers, plain_response, found)
 

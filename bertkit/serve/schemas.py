@@ -78,6 +78,7 @@ class Choices(RequestBody):
 
     text: Plain
     choices: list[Plain] = Field(min_length=1, max_length=256, fail_fast=True)
+    image: Image | None = None
 
 
 class Words(RequestBody):

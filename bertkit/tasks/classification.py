@@ -142,9 +142,9 @@ class TextTask(Task):
         items = []
         for i, given in enumerate(inputs):
             pair = None if given.pair is None else pairs[i]
-            windows = self.encode_windows(given, texts[i], pair, tokenizer)
+            windows, image = self.encode_windows(given, texts[i], pair, tokenizer)
             parts = [
-                ItemPart((window,), targets[i], 1 / len(windows), number == 0, given.image)
+                ItemPart((window,), targets[i], 1 / len(windows), number == 0, image)
                 for number, window in enumerate(windows)
             ]
             items.append(Item(i, parts))
@@ -157,20 +157,16 @@ class TextTask(Task):
 
     def encode_windows(
         self, given: TextExample, text: list[int], pair: list[int] | None, tokenizer: Tokenizer
-    ) -> list[Encoded]:
-        """Return the windows of an input, given the token ids of its texts.
+    ) -> tuple[list[Encoded], Any]:
+        """Return the windows of an input and its image, given the token ids of its texts.
 
         Raises:
             BertkitError: the input has an image, which this task does not read (code
                 "image-unexpected").
         """
         if given.image is not None:
-            raise BertkitError(
-                f"{given.place}: the model reads only text, and here is an image; leave it out, or "
-                "fine-tune a model on images (--image-column)",
-                code="image-unexpected",
-            )
-        return text_windows(text, pair, tokenizer, self.max_length, self.stride)
+            raise unexpected_image(given.place)
+        return text_windows(text, pair, tokenizer, self.max_length, self.stride), None
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray
@@ -397,6 +393,15 @@ def unknown_label(label: str, place: str, labels: Sequence[str]) -> BertkitError
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     return BertkitError(
         f"{place}: the label {label!r} is not one of the model's; known: {shown}{more}"
+    )
+
+
+def unexpected_image(place: str) -> BertkitError:
+    """Return the error for an image that the model does not read."""
+    return BertkitError(
+        f"{place}: the model reads only text, and here is an image; leave it out, or fine-tune a "
+        "model on images (--image-column)",
+        code="image-unexpected",
     )
 
 

@@ -22,6 +22,7 @@ from bertkit.datasets.benchmarks import (
 )
 from bertkit.datasets.examples import TextExample
 from bertkit.datasets.glue import GLUE, find_file, read_glue
+from bertkit.datasets.image_columns import IMAGE_OPTIONS, LABELS_GIVEN
 from bertkit.datasets.readers import Columns
 from bertkit.errors import BertkitError
 from bertkit.files import write_text
@@ -37,10 +38,6 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 Split = tuple[str, Sequence[Any]]
 """A name, such as dev-mismatched, and the examples."""
-
-
-IMAGE_OPTIONS = ("image_column", "image_size", "patch_size")
-"""Options of columns that are recorded only for inputs with images."""
 
 
 @dataclass(frozen=True)
@@ -171,9 +168,11 @@ def user_dataset(
         tests.append(("test", columns.read_labelled(files.test, counts, scoring=True, test=True)))
         recorded["test"] = str(files.test)
     images = bool(getattr(columns, "image_column", ""))
-    task: Task = spec.task_class(images=images).from_data(
+    alignment = getattr(columns, "image_task", LABELS_GIVEN) != LABELS_GIVEN
+    task: Task = spec.task_class(images=images, alignment=alignment).from_data(
         TaskInputs(every, columns, windows, windows.length(positions), counts)
     )
+    dev, *tests = ((name, task.scored_inputs(inputs)) for name, inputs in (dev, *tests))
     note_unique([dev, *tests], task, counts)
     named = as_json(columns)
     if features := named.pop("image_features", ""):
@@ -319,7 +318,7 @@ def with_unknown(items: Items, unknown: int) -> Items:
         for part in item.parts:
             for one in part.sequences:
                 size = len(one.ids) - 2 - (one.first < len(one.ids))
-                size -= 0 if part.image is None else len(part.image)
+                size -= part.placeholders
                 lost = int(np.count_nonzero(one.ids == unknown))
                 pieces, total = pieces + lost, total + size
                 if isinstance(part.target, WordTarget):  # a window may hold several inputs

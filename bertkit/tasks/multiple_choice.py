@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from bertkit.datasets.swag import write_swag_predictions
 from bertkit.model.encoder import ModelConfig
 from bertkit.model.task_heads import ClassificationModel
 from bertkit.objectives import LossSum, Sums
-from bertkit.tasks.classification import leading, softmax
+from bertkit.tasks.classification import leading, softmax, unexpected_image
 from bertkit.tasks.predictions import Prediction, probability_bars
 from bertkit.tasks.task import (
     NOTHING_READ,
@@ -84,6 +84,7 @@ class MultipleChoice(Task):
             own = endings[begin : begin + len(given.choices)]
             begin += len(given.choices)
             empty += not (contexts[i] and all(own))
+            image = self.image_part(given)
             windows = [
                 text_windows(contexts[i], ending, tokenizer, self.max_length, self.stride)
                 for ending in own
@@ -95,12 +96,23 @@ class MultipleChoice(Task):
                     given.label,
                     1 / count,
                     leads=number == 0,
+                    image=image,
                 )
                 for number in range(count)
             ]
             items.append(Item(i, parts))
         windowed = sum(len(item.parts) > 1 for item in items)
         return Items(items, len(inputs), windowed, {NOTHING_READ: empty})
+
+    def image_part(self, given: ChoiceExample) -> Any:
+        """Return what `ItemPart.image` of an input is.
+
+        Raises:
+            BertkitError: the input has an image, which this task does not read (code
+                "image-unexpected").
+        """
+        if given.image is not None:
+            raise unexpected_image(given.place)
 
     def targets(
         self, parts: Sequence[ItemPart], place: np.ndarray, starts: np.ndarray

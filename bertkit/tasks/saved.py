@@ -199,7 +199,7 @@ def saved_task(details: Mapping[str, Any], source: Path) -> Task:
             f"{source}: two labels are called {twice!r}; give each its own name (id2label in "
             "config.json, or labels in bertkit.json)"
         )
-    task_class = spec.task_class(images="image_width" in given)
+    task_class = spec.task_class(images="image_width" in given, alignment="masked" in given)
     types = get_type_hints(task_class)
     for name, value in given.items():
         wanted = types.get(name)

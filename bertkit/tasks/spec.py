@@ -65,10 +65,19 @@ class TaskSpec:
         """Whether its tasks have label names."""
         return any(field.name == "labels" for field in fields(self.task))
 
-    def task_class(self, *, images: bool) -> Any:
-        """Return the task class, or that of inputs with an image beside the text."""
+    def task_class(self, *, images: bool, alignment: bool = False) -> Any:
+        """Return the task class, or that of inputs with an image beside the text.
+
+        Args:
+            images: whether inputs have images.
+            alignment: whether the task is to tell whether image and text belong together.
+        """
         if not images:
             return self.task
+        if alignment:
+            from bertkit.tasks.alignment import Alignment
+
+            return Alignment
         from bertkit.tasks.images import IMAGE_TASKS
 
         return IMAGE_TASKS.get(self.name, self.task)

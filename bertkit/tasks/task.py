@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training.device import autocast
 from bertkit.training.memory import in_halves
+
+if TYPE_CHECKING:
+    from bertkit.checkpoints.pretrained import PretrainedWeights
 
 PREDICTION_TOKENS = 8192
 """The maximum tokens of a batch without gradients on a CPU."""
@@ -68,13 +71,21 @@ class ItemPart(NamedTuple):
     """The weight of the part in the loss of its input."""
     leads: bool = True
     """Whether it is the first part of its item, by which items are counted."""
-    image: np.ndarray | None = None
-    """(vectors, width) what takes the place of the tokens after [CLS] of the only sequence."""
+    image: Any = None
+    """(vectors, width) what takes the place of the tokens after [CLS] of the only sequence; or the
+    `Regions` of an image that is a sequence by itself."""
+
+    @property
+    def placeholders(self) -> int:
+        """The number of tokens that stand for the vectors of an image."""
+        return len(self.image) if isinstance(self.image, np.ndarray) else 0
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in all sequences."""
-        return sum(len(sequence.ids) for sequence in self.sequences)
+        """The number of tokens in all sequences, with an image by itself for each of them."""
+        apart = self.image is not None and not self.placeholders
+        regions = 1 + len(self.image.vectors) if apart else 0
+        return sum(regions + len(sequence.ids) for sequence in self.sequences)
 
 
 class Item(NamedTuple):
@@ -263,6 +274,27 @@ class Task(ABC):
     def baseline(self, inputs: Sequence[Any]) -> dict[str, float]:
         """Return the scores of an input-independent baseline."""
 
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the objective needs the embeddings of tokens that no input has."""
+        return False
+
+    def initialised_from(self, start: PretrainedWeights) -> Self:
+        """Return the task with what the weights to initialise from decide; for most tasks nothing.
+
+        Raises:
+            BertkitError: the weights are of another network.
+        """
+        return self
+
+    def scored_inputs(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs on which the task is scored; most tasks add nothing to labelled ones.
+
+        Args:
+            inputs: labelled inputs.
+        """
+        return inputs
+
     def calibrated(self, inputs: Sequence[Any], predictions: Sequence[Any]) -> Self:
         """Return the task with thresholds chosen on labelled inputs; most tasks have none."""
         return self
@@ -339,10 +371,11 @@ def make_batch(
     positions = np.arange(len(ids)) - np.repeat(starts, sorted_lengths)
     segment_ids = (positions >= np.repeat(firsts, sorted_lengths)).astype(np.int64)
     packed = from_arrays(ids, segment_ids, sorted_lengths)
-    if parts[0].image is not None:  # then a part is one sequence
+    if parts[0].image is not None:
         from bertkit.multimodal.model import with_images
 
-        images = [image for i in order if (image := parts[i].image) is not None]
+        each = [part.image for part in parts for _ in part.sequences]
+        images = [each[i] for i in order]
         packed = with_images(packed, images)
     tensors, counts = targets(parts, place, starts[place]) if targets else ({}, {})
     return TaskBatch(packed, tensors, counts, place)

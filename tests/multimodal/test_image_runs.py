@@ -29,11 +29,15 @@ from bertkit.model.heads import PretrainingModel
 from bertkit.multimodal import images
 from bertkit.predict.files import predict_file
 from bertkit.serve.app import serving_app
-from bertkit.serve.limits import Limits
+from bertkit.serve.limits import CHARACTERS_OF_TOKEN, Limits, RefusedError
 from bertkit.serve.metrics import Metrics
 from bertkit.serve.models import load_and_try, load_models
+from bertkit.serve.operations import choice_examples, decoded_images
+from bertkit.serve.routes import choices_size, count_pictures
+from bertkit.serve.schemas import Choices
 from bertkit.serve.service import SHORT_TEXT
 from bertkit.tasks.data import digest_inputs
+from bertkit.tasks.images import ImageChoice
 from bertkit.text.lines import TextCounts
 from bertkit.tokenizer.wordpiece import Tokenizer
 from tests.conftest import tiny_config
@@ -153,6 +157,22 @@ def test_pictures_with_too_many_pixels_are_refused(
         for count, status in ((2, 200), (3, 413)):
             body = {"inputs": [input_with_picture()] * count}
             assert client.post("/v1/classify", json=body).status_code == status
+
+
+def test_images_with_choices_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = ImageChoice(image_width=48, image_size=8, patch_size=4, network="vilbert")
+    picture = Choices(text="a", choices=["b", "c"], image=input_with_picture()["image"])
+    assert count_pictures([picture] * 3) == 3
+    read = decoded_images(choice_examples([picture] * 2), task)
+    assert [given.image.shape for given in read] == [(4, 48)] * 2
+    monkeypatch.setattr(images, "MOST_PIXELS", 2 * 64)
+    with pytest.raises(RefusedError) as refused:
+        decoded_images(choice_examples([picture] * 3), task)
+    assert refused.value.status == 413
+    features = Choices(text="a", choices=["b", "c"], image=[[0.5]] * 5)
+    text = Choices(text="a", choices=["b", "c"])
+    assert count_pictures([features, text]) == 0
+    assert choices_size([features]) - choices_size([text]) == 2 * 5 * CHARACTERS_OF_TOKEN
 
 
 def test_texts_do_not_wait_for_pictures(

@@ -53,7 +53,9 @@ from bertkit.predict.features import Extraction, extract
 from bertkit.predict.pretrained import Predictor
 from bertkit.pretraining_data.batch import from_arrays
 from bertkit.pretraining_data.loader import PretrainingBatch
+from bertkit.tasks.alignment import Alignment
 from bertkit.tasks.classification import Classification, MultiLabelClassification
+from bertkit.tasks.images import ImageClassification
 from bertkit.tasks.multiple_choice import MultipleChoice
 from bertkit.tasks.question_answering import QuestionAnswering
 from bertkit.tasks.regression import Regression
@@ -90,6 +92,18 @@ TASKS: dict[str, tuple[Task, Any]] = {
     ),
     "regression": (Regression(), TextExample("", TEXT, "river", 0.5, "")),
     "multiple-choice": (MultipleChoice(), ChoiceExample("", TEXT, ("river", "winter"), 1, "")),
+    "images as tokens": (
+        ImageClassification(("a", "b"), image_width=5, network="mmbt"),
+        TextExample("", TEXT, None, "a", "", np.zeros((3, 5), np.float32)),
+    ),
+    "images as a stream": (
+        ImageClassification(("a", "b"), image_width=5, network="vilbert"),
+        TextExample("", TEXT, None, "a", "", np.zeros((3, 5), np.float32)),
+    ),
+    "images and texts with masks": (
+        Alignment(("random", "aligned"), image_width=5, network="vilbert", masked=True),
+        TextExample("", TEXT, None, "aligned", "", np.zeros((3, 5), np.float32)),
+    ),
     "token-classification": (
         TokenClassification(("O", "B-X")), WordsExample("", ("a", "river"), ("O", "B-X"), 0, "")
     ),
