@@ -43,7 +43,7 @@ Sums = dict[str, LossSum]
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
     """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
-    if logits.device.type == "cpu":
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
         loss, correct = CachedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
         return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
     logits = logits.float()
