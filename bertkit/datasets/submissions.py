@@ -1,4 +1,4 @@
-"""What the GLUE server takes: a file of predictions for each test set, packed into glue.zip."""
+"""What the GLUE server takes (section 4.1): predictions for each test set, packed into glue.zip."""
 
 from __future__ import annotations
 
