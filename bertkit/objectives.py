@@ -43,7 +43,7 @@ Sums = dict[str, LossSum]
 
 def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> Sums:
     """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
-    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+    if logits.device.type == "cpu" and is_cacheable(logits, labels):
         loss, correct = CachedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
         return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
     logits = logits.float()
@@ -51,6 +51,13 @@ def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> S
         f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
         f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
     }
+
+
+def is_cacheable(logits: Tensor, labels: Tensor) -> bool:
+    """Return whether `CachedCrossEntropy` computes these logits: no doubles, and no ignored label."""
+    if torch.compiler.is_compiling() or logits.dtype == torch.float64:
+        return False
+    return bool((labels >= 0).all())
 
 
 CACHED_LOGITS = 1 << 18
@@ -84,7 +91,8 @@ class CachedCrossEntropy(torch.autograd.Function):
             if gradients is not None:
                 shares = powers.div_(total).scatter_add_(1, own, torch.full_like(total, -1.0))
                 gradients[start : start + rows] = shares
-        ctx.gradients = gradients
+        if gradients is not None:
+            ctx.save_for_backward(gradients)
         ctx.mark_non_differentiable(correct)
         return losses.sum(), correct
 
@@ -92,7 +100,7 @@ class CachedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None]:
         """Return the gradients of the logits."""
-        gradients, ctx.gradients = ctx.gradients, None
+        [gradients] = ctx.saved_tensors
         return gradients.mul_(gradient), None
 
 

@@ -104,11 +104,12 @@ def activation_bytes(
         embeddings    (24 + 8 + (4 + e) h) n                 ids, LayerNorm's input, mask
         a layer       w h n + attention + ((2 w + 8 + 2 d) h + 2 w f + 16) rows
                       inputs of the matrices, of GELU, and in fp32 of both LayerNorms; masks
-        heads         (w h + 8) rows + (3 w h + 4 V) t + w h s
+        heads         (w h + 8) rows + (3 w h + g V) t + w h s
         bf16 copies   2 (L (4 h^2 + 2 h f) + V h + 2 h^2)    of the weights, by autocast
 
     rows is n, but t + s in the last layer, which computes only those tokens. A dropout mask has the
-    type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1).
+    type of its input on a CPU (d = w, e = 4) and is boolean on other devices (d = e = 1). Of the
+    logits, a CPU keeps the gradients (g = w), and other devices the fp32 logarithms (g = 4).
     """
     h, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     wide = 4 if precision == "fp32" else 2
@@ -119,7 +120,7 @@ def activation_bytes(
     kept += layers * (wide * h * n + attention_bytes(config, batch, wide, device))
     kept += ((2 * wide + 8 + 2 * mask) * h + 2 * wide * inner + 16) * rows
     kept += (wide * h + 8) * last + wide * h * batch.sequences
-    kept += (3 * wide * h + 4 * config.vocab_size) * batch.targets
+    kept += (3 * wide * h + (wide if device == "cpu" else 4) * config.vocab_size) * batch.targets
     if precision != "fp32":
         kept += 2 * (layers * (4 * h + 2 * inner) + config.vocab_size + 2 * h) * h
     return kept

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -134,7 +135,10 @@ def test_without_their_library_bertkit_reads_directories_back(
     name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says so: also a check that was asked for is run, not left out."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find, hidden = importlib.util.find_spec, ("transformers", "sentence_transformers")
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in hidden else find(name)
+    )
     source = read_export_source(models / name)
     labelled = None
     if source.pooling is not None:
