@@ -54,7 +54,7 @@ def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> S
 
 
 def is_cacheable(logits: Tensor, labels: Tensor) -> bool:
-    """Return whether `CachedCrossEntropy` computes these logits: no doubles, and no ignored label."""
+    """Return whether `CachedCrossEntropy` takes these: no doubles, and no ignored labels."""
     if torch.compiler.is_compiling() or logits.dtype == torch.float64:
         return False
     return bool((labels >= 0).all())

@@ -276,7 +276,7 @@ with torch.no_grad():
     logits = model(**tokenizer("where is [MASK] box", return_tensors="pt")).logits
 parameters, best_filled = model.num_parameters(), logits[0, 3].softmax(-1).max().item()
 
-filled = load("theirs").fill_mask("where is [MASK] box", top=1)[0][0].probability
+filled = load("theirs", precision="fp32").fill_mask("where is [MASK] box", top=1)[0][0].probability
 rows = Dataset.from_dict({
     "text": ["my parcel has not arrived", "where is the box", "i was charged", "card refused"] * 6,
     "label": ["delivery", "delivery", "payment", "payment"] * 6,
@@ -336,7 +336,7 @@ trace = bertkit.trace_example("bert", "The river letter in the garden.", seed=1)
 again = bertkit.trace_example("bert", "The river letter in the garden.", seed=1)
 assert trace.targets == again.targets
 attention = trace.inside.attention
-model = bertkit.load("bert")
+model = bertkit.load("bert", precision="fp32")
 [candidates] = model.fill_mask("The river [MASK] stone.", top=3)
 [hidden] = model.hidden(["The river letter in the garden."])
 print(json.dumps({

@@ -153,7 +153,7 @@ def test_a_long_word_and_compression(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a N O\nb O\n", r"t\.txt:2: 3 columns in the first line, and 2 here"),
-        ("a N O\nb N\u00a0O O x\n", r"t\.txt:2: 4 columns in the first line"),
+        ("a N O\nb N\u00a0O O x\n", r"t\.txt:2: 3 columns in the first line, and 4 here"),
         ("a\nb\n", r"t\.txt:1: 1 column, so there are none for word \(0\) and tag \(-1\)"),
         ("a B-\n", "'B-' in column -1 is not a tag"),
         ("a\t\n", "'' in column -1 is not a tag"),
