@@ -610,7 +610,7 @@ def test_death_between_checkpoint_and_model_is_mended(
         raise KeyboardInterrupt
 
     if part == "directory":
-        monkeypatch.setattr(module, "save_model", die)
+        monkeypatch.setattr("bertkit.checkpoints.save.save_model", die)
         with pytest.raises(KeyboardInterrupt):
             pretrain(TOY, store, tmp_path)
         monkeypatch.undo()
