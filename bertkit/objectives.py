@@ -45,12 +45,11 @@ def cross_entropy_sums(name: str, logits: Tensor, labels: Tensor, per: str) -> S
     """Sum cross entropy and correct predictions of logits (n, classes) for labels (n,)."""
     if logits.device.type == "cpu" and is_cacheable(logits, labels):
         loss, correct = CachedCrossEntropy.apply(logits, labels)  # type: ignore[no-untyped-call]
-        return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
-    logits = logits.float()
-    return {
-        f"{name}_loss": LossSum(F.cross_entropy(logits, labels, reduction="sum"), per),
-        f"{name}_accuracy": LossSum(num_correct(logits, labels), per),
-    }
+    else:
+        logits = logits.float()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        correct = num_correct(logits, labels)
+    return {f"{name}_loss": LossSum(loss, per), f"{name}_accuracy": LossSum(correct, per)}
 
 
 def is_cacheable(logits: Tensor, labels: Tensor) -> bool:

@@ -28,7 +28,13 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import attention, concatenate, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, gelu_form
-from bertkit.model.native import GELU_ZERO, MODES, NativeLayer, is_supported
+from bertkit.model.native import (
+    GELU_ZERO,
+    MODES,
+    NativeLayer,
+    is_supported,
+    quantize_outputs,
+)
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
@@ -266,9 +272,9 @@ class Int8Product:
         assert linear.bias is not None
         weight = linear.weight.detach().float()
         self.dtype, self.after_gelu = dtype, after_gelu
-        self.scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
-        integers = (weight / self.scales[:, None]).round_().to(torch.int8)
-        self.weight = torch.ops.onednn.qlinear_prepack(integers.contiguous(), None)
+        integers, self.scales = quantize_outputs(weight)
+        integers = integers.to(torch.int8).contiguous()
+        self.weight = torch.ops.onednn.qlinear_prepack(integers, None)
         self.zeros = torch.zeros(len(weight), dtype=torch.int32)
         self.bias = linear.bias.detach().float()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -118,6 +117,12 @@ def is_supported(config: ModelConfig, precision: str) -> bool:
     )
 
 
+def quantize_outputs(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (outputs, inputs) whole numbers of at most 127, and their (outputs,) scales."""
+    scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+    return (weight / scales[:, None]).round_(), scales
+
+
 WORKSPACES = threading.local()
 """Its attribute `workspace` is the memory in which this thread's last layer was computed."""
 
@@ -185,8 +190,7 @@ class NativeLayer(nn.Module):
         product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
         if mode == MODES.index("int8"):
-            scales = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
-            weight = (weight / scales[:, None]).round_()
+            weight, scales = quantize_outputs(weight)
             product.scale = self._keep(F.pad(scales, (0, missing)))
             sums = weight.sum(dim=1).to(torch.int32) * zero
             product.shift = self._keep(F.pad(sums, (0, missing)))
@@ -228,23 +232,19 @@ class NativeLayer(nn.Module):
 
     def project(self, hidden: Hidden) -> Tensor:
         """Return (tokens, 3 width): the queries, keys and values of tokens."""
-        code = library()
-        assert code is not None
         hidden = hidden.float().contiguous()
         projected = torch.empty(len(hidden), 3 * self.width, dtype=self.projected_type)
-        self._call(code.bertkit_project, hidden, len(hidden), projected)
+        self._call("bertkit_project", hidden, len(hidden), projected)
         return projected
 
     def complete(self, attended: Rows, hidden: Rows) -> Rows:
         """Return the output at some tokens, given their attention and the layer's input there."""
-        code = library()
-        assert code is not None
         attended, hidden = attended.float().contiguous(), hidden.float().contiguous()
         out = torch.empty_like(hidden)
-        self._call(code.bertkit_complete, attended, hidden, len(hidden), out)
+        self._call("bertkit_complete", attended, hidden, len(hidden), out)
         return out
 
-    def _call(self, function: Callable[..., object], *arguments: Tensor | int) -> None:
+    def _call(self, name: str, *arguments: Tensor | int) -> None:
         """Call a function with the layer, the arguments and memory to work in."""
         code = library()
         assert code is not None
@@ -254,4 +254,4 @@ class NativeLayer(nn.Module):
             ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else ctypes.c_int64(a)
             for a in (*arguments, memory)
         )
-        function(layer, *given)
+        getattr(code, name)(layer, *given)
