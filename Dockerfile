@@ -6,7 +6,7 @@
 # The second stage has the environment only, no compiler, cache or pip, and no root.
 FROM python:3.11-slim AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-ARG UNUSED_PACKAGES="matplotlib contourpy fonttools kiwisolver scikit-learn scipy seqeval joblib"
+ARG UNUSED_PACKAGES="matplotlib contourpy fonttools kiwisolver scikit-learn scipy joblib"
 ARG UNUSED_FILES="torch/test torch/include torch/bin/protoc* torch/bin/test_* torch/bin/*Test"
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /source
