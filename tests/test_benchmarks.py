@@ -5,6 +5,7 @@ No time is tested.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 from collections.abc import Iterator
@@ -77,12 +78,24 @@ def start(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pre
     return read_pretrained(folder)
 
 
+class SignalStack(ctypes.Structure):
+    """The memory in which the handlers of signals run."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
 @pytest.fixture
-def own_threads() -> Iterator[None]:
-    """The number of threads is as before after contestants have set theirs in this process."""
-    before = torch.get_num_threads()
+def contained() -> Iterator[None]:
+    """What contestants change in this process is as before afterwards.
+
+    They set the number of threads, and OpenVINO leaves a stack for signal handlers behind that it
+    frees: the next signal would be a segmentation fault.
+    """
+    before, stack, system = torch.get_num_threads(), SignalStack(), ctypes.CDLL(None)
+    system.sigaltstack(None, ctypes.byref(stack))
     yield
     torch.set_num_threads(before)
+    system.sigaltstack(ctypes.byref(stack), None)
 
 
 @settings(max_examples=50, deadline=None)
@@ -165,7 +178,7 @@ def test_workloads_are_real_texts_with_boundaries(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_threads")
+@pytest.mark.usefixtures("contained")
 @pytest.mark.parametrize("head", ["classification", "question-answering"])
 def test_contestants_agree(head: str, start: PretrainedWeights, tmp_path: Path) -> None:
     sequences = draw([7, 2, 19, 7, 40, 3])
@@ -255,7 +268,7 @@ class Here:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_threads")
+@pytest.mark.usefixtures("contained")
 def test_inference_from_texts_to_tables(
     data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +292,7 @@ def test_inference_from_texts_to_tables(
         assert "bertkit fp32" in tables.render(tmp_path / "results", f"inference-{name}")
 
 
-@pytest.mark.usefixtures("own_threads")
+@pytest.mark.usefixtures("contained")
 def test_peers_that_are_not_installed_are_left_out_and_named(
     data: Path, start: PretrainedWeights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,15 +97,13 @@ def read_pretrained(path: Path) -> PretrainedWeights:
             not fit the model.
     """
     path = resolve_model(path)
-    folder = model_folder(path)
+    folder, home = model_folder(path), tokenizer_folder(path)
     if (folder / "config.json").is_file():
         config, tensors = load_parts(folder)
-        home = folder
     else:
         from bertkit.checkpoints.tensorflow import google_tensors
 
         config, tensors = google_tensors(folder)
-        home = folder if folder.is_dir() else folder.parent
     tokenizer = Tokenizer.load(home)
     check_vocabulary(config, tokenizer.size)
     return PretrainedWeights(path, config, tensors, tokenizer, read_details(home))
@@ -129,6 +127,12 @@ def model_folder(path: Path) -> Path:
     raise BertkitError(
         f"{path} holds no model: neither config.json nor bert_config.json; check the path"
     )
+
+
+def tokenizer_folder(path: Path) -> Path:
+    """Return the folder with the tokenizer of a model, given what `model_folder` takes."""
+    folder = model_folder(path)
+    return folder if folder.is_dir() else folder.parent  # beside a Google checkpoint's files
 
 
 def resolve_model(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,8 @@ def pretrain_command(
     weights
         For several stores: their shares of the examples, instead of smoothing.
     init_from
-        A model to take the weights and sizes from; the store must have its tokenizer.
+        A model to take the weights and sizes from: a directory, or a name on the Hugging Face hub.
+        --text is tokenized as the model does; a --store must have been made with its tokenizer.
     workers
         The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
     device
@@ -84,6 +86,10 @@ def pretrain_command(
 
     check_corpus_flags(store, corpus, cache, cache_gigabytes, smoothing, weights)
     choose_precision(settings.training.precision, choose_device(device))  # before hours of work
+    if corpus.text and init_from is not None and corpus.tokenizer is None:
+        from bertkit.checkpoints.pretrained import tokenizer_folder
+
+        corpus = replace(corpus, tokenizer=tokenizer_folder(init_from))
     with Console() as console:
         max_length, positions = max(settings.phases.lengths), settings.model.max_position_embeddings
         if max_length < positions and init_from is None:

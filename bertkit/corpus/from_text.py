@@ -25,7 +25,8 @@ class TextOptions:
     text: Annotated[tuple[str, ...], TEXT] = ()
     """Text to train on: files, folders, globs, URLs, hf:NAME (instead of --store)."""
     tokenizer: Path | None = None
-    """An existing tokenizer for --text; without it, a vocabulary is learned."""
+    """An existing tokenizer for --text; by default that of --init-from, or else a vocabulary is
+    learned."""
     vocabulary_size: int = 30522
     """Size of the vocabulary that is learned from --text."""
     cased: bool = False
@@ -70,8 +71,8 @@ def _store_from_text(corpus: TextOptions, out: Path, console: Console) -> TokenS
         NO_TEXT.cased,
     ):
         raise BertkitError(
-            "--vocabulary-size and --cased are for a vocabulary that is learned; remove them, "
-            "or remove --tokenizer"
+            "--vocabulary-size and --cased are for a vocabulary that is learned; remove them, or "
+            "remove --tokenizer and --init-from"
         )
     options = PrepareOptions(format=corpus.format, column=corpus.column, language=corpus.language)
     if not (out / "store" / "manifest.json").is_file():

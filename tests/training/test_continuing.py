@@ -10,6 +10,7 @@ import torch
 
 from bertkit.checkpoints.huggingface import load_pretraining_model
 from bertkit.checkpoints.save import save_model
+from bertkit.cli.app import main
 from bertkit.cli.vocab import extend_command
 from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
@@ -162,3 +163,27 @@ def test_a_start_without_heads_gets_new_ones(
     save_model(tmp_path / "plain", model.encoder, store.tokenizer, {})
     assert pretrain(RECIPE, store, tmp_path / "run", init_from=tmp_path / "plain") is None
     assert "new: cls.predictions" in capsys.readouterr().err
+
+
+def test_the_recipe_adapt_reads_text_as_the_model_does(
+    start: Path, corpus_text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text(corpus_text)
+    command = [
+        *("pretrain", "adapt", "--init-from", str(start), "--text", str(tmp_path / "text.txt")),
+        *("--phases.lengths", "64", "--phases.steps", "4", "--phases.batch-sizes", "4"),
+        *("--training.warmup-steps", "1", "--logging.held-out-sequences", "8"),
+        *("--training.learning-rate", "1e-9", "--device", "cpu"),
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--out", str(tmp_path / "run")])
+    assert ended.value.code == 0
+    before, after = load_pretraining_model(start), load_pretraining_model(tmp_path / "run/model")
+    assert after.config.hidden_size == before.config.hidden_size
+    name = "encoder.word_embeddings.weight"
+    torch.testing.assert_close(before.state_dict()[name], after.state_dict()[name])
+    own = Tokenizer.load(tmp_path / "run" / "model")
+    assert own.content_hash == Tokenizer.load(start).content_hash
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--out", str(tmp_path / "learned"), "--vocabulary-size", "99"])
+    assert ended.value.code == 2
