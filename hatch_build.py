@@ -19,14 +19,16 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("bertkit") / "model" / "native.c"
-LIBRARY = SOURCE.with_name("libbertkit.so")
-INSTRUCTIONS = tuple(f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni", "bf16"))
+INSTRUCTIONS = {
+    "avx512": [f"-mavx512{name}" for name in ("f", "bw", "dq", "vl", "vnni", "bf16")],
+    "avx2": ["-mavx2", "-mfma"],
+}
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-strict-aliasing")
 LINKED = ("-lm", "-ldl")
 
 
 class CompileNative(BuildHookInterface):
-    """Build the library next to its source, and mark the wheel as one for this platform."""
+    """Build the libraries next to their source, and mark the wheel as one for this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, or say why not."""
@@ -34,13 +36,15 @@ class CompileNative(BuildHookInterface):
             return
         compiler = shlex.split(os.environ.get("CC", "cc"))
         source = hashlib.sha256((Path(self.root) / SOURCE).read_bytes()).hexdigest()
-        flags = [*FLAGS, *INSTRUCTIONS, f'-DSOURCE_HASH="{source}"']
-        command = [*compiler, *flags, str(SOURCE), *LINKED, "-o", str(LIBRARY)]
-        try:
-            subprocess.run(command, cwd=self.root, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            self.app.display_warning(f"bertkit is built without its C code: {error}")
-            return
-        build_data["artifacts"].append(f"/{LIBRARY}")
+        for name, instructions in INSTRUCTIONS.items():
+            library = SOURCE.with_name(f"libbertkit-{name}.so")
+            flags = [*FLAGS, *instructions, f'-DSOURCE_HASH="{source}"']
+            command = [*compiler, *flags, str(SOURCE), *LINKED, "-o", str(library)]
+            try:
+                subprocess.run(command, cwd=self.root, check=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                self.app.display_warning(f"bertkit is built without its C code: {error}")
+                return
+            build_data["artifacts"].append(f"/{library}")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_')}"

@@ -1,4 +1,4 @@
-/* Transformer layers for inference on packed sequences, for x86-64 processors with AVX512.
+/* Transformer layers for inference on packed sequences, for x86-64 processors with AVX512 or AVX2.
 
 A layer is computed for a few sequences at a time, so that what its steps pass on stays in the
 second-level cache. There are three modes, which differ in the elements of matrix products:
@@ -8,12 +8,15 @@ second-level cache. There are three modes, which differ in the elements of matri
   int8   8-bit integer weights with a scale per output, and 8-bit unsigned inputs with a scale per
          token that is found as the token is computed
 
-Attention's products are fp32 or bf16. Hidden states, residual sums, GELU, softmax and LayerNorm are
+With AVX2 there is fp32 only. Attention's products are fp32 or bf16. Hidden states, residual sums, GELU, softmax and LayerNorm are
 fp32 in every mode. A row of a result never depends on other rows of the batch, except through
 attention within its sequence, and not on the number of threads.
 
 A product reads its inputs in groups of four bytes: one fp32, two bf16 or four integers. Weights are
-laid out in panels of 64 outputs: (panels, groups, 64 outputs, elements of a group).
+laid out in panels of PANEL outputs: (panels, groups, outputs, elements of a group).
+
+This file is compiled once for each of the two sets of instructions. What depends on them stands at
+its beginning; `vec` is a vector of floats.
 */
 
 #define _GNU_SOURCE
@@ -26,7 +29,7 @@ laid out in panels of 64 outputs: (panels, groups, 64 outputs, elements of a gro
 #include <string.h>
 
 enum { FP32, BF16, INT8 };
-enum { VECTOR = 16, PANEL = 64, PARTS = PANEL / VECTOR, TILE = 6, BLOCK = 48, GROUP = 128 };
+enum { TILE = 6, BLOCK = 48, GROUP = 128 };
 enum { SPINS = 1 << 13 }; /* pauses of a waiting thread before it lets others run: about 0.1 ms */
 enum { PLAIN_ZERO = 128, GELU_ZERO = 16 }; /* of unsigned inputs; few values of GELU are negative */
 
@@ -38,9 +41,9 @@ typedef uint16_t bf16;
 /* A matrix product with a bias. These structs are filled by native.py. */
 typedef struct {
     const void *weight;   /* panels, see above */
-    const float *bias;    /* (panels x 64) */
-    const float *scale;   /* (panels x 64) of the integers; INT8 only */
-    const int32_t *shift; /* (panels x 64) the zero point times the sum of an output's weights */
+    const float *bias;    /* (panels x PANEL) */
+    const float *scale;   /* (panels x PANEL) of the integers; INT8 only */
+    const int32_t *shift; /* (panels x PANEL) the zero point times the sum of an output's weights */
     int64_t inputs, outputs;
 } Product;
 
@@ -65,61 +68,155 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 INLINE int64_t element_size(int64_t mode) { return mode == FP32 ? 4 : mode == BF16 ? 2 : 1; }
 
-INLINE __mmask16 lanes(int64_t left) { return left >= VECTOR ? 0xffff : (1u << left) - 1; }
+#ifdef __AVX512F__
+enum { VECTOR = 16, PARTS = 4 };
+typedef __m512 vec;
+typedef __mmask16 mask;
 
-INLINE void store_bf16(bf16 *out, __m512 x) {
+INLINE mask lanes(int64_t left) { return left >= VECTOR ? 0xffff : (1u << left) - 1; }
+INLINE vec set(float x) { return _mm512_set1_ps(x); }
+INLINE vec load(const void *x) { return _mm512_loadu_ps(x); }
+INLINE void store(void *out, vec x) { _mm512_storeu_ps(out, x); }
+INLINE vec load_some(mask m, const float *x) { return _mm512_maskz_loadu_ps(m, x); }
+INLINE void store_some(mask m, float *out, vec x) { _mm512_mask_storeu_ps(out, m, x); }
+INLINE vec keep(mask m, vec x) { return _mm512_maskz_mov_ps(m, x); }
+INLINE vec keep_max(mask m, vec a, vec b) { return _mm512_mask_max_ps(a, m, a, b); }
+INLINE vec max(vec a, vec b) { return _mm512_max_ps(a, b); } /* b, if one of them is NaN */
+INLINE vec min(vec a, vec b) { return _mm512_min_ps(a, b); }
+INLINE vec absolute(vec x) { return _mm512_abs_ps(x); }
+INLINE vec fma_plus(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vec fma_minus(vec a, vec b, vec c) { return _mm512_fmsub_ps(a, b, c); }
+INLINE vec minus_fma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }
+INLINE float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
+INLINE float max_of(vec x) { return _mm512_reduce_max_ps(x); }
+INLINE vec nearest(vec x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec times_power(vec x, vec whole) { return _mm512_scalef_ps(x, whole); }
+INLINE vec rough_reciprocal(vec x) { return _mm512_rcp14_ps(x); }
+
+INLINE void store_bf16(bf16 *out, vec x) {
     _mm256_storeu_si256((__m256i *)out, (__m256i)_mm512_cvtneps_pbh(x));
 }
+INLINE void store_some_bf16(mask m, bf16 *out, vec x) {
+    _mm256_mask_storeu_epi16(out, m, (__m256i)_mm512_cvtneps_pbh(x));
+}
+/* Pairs of bf16 from two rows. */
+INLINE vec interleave(const bf16 *first, const bf16 *second) {
+    __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)first));
+    __m512i b = _mm512_setzero_si512();
+    if (second) b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)second));
+    return (vec)_mm512_or_si512(a, _mm512_slli_epi32(b, 16));
+}
+/* A sum of products of integers as a number, without the part that the zero point adds. */
+INLINE vec exact_sum(vec sum, const int32_t *shift) {
+    return _mm512_cvtepi32_ps(_mm512_sub_epi32((__m512i)sum, _mm512_loadu_si512(shift)));
+}
+INLINE void store_some_integers(mask m, char *out, vec x, int zero) {
+    __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(zero));
+    _mm_mask_storeu_epi8(out, m, _mm512_cvtusepi32_epi8(integers));
+}
+#else /* AVX2 */
+enum { VECTOR = 8, PARTS = 2 };
+typedef __m256 vec;
+typedef __m256i mask;
+
+INLINE mask lanes(int64_t left) {
+    const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(left < VECTOR ? (int)left : VECTOR), numbers);
+}
+INLINE vec set(float x) { return _mm256_set1_ps(x); }
+INLINE vec load(const void *x) { return _mm256_loadu_ps(x); }
+INLINE void store(void *out, vec x) { _mm256_storeu_ps(out, x); }
+INLINE vec load_some(mask m, const float *x) { return _mm256_maskload_ps(x, m); }
+INLINE void store_some(mask m, float *out, vec x) { _mm256_maskstore_ps(out, m, x); }
+INLINE vec keep(mask m, vec x) { return _mm256_and_ps(x, (vec)m); }
+INLINE vec max(vec a, vec b) { return _mm256_max_ps(a, b); } /* b, if one of them is NaN */
+INLINE vec min(vec a, vec b) { return _mm256_min_ps(a, b); }
+INLINE vec keep_max(mask m, vec a, vec b) { return _mm256_blendv_ps(a, max(a, b), (vec)m); }
+INLINE vec absolute(vec x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+INLINE vec fma_plus(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vec fma_minus(vec a, vec b, vec c) { return _mm256_fmsub_ps(a, b, c); }
+INLINE vec minus_fma(vec a, vec b, vec c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE float sum_of(vec x) {
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+INLINE float max_of(vec x) {
+    float top = x[0];
+    UNROLL
+    for (int i = 1; i < VECTOR; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+INLINE vec nearest(vec x) {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+INLINE vec power(__m256i n) {
+    return (vec)_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23);
+}
+/* In two steps, because a power below 2^-126 is not in the range of normal floats. */
+INLINE vec times_power(vec x, vec whole) {
+    __m256i n = _mm256_cvtps_epi32(whole), half = _mm256_srai_epi32(n, 1);
+    return x * power(half) * power(_mm256_sub_epi32(n, half));
+}
+INLINE vec rough_reciprocal(vec x) { return _mm256_rcp_ps(x); }
+
+/* Types narrower than fp32 are not compiled for AVX2. */
+INLINE void store_bf16(bf16 *out, vec x) { __builtin_trap(); }
+INLINE void store_some_bf16(mask m, bf16 *out, vec x) { __builtin_trap(); }
+INLINE vec interleave(const bf16 *first, const bf16 *second) { __builtin_trap(); }
+INLINE vec exact_sum(vec sum, const int32_t *shift) { __builtin_trap(); }
+INLINE void store_some_integers(mask m, char *out, vec x, int zero) { __builtin_trap(); }
+#endif
+
+enum { PANEL = PARTS * VECTOR };
 
 /* 2 to the power of x, for x of at most 127, with a relative error below 3e-7. */
-INLINE __m512 power_of_two(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x); /* in this order, NaN stays NaN */
-    __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(x, whole);
-    __m512 y = _mm512_set1_ps(1.3534167e-3f);
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(9.6704127e-3f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(5.5503033e-2f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(2.4022120e-1f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(6.9314718e-1f));
-    y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(y, whole);
+INLINE vec power_of_two(vec x) {
+    x = max(set(-150.0f), x); /* in this order, NaN stays NaN */
+    vec whole = nearest(x);
+    vec r = x - whole;
+    vec y = set(1.3534167e-3f);
+    y = fma_plus(y, r, set(9.6704127e-3f));
+    y = fma_plus(y, r, set(5.5503033e-2f));
+    y = fma_plus(y, r, set(2.4022120e-1f));
+    y = fma_plus(y, r, set(6.9314718e-1f));
+    y = fma_plus(y, r, set(1.0f));
+    return times_power(y, whole);
 }
 
 /* 1 / x with a relative error of about 1e-7: an approximation and one step of Newton's method. */
-INLINE __m512 reciprocal(__m512 x) {
-    __m512 y = _mm512_rcp14_ps(x);
-    return _mm512_mul_ps(y, _mm512_fnmadd_ps(x, y, _mm512_set1_ps(2.0f)));
+INLINE vec reciprocal(vec x) {
+    vec y = rough_reciprocal(x);
+    return y * minus_fma(x, y, set(2.0f));
 }
 
 /* x times the normal distribution's cumulative probability at x (Hendrycks and Gimpel 2016), with
 the error function of Abramowitz and Stegun 1964, formula 7.1.26 (absolute error below 1.5e-7). */
-INLINE __m512 gelu_erf(__m512 x) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    __m512 z = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(0.70710678f));
-    __m512 t = reciprocal(_mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911f), one));
-    __m512 y = _mm512_set1_ps(0.5f * 1.061405429f);
-    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * -1.453152027f));
-    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * 1.421413741f));
-    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * -0.284496736f));
-    y = _mm512_fmadd_ps(y, t, _mm512_set1_ps(0.5f * 0.254829592f));
-    __m512 square = _mm512_mul_ps(x, _mm512_mul_ps(x, _mm512_set1_ps(-0.5f * 1.44269504f)));
-    y = _mm512_mul_ps(_mm512_mul_ps(y, t), power_of_two(square)); /* the probability beyond |x| */
-    __m512 above = _mm512_max_ps(_mm512_setzero_ps(), x);
-    return _mm512_fnmadd_ps(_mm512_abs_ps(x), y, above);
+INLINE vec gelu_erf(vec x) {
+    const vec one = set(1.0f);
+    vec z = absolute(x) * set(0.70710678f);
+    vec t = reciprocal(fma_plus(z, set(0.3275911f), one));
+    vec y = set(0.5f * 1.061405429f);
+    y = fma_plus(y, t, set(0.5f * -1.453152027f));
+    y = fma_plus(y, t, set(0.5f * 1.421413741f));
+    y = fma_plus(y, t, set(0.5f * -0.284496736f));
+    y = fma_plus(y, t, set(0.5f * 0.254829592f));
+    vec square = x * (x * set(-0.5f * 1.44269504f));
+    y = y * t * power_of_two(square); /* the probability beyond |x| */
+    vec above = max(set(0), x);
+    return minus_fma(absolute(x), y, above);
 }
 
 /* The approximation with tanh, written with a logistic function: x / (1 + exp(-2 u)). */
-INLINE __m512 gelu_tanh(__m512 x) {
-    __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_set1_ps(0.044715f));
-    __m512 u = _mm512_fmadd_ps(cube, x, x);
-    __m512 power = _mm512_mul_ps(u, _mm512_set1_ps(-2 * 0.79788456f * 1.44269504f));
-    __m512 e = power_of_two(_mm512_min_ps(_mm512_set1_ps(126.0f), power));
-    return _mm512_mul_ps(x, reciprocal(_mm512_add_ps(e, _mm512_set1_ps(1.0f))));
+INLINE vec gelu_tanh(vec x) {
+    vec u = fma_plus(x * x * set(0.044715f), x, x);
+    vec e = power_of_two(min(set(126.0f), u * set(-2 * 0.79788456f * 1.44269504f)));
+    return x * reciprocal(e + set(1.0f));
 }
 
-/* One step of a product's sums: add the products of a group of inputs and 16 groups of weights. The
+/* One step of a product's sums: add the products of a group of inputs and a vector of groups of weights. The
 instructions are written out, because GCC moves the sums between registers around the intrinsics. */
-INLINE __m512i multiply_add(int mode, __m512i sum, __m512i inputs, __m512i weights) {
+INLINE vec multiply_add(int mode, vec sum, vec inputs, vec weights) {
     if (mode == INT8)
         __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
     else if (mode == BF16)
@@ -131,21 +228,20 @@ INLINE __m512i multiply_add(int mode, __m512i sum, __m512i inputs, __m512i weigh
 
 /* The sums of `count` rows with `parts` vectors of a panel. Rows are `stride` bytes apart. */
 INLINE void tile_sums(int mode, int count, int parts, const char *rows, int64_t stride,
-                      const char *panel, int64_t groups, __m512i sums[TILE][PARTS]) {
-    __m512i s[TILE][PARTS];
+                      const char *panel, int64_t groups, vec sums[TILE][PARTS]) {
+    vec s[TILE][PARTS];
     UNROLL
     for (int i = 0; i < count; i++) {
         UNROLL
-        for (int j = 0; j < parts; j++) s[i][j] = _mm512_setzero_si512();
+        for (int j = 0; j < parts; j++) s[i][j] = set(0);
     }
     for (int64_t g = 0; g < groups; g++) {
-        __m512i weights[PARTS];
+        vec weights[PARTS];
         UNROLL
-        for (int j = 0; j < parts; j++)
-            weights[j] = _mm512_loadu_si512(panel + (g * PARTS + j) * 64);
+        for (int j = 0; j < parts; j++) weights[j] = load(panel + (g * PARTS + j) * VECTOR * 4);
         UNROLL
         for (int i = 0; i < count; i++) {
-            __m512i inputs = _mm512_set1_epi32(*(const int *)(rows + i * stride + g * 4));
+            vec inputs = set(*(const float *)(rows + i * stride + g * 4));
             UNROLL
             for (int j = 0; j < parts; j++)
                 s[i][j] = multiply_add(mode, s[i][j], inputs, weights[j]);
@@ -172,34 +268,31 @@ typedef struct {
 INLINE void tile(int mode, int count, int end, const Call *call, int64_t row, int64_t panel) {
     const Product *p = call->product;
     const int64_t groups = p->inputs * element_size(mode) / 4, first = panel * PANEL;
-    __m512i sums[TILE][PARTS];
+    vec sums[TILE][PARTS];
     tile_sums(mode, count, PARTS, call->rows + row * call->stride, call->stride,
               (const char *)p->weight + panel * groups * PANEL * 4, groups, sums);
     const int full = first + PANEL <= p->outputs;
     UNROLL
     for (int j = 0; j < PARTS; j++) {
         const int64_t column = first + j * VECTOR;
-        const __m512 bias = _mm512_loadu_ps(p->bias + column);
-        const __mmask16 mask = full ? 0xffff : column < p->outputs ? lanes(p->outputs - column) : 0;
+        const vec bias = load(p->bias + column);
+        const mask wanted = lanes(full || p->outputs - column > VECTOR ? VECTOR
+                                  : p->outputs > column                ? p->outputs - column
+                                                                       : 0);
         UNROLL
         for (int i = 0; i < count; i++) {
-            __m512 y;
+            vec y = sums[i][j] + bias;
             if (mode == INT8) {
-                __m512i exact = _mm512_sub_epi32(sums[i][j], _mm512_loadu_si512(p->shift + column));
-                __m512 scale = _mm512_mul_ps(_mm512_set1_ps(call->row_scales[row + i]),
-                                             _mm512_loadu_ps(p->scale + column));
-                y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(exact), scale, bias);
-            } else {
-                y = _mm512_add_ps((__m512)sums[i][j], bias);
+                vec scale = set(call->row_scales[row + i]) * load(p->scale + column);
+                y = fma_plus(exact_sum(sums[i][j], p->shift + column), scale, bias);
             }
             if (end == GELU_ERF) y = gelu_erf(y);
             if (end == GELU_TANH) y = gelu_tanh(y);
             const int64_t place = (row + i) * call->out_stride + column;
             if (end == STORE_BF16)
-                _mm256_mask_storeu_epi16((bf16 *)call->out + place, mask,
-                                         (__m256i)_mm512_cvtneps_pbh(y));
+                store_some_bf16(wanted, (bf16 *)call->out + place, y);
             else
-                _mm512_mask_storeu_ps((float *)call->out + place, mask, y);
+                store_some(wanted, (float *)call->out + place, y);
         }
     }
 }
@@ -226,6 +319,7 @@ INLINE void product_of(int mode, int end, const Call *call, int64_t count) {
 DEFINE_PRODUCT(fp32_store, FP32, STORE)
 DEFINE_PRODUCT(fp32_erf, FP32, GELU_ERF)
 DEFINE_PRODUCT(fp32_tanh, FP32, GELU_TANH)
+#ifdef __AVX512F__
 DEFINE_PRODUCT(bf16_store, BF16, STORE)
 DEFINE_PRODUCT(bf16_bf16, BF16, STORE_BF16)
 DEFINE_PRODUCT(bf16_erf, BF16, GELU_ERF)
@@ -234,11 +328,14 @@ DEFINE_PRODUCT(int8_store, INT8, STORE)
 DEFINE_PRODUCT(int8_bf16, INT8, STORE_BF16)
 DEFINE_PRODUCT(int8_erf, INT8, GELU_ERF)
 DEFINE_PRODUCT(int8_tanh, INT8, GELU_TANH)
+#endif
 
 static void (*const PRODUCTS[3][4])(const Call *, int64_t) = {
     [FP32] = {[STORE] = fp32_store, [GELU_ERF] = fp32_erf, [GELU_TANH] = fp32_tanh},
+#ifdef __AVX512F__
     [BF16] = {bf16_store, bf16_bf16, bf16_erf, bf16_tanh},
     [INT8] = {int8_store, int8_bf16, int8_erf, int8_tanh},
+#endif
 };
 
 /* Write a row's elements in the type of a product's inputs; for integers, return their scale. */
@@ -249,31 +346,25 @@ static float convert_row(int mode, int gelu, const float *x, int64_t width, char
     }
     if (mode == BF16) {
         for (int64_t i = 0; i < width; i += VECTOR) {
-            const __mmask16 mask = lanes(width - i);
-            _mm256_mask_storeu_epi16(
-                (bf16 *)out + i, mask,
-                (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, x + i)));
+            const mask m = lanes(width - i);
+            store_some_bf16(m, (bf16 *)out + i, load_some(m, x + i));
         }
         return 1;
     }
-    __m512 above = _mm512_setzero_ps(), below = above, nothing = above;
+    vec above = set(0), below = above, nothing = above;
     for (int64_t i = 0; i < width; i += VECTOR) {
-        __m512 values = _mm512_maskz_loadu_ps(lanes(width - i), x + i);
-        above = _mm512_max_ps(above, values);
-        below = _mm512_min_ps(below, values);
-        nothing = _mm512_fmadd_ps(values, _mm512_setzero_ps(), nothing);
+        vec values = load_some(lanes(width - i), x + i);
+        above = max(above, values);
+        below = max(below, set(0) - values);
+        nothing = fma_plus(values, set(0), nothing);
     }
-    const float top = _mm512_reduce_max_ps(above), bottom = -_mm512_reduce_min_ps(below);
+    const float top = max_of(above), bottom = max_of(below);
     const int zero = gelu ? GELU_ZERO : PLAIN_ZERO;
     float scale = fmaxf(fmaxf(top / (255 - zero), bottom / (gelu ? zero : 127)), 1e-12f);
-    scale += _mm512_reduce_add_ps(nothing); /* NaN, if a value is NaN or infinite */
-    const __m512 factor = _mm512_set1_ps(1 / scale);
-    const __m512i zeros = _mm512_set1_epi32(zero);
+    scale += sum_of(nothing); /* NaN, if a value is NaN or infinite */
     for (int64_t i = 0; i < width; i += VECTOR) {
-        const __mmask16 mask = lanes(width - i);
-        __m512 values = _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, x + i), factor);
-        __m512i integers = _mm512_add_epi32(_mm512_cvtps_epi32(values), zeros);
-        _mm_mask_storeu_epi8(out + i, mask, _mm512_cvtusepi32_epi8(integers));
+        const mask m = lanes(width - i);
+        store_some_integers(m, out + i, load_some(m, x + i) * set(1 / scale), zero);
     }
     return scale;
 }
@@ -281,28 +372,24 @@ static float convert_row(int mode, int gelu, const float *x, int64_t width, char
 /* LayerNorm of x + residual, in place. */
 static void add_norm(float *x, const float *residual, const float *const norm[2], int64_t width,
                      float epsilon) {
-    __m512 sum = _mm512_setzero_ps(), squares = sum;
+    vec sum = set(0), squares = sum;
     for (int64_t i = 0; i < width; i += VECTOR) {
-        const __mmask16 mask = lanes(width - i);
-        __m512 y = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x + i),
-                                 _mm512_maskz_loadu_ps(mask, residual + i));
-        _mm512_mask_storeu_ps(x + i, mask, y);
-        sum = _mm512_add_ps(sum, y);
+        const mask m = lanes(width - i);
+        vec y = load_some(m, x + i) + load_some(m, residual + i);
+        store_some(m, x + i, y);
+        sum = sum + y;
     }
-    const __m512 mean = _mm512_set1_ps(_mm512_reduce_add_ps(sum) / width);
+    const vec mean = set(sum_of(sum) / width);
     for (int64_t i = 0; i < width; i += VECTOR) {
-        const __mmask16 mask = lanes(width - i);
-        __m512 y = _mm512_maskz_sub_ps(mask, _mm512_maskz_loadu_ps(mask, x + i), mean);
-        squares = _mm512_fmadd_ps(y, y, squares);
+        const mask m = lanes(width - i);
+        vec y = keep(m, load_some(m, x + i) - mean);
+        squares = fma_plus(y, y, squares);
     }
-    const __m512 factor =
-        _mm512_set1_ps(1 / sqrtf(_mm512_reduce_add_ps(squares) / width + epsilon));
+    const vec factor = set(1 / sqrtf(sum_of(squares) / width + epsilon));
     for (int64_t i = 0; i < width; i += VECTOR) {
-        const __mmask16 mask = lanes(width - i);
-        __m512 y = _mm512_sub_ps(_mm512_maskz_loadu_ps(mask, x + i), mean);
-        y = _mm512_fmadd_ps(_mm512_mul_ps(y, factor), _mm512_maskz_loadu_ps(mask, norm[0] + i),
-                            _mm512_maskz_loadu_ps(mask, norm[1] + i));
-        _mm512_mask_storeu_ps(x + i, mask, y);
+        const mask m = lanes(width - i);
+        vec y = (load_some(m, x + i) - mean) * factor;
+        store_some(m, x + i, fma_plus(y, load_some(m, norm[0] + i), load_some(m, norm[1] + i)));
     }
 }
 
@@ -382,15 +469,11 @@ INLINE void pack_values(int mode, const char *values, int64_t stride, int64_t le
         const char *one = values + g * group * stride;
         for (int64_t i = 0; i < width; i += VECTOR) {
             char *out = panels + ((i / PANEL * groups + g) * PANEL + i % PANEL) * 4;
-            if (mode == FP32) {
-                _mm512_storeu_ps(out, _mm512_loadu_ps(one + i * 4));
-                continue;
-            }
-            __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(one + i * 2)));
-            __m512i b = _mm512_setzero_si512();
-            if (g * 2 + 1 < length)
-                b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(one + stride + i * 2)));
-            _mm512_storeu_si512(out, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+            const char *two = g * 2 + 1 < length ? one + stride + i * 2 : NULL;
+            if (mode == FP32)
+                store(out, load(one + i * 4));
+            else
+                store(out, interleave((const bf16 *)(one + i * 2), (const bf16 *)two));
         }
     }
 }
@@ -398,26 +481,25 @@ INLINE void pack_values(int mode, const char *values, int64_t stride, int64_t le
 /* Turn scores into unnormalized weights in place of the product's inputs; return 1 / their sum. */
 INLINE float softmax_row(int mode, float *scores, int64_t from, int64_t to, int64_t length,
                          float scale, char *weights) {
-    const __m512 factor = _mm512_set1_ps(scale * 1.44269504f);
-    __m512 top = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    const vec factor = set(scale * 1.44269504f);
+    vec top = set(-INFINITY), sum = set(0);
     if (from)
         for (int64_t i = 0; i < from; i++) scores[i] = -INFINITY;
     for (int64_t i = 0; i < to; i += VECTOR)
-        top = _mm512_mask_max_ps(top, lanes(to - i), top, _mm512_loadu_ps(scores + i));
-    const __m512 highest = _mm512_mul_ps(_mm512_set1_ps(_mm512_reduce_max_ps(top)), factor);
+        top = keep_max(lanes(to - i), top, load(scores + i));
+    const vec highest = set(max_of(top)) * factor;
     for (int64_t i = 0; i < length; i += VECTOR) {
-        __m512 y = _mm512_setzero_ps();
+        vec y = set(0);
         if (i < to) {
-            y = _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, highest);
-            y = _mm512_maskz_mov_ps(lanes(to - i), power_of_two(y));
-            sum = _mm512_add_ps(sum, y);
+            y = keep(lanes(to - i), power_of_two(fma_minus(load(scores + i), factor, highest)));
+            sum = sum + y;
         }
         if (mode == FP32)
-            _mm512_storeu_ps((float *)weights + i, y);
+            store((float *)weights + i, y);
         else
             store_bf16((bf16 *)weights + i, y);
     }
-    return 1 / _mm512_reduce_add_ps(sum);
+    return 1 / sum_of(sum);
 }
 
 /* Attention of up to six queries of a sequence in one head. */
@@ -429,7 +511,7 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
     char copied[TILE * 256 * 4];
     UNROLL
     for (int i = 0; i < count; i++) memcpy(copied + i * width * size, queries[i], width * size);
-    __m512i sums[TILE][PARTS];
+    vec sums[TILE][PARTS];
     for (int64_t key = 0; key < length; key += PANEL) {
         tile_sums(mode, count, PARTS, copied, width * size, scratch->keys + key * groups * 4,
                   groups, sums);
@@ -438,7 +520,7 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
             float *scores = scratch->scores + i * room + key;
             UNROLL
             for (int j = 0; j < PARTS; j++)
-                _mm512_storeu_ps(scores + j * VECTOR, (__m512)sums[i][j]);
+                store(scores + j * VECTOR, sums[i][j]);
         }
     }
     const float scale = 1 / sqrtf((float)width);
@@ -455,13 +537,12 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
                   scratch->values + panel * key_groups * PANEL * 4, key_groups, sums);
         UNROLL
         for (int i = 0; i < count; i++) {
-            const __m512 normalizer = _mm512_set1_ps(normalizers[i]);
+            const vec normalizer = set(normalizers[i]);
             UNROLL
             for (int j = 0; j < parts; j++) {
                 const int64_t column = panel * PANEL + j * VECTOR;
                 if (column < width)
-                    _mm512_storeu_ps(out + i * out_stride + column,
-                                     _mm512_mul_ps((__m512)sums[i][j], normalizer));
+                    store(out + i * out_stride + column, sums[i][j] * normalizer);
             }
         }
     }
@@ -483,11 +564,20 @@ INLINE void attend_tile(int mode, int count, int parts, const Layer *layer,
     }
 /* clang-format on */
 DEFINE_ATTEND(attend_fp32_narrow, FP32, 2)
-DEFINE_ATTEND(attend_fp32_wide, FP32, 4)
+DEFINE_ATTEND(attend_fp32_wide, FP32, PARTS)
+#ifdef __AVX512F__
 DEFINE_ATTEND(attend_bf16_narrow, BF16, 2)
-DEFINE_ATTEND(attend_bf16_wide, BF16, 4)
+DEFINE_ATTEND(attend_bf16_wide, BF16, PARTS)
+#endif
 typedef void (*Attend)(int, const Layer *, const char *const *, const int64_t *, int64_t, Scratch *,
                        float *, int64_t);
+
+static const Attend ATTEND[2][2] = {
+    [FP32] = {attend_fp32_narrow, attend_fp32_wide},
+#ifdef __AVX512F__
+    [BF16] = {attend_bf16_narrow, attend_bf16_wide},
+#endif
+};
 
 INLINE int64_t sequence_of(const Batch *batch, int64_t token) {
     int64_t low = 0, high = batch->sequences;
@@ -509,9 +599,7 @@ static void attend(const Layer *layer, const Batch *batch, const char *projected
     const int mode = (int)layer->attention_mode;
     const int64_t width = layer->head_width, full = layer->heads * width, size = element_size(mode);
     const int64_t stride = 3 * full * size;
-    const Attend functions[2][2] = {{attend_fp32_narrow, attend_fp32_wide},
-                                    {attend_bf16_narrow, attend_bf16_wide}};
-    const Attend function = functions[mode != FP32][width > 2 * VECTOR];
+    const Attend function = ATTEND[mode][width > 2 * VECTOR];
     for (int64_t run = first, next; run < end; run = next) {
         const int64_t sequence = sequence_of(batch, batch->rows ? batch->rows[run] : run);
         const int64_t start = batch->boundaries[sequence], stop = batch->boundaries[sequence + 1];
@@ -662,6 +750,10 @@ static void compute_own_share(void *job) { compute_share(job, openmp.thread(), o
 
 /* The hash of this file when it was compiled, which native.py compares with the file's. */
 const char *bertkit_source(void) { return SOURCE_HASH; }
+
+/* The outputs in a panel of weights, and the number of modes that are compiled. */
+int64_t bertkit_panel(void) { return PANEL; }
+int64_t bertkit_modes(void) { return PRODUCTS[BF16][STORE] ? 3 : 1; }
 
 /* Lay out the memory of a job: that of its threads, and what they pass on; return its bytes. */
 static int64_t lay_out(Job *job, char *memory) {

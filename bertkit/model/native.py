@@ -1,7 +1,8 @@
-"""Encoder layers for inference in compiled code (native.c), for x86-64 processors with AVX512.
+"""Encoder layers for inference in compiled code (native.c), for x86-64 with AVX512 or AVX2.
 
-The code is compiled when bertkit is installed, if there is a C compiler (hatch_build.py). Without
-it, and on other processors, `bertkit.model.inference` computes the same with torch's operators.
+With AVX2 they are computed in fp32 only. The code is compiled when bertkit is installed, if there
+is a C compiler (hatch_build.py). Without it, and on other processors, `bertkit.model.inference`
+computes the same with torch's operators.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 
 SOURCE = Path(__file__).with_name("native.c")
-NATIVE_LIBRARY = SOURCE.with_name("libbertkit.so")
+NATIVE_LIBRARIES = {"avx512": {"avx512_dq"}, "avx2": {"avx2", "fma3"}}
+"""The names of the sets of instructions for which the code is compiled, the fastest first, and what
+the processor needs for each, by torch's names."""
 MODES = ("fp32", "bf16", "int8")
 ELEMENT_TYPES = (torch.float32, torch.bfloat16, torch.int8)
 INPUTS = (1, 2, 4)
 """How many inputs of a product make the four bytes that native.c reads at a time."""
-PANEL, ZERO, GELU_ZERO = 64, 128, 16
-"""The outputs in a panel, and the zero points of integers, which native.c has, too."""
-INSTRUCTIONS = ({"avx512_dq"}, {"avx512_dq", "avx512_bf16"}, {"avx512_dq", "avx512_vnni"})
-"""What the processor needs for each precision, by torch's names."""
+ZERO, GELU_ZERO = 128, 16
+"""The zero points of integers, which native.c has, too."""
+INSTRUCTIONS: tuple[set[str], ...] = (set(), {"avx512_bf16"}, {"avx512_vnni"})
+"""What the processor needs for each precision, too."""
 FASTER: tuple[set[str], ...] = (set(), {"amx_bf16"}, {"amx_int8"})
 """With these instructions torch's operators are faster, because native.c does not use them."""
 DIRECTION_SIGNS = {"bidirectional": 0, "left_to_right": -1, "right_to_left": 1}
@@ -89,26 +92,32 @@ class BatchStruct(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled code; None if it was not built from native.c as it is.
+    """Return the compiled code for this processor; None if it was not built from native.c as it is.
 
-    The environment variable BERTKIT_NATIVE=0 switches it off.
+    The environment variable BERTKIT_NATIVE=0 switches it off, and BERTKIT_NATIVE=avx2 names the
+    instructions to use.
     """
-    if os.environ.get("BERTKIT_NATIVE") == "0" or not NATIVE_LIBRARY.is_file():
-        return None
-    code = ctypes.CDLL(str(NATIVE_LIBRARY))
-    code.bertkit_source.restype = ctypes.c_char_p
-    if code.bertkit_source() != sha256(SOURCE.read_bytes()).hexdigest().encode():
-        return None
-    code.bertkit_layer_bytes.restype = code.bertkit_parts_bytes.restype = ctypes.c_int64
-    return code
+    chosen, able = os.environ.get("BERTKIT_NATIVE", "1"), torch.cpu.get_capabilities()
+    for name, needed in NATIVE_LIBRARIES.items():
+        path = SOURCE.with_name(f"libbertkit-{name}.so")
+        if chosen in ("1", name) and all(map(able.get, needed)) and path.is_file():
+            code = ctypes.CDLL(str(path))
+            code.bertkit_source.restype = ctypes.c_char_p
+            if code.bertkit_source() == sha256(SOURCE.read_bytes()).hexdigest().encode():
+                for function in ("layer_bytes", "parts_bytes", "panel", "modes"):
+                    getattr(code, f"bertkit_{function}").restype = ctypes.c_int64
+                return code
+    return None
 
 
 def is_supported(config: ModelConfig, precision: str) -> bool:
     """Return whether the compiled code computes layers of this shape here, and is the fastest."""
     able = torch.cpu.get_capabilities()
     number, width = MODES.index(precision), config.hidden_size // config.num_attention_heads
+    code = library()
     return (
-        library() is not None
+        code is not None
+        and number < code.bertkit_modes()
         and all(able.get(name) for name in INSTRUCTIONS[number])
         and not any(able.get(name) for name in FASTER[number])
         and width % MULTIPLE == 0
@@ -182,10 +191,12 @@ class NativeLayer(nn.Module):
     def _product(self, linear: nn.Linear, mode: int, zero: int = ZERO) -> ProductStruct:
         """Return a product, whose outputs are padded to whole panels."""
         weight = linear.weight.detach().float()
-        (outputs, inputs), group = weight.shape, INPUTS[mode]
-        missing = -outputs % PANEL
+        code = library()
+        assert code is not None
+        (outputs, inputs), group, size = weight.shape, INPUTS[mode], code.bertkit_panel()
+        missing = -outputs % size
         panels = torch.zeros(
-            (outputs + missing) // PANEL, inputs // group, PANEL, group, dtype=ELEMENT_TYPES[mode]
+            (outputs + missing) // size, inputs // group, size, group, dtype=ELEMENT_TYPES[mode]
         )
         product = ProductStruct(inputs=inputs, outputs=outputs, weight=self._keep(panels))
         product.bias = self._keep(F.pad(linear.bias.float(), (0, missing)))
@@ -194,7 +205,7 @@ class NativeLayer(nn.Module):
             product.scale = self._keep(F.pad(scales, (0, missing)))
             sums = weight.sum(dim=1).to(torch.int32) * zero
             product.shift = self._keep(F.pad(sums, (0, missing)))
-        for panel, rows in zip(panels, torch.split(weight, PANEL), strict=True):
+        for panel, rows in zip(panels, torch.split(weight, size), strict=True):
             panel[:, : len(rows)].copy_(rows.view(len(rows), -1, group).transpose(0, 1))
         return product
 

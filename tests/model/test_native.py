@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -27,16 +28,19 @@ CONFIG = ModelConfig(
     intermediate_size=208,
     max_position_embeddings=512,
 )
-MODES = [
-    pytest.param(
-        mode,
-        marks=pytest.mark.skipif(
-            mode not in possible_modes() or not is_supported(CONFIG, mode),
-            reason="the compiled code or the processor's instructions are missing",
-        ),
-    )
-    for mode in native.MODES
-]
+MODES = ("avx512 fp32", "avx512 bf16", "avx512 int8", "avx2 fp32")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A precision, computed with one of the sets of instructions."""
+    instructions, precision = request.param.split()
+    monkeypatch.setenv("BERTKIT_NATIVE", instructions)
+    native.library.cache_clear()
+    if precision not in possible_modes() or not is_supported(CONFIG, precision):
+        pytest.skip("the compiled code or the processor's instructions are missing")
+    yield precision
+    native.library.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +60,6 @@ def make_layer(config: ModelConfig) -> Layer:
     return layer
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("heads", [1, 2, 3, 6], ids=lambda heads: f"{96 // heads}-wide")
 @pytest.mark.parametrize("direction", native.DIRECTION_SIGNS)
 def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction: str) -> None:
@@ -72,7 +75,6 @@ def test_outputs_are_those_of_the_trained_layer(mode: str, heads: int, direction
     assert torch.equal(prepared(hidden, packed, rows.to(torch.int32)[::2]), found[rows[::2]])
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_parts_make_the_whole(mode: str) -> None:
     layer, packed = make_layer(CONFIG), batch(9, 9, 9)
     hidden = torch.randn(27, 96)
@@ -86,7 +88,6 @@ def test_parts_make_the_whole(mode: str) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_a_result_depends_neither_on_the_batch_nor_on_threads(mode: str) -> None:
     prepared = NativeLayer(make_layer(CONFIG), mode)
     hidden = torch.randn(sum(LENGTHS), 96)
@@ -105,7 +106,6 @@ def test_a_result_depends_neither_on_the_batch_nor_on_threads(mode: str) -> None
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_no_numbers_stay_visible(mode: str, value: float) -> None:
     hidden = torch.randn(40, 96)
@@ -116,7 +116,6 @@ def test_values_that_are_no_numbers_stay_visible(mode: str, value: float) -> Non
     assert found[20:].isfinite().all()
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_large_and_small_values(mode: str) -> None:
     layer = make_layer(CONFIG)
     small, large = torch.randn(50, 96) * 1e-6, torch.randn(50, 96) * 1e4
@@ -125,7 +124,6 @@ def test_large_and_small_values(mode: str) -> None:
     assert prepared(large, packed).isfinite().all()
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_no_row_can_be_asked_for(mode: str) -> None:
     prepared = NativeLayer(make_layer(CONFIG), mode)
     nothing = torch.empty(0, dtype=torch.int64)
@@ -140,12 +138,12 @@ def test_other_shapes_are_left_to_torch() -> None:
     assert isinstance(encoder.layers[0], InferenceLayer)
 
 
-@pytest.mark.parametrize("mode", MODES[:1])
+@pytest.mark.parametrize("mode", MODES[-1:], indirect=True)
 def test_the_code_can_be_switched_off_and_must_fit_its_source(
-    mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     question = "from bertkit.model.native import library; print(library() is None)"
-    for value, answer in (("0", "True"), ("1", "False")):
+    for value, answer in (("0", "True"), ("avx2", "False"), ("1", "False")):
         environment = {**os.environ, "BERTKIT_NATIVE": value}
         found = subprocess.run(
             [sys.executable, "-c", question], env=environment, capture_output=True, text=True,
