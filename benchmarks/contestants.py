@@ -20,13 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.exports import (
-    CALIBRATION,
-    CLASSES,
-    export,
-    export_ctranslate2,
-    export_openvino,
-)
+from benchmarks.exports import CALIBRATION, CLASSES, export, export_ctranslate2, export_openvino
 from benchmarks.peers import Encoded, Model, Setting, longest_first, padded
 from benchmarks.record import ROOT, installed, precisions
 from benchmarks.workloads import Workload

@@ -16,8 +16,10 @@ from bertkit.cli.options import (
     NO_COLUMNS,
     ColumnFlags,
     Device,
+    Model,
     NullThreshold,
     Precision,
+    TunedModel,
     given,
 )
 from bertkit.config import flag_group
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def evaluate_command(
-    model: Path,
+    model: TunedModel,
     file: Annotated[str, TEXT] = "",
     *,
     data: Annotated[Path | None, DATA] = None,
@@ -48,8 +50,6 @@ def evaluate_command(
 
     Parameters
     ----------
-    model
-        A fine-tuned model: a model directory, a run, or a model of the hub.
     file
         Your labelled data; its columns are those that the model was fine-tuned with.
     data
@@ -102,7 +102,7 @@ def evaluate_command(
 
 
 def minimal_pairs_command(
-    model: Path,
+    model: Model,
     data: Annotated[str, TEXT],
     *,
     split: str = "all",
@@ -120,8 +120,6 @@ def minimal_pairs_command(
 
     Parameters
     ----------
-    model
-        A pre-trained model: a model directory, a run, or a model of the hub.
     data
         The folder of BLiMP; a file, folder or glob with a column for each sentence; or plain text
         whose lines alternate: an acceptable sentence, then its unacceptable counterpart.

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import rich.console
 
+from bertkit.cli.options import Model
 from bertkit.errors import BertkitError
 from bertkit.outputs import FILE
 
 
 def explain_command(
-    model: Path,
+    model: Model,
     text: str,
     pair: str | None = None,
     *,
@@ -27,8 +28,6 @@ def explain_command(
 
     Parameters
     ----------
-    model
-        A model directory, a run directory, or a Google checkpoint.
     text
         The text.
     pair

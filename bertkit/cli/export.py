@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import bertkit
-from bertkit.cli.options import NO_COLUMNS, ColumnFlags, given
+from bertkit.cli.options import NO_COLUMNS, ColumnFlags, Model, given
 from bertkit.config import flag_group
 from bertkit.outputs import REPLACED, TEXT
 
 
 def export_command(
-    model: Path,
+    model: Model,
     *,
     to: str,
     out: Annotated[Path, REPLACED],
@@ -32,8 +32,6 @@ def export_command(
 
     Parameters
     ----------
-    model
-        A model directory, a run directory or a Google checkpoint.
     to
         onnx, onnx-int8 (8-bit weights), huggingface (for transformers; embedding models for
         sentence-transformers), tensorflow (Google's checkpoints) or torch-export (.pt2).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Column, Device, VectorFile, VectorFormat
+from bertkit.cli.options import Column, Device, Model, VectorFile, VectorFormat
 from bertkit.config import FLATTEN
 from bertkit.outputs import TEXT
 from bertkit.predict.features import WHOLE, Extraction
@@ -13,7 +13,7 @@ from bertkit.predict.text_vectors import extract_file
 
 
 def features_command(
-    model: Path,
+    model: Model,
     file: Annotated[str, TEXT],
     *,
     out: Annotated[Path, VectorFile],
@@ -30,8 +30,6 @@ def features_command(
 
     Parameters
     ----------
-    model
-        A model directory, a run directory, or a Google checkpoint.
     file
         The texts.
     out

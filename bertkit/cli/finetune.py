@@ -50,7 +50,8 @@ def finetune_command(
     task
         The name of a data set, or a task type.
     model
-        The model to initialise from: a model directory, a run directory, or a Google checkpoint.
+        The model to initialise from: a model directory, a run, a model of the hub, or a Google
+        checkpoint.
     out
         The folder for runs, the best model and its results.
     """

@@ -11,19 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 
 import bertkit
+from bertkit.cli.options import Model
 from bertkit.files import write_json
 from bertkit.outputs import FILE
 
 MAX_SHOWN = 20
 
 
-def info_command(model: Path, *, json: Annotated[Path | None, FILE] = None) -> None:
+def info_command(model: Model, *, json: Annotated[Path | None, FILE] = None) -> None:
     """Show what a model is: its task, labels, network, vocabulary, size and origin.
 
     Parameters
     ----------
-    model
-        A model directory, a run, a model of the hub, or a Google checkpoint.
     json
         The file for the same facts as JSON.
     """

@@ -7,12 +7,20 @@ all task types, and those that were given become the options of its task type.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from bertkit.outputs import TEXT, Written
 
+Model = Annotated[
+    Path,
+    Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint."),
+]
+TunedModel = Annotated[
+    Path, Parameter(help="A fine-tuned model: a model directory, a run, or a model of the hub.")
+]
 Device = Annotated[
     str, Parameter(help="auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.")
 ]
@@ -27,6 +35,9 @@ NullThreshold = Annotated[
         "default is saved with the model; a model of transformers has none and answers every "
         "question."
     ),
+]
+Format = Annotated[
+    str, Parameter(help="Format of the text; auto detects it from file names and first lines.")
 ]
 Column = Annotated[str, Parameter(help="The column of the text, in formats that have columns.")]
 Pooling = Annotated[

@@ -21,9 +21,11 @@ from bertkit.cli.options import (
     Column,
     ColumnFlags,
     Device,
+    Model,
     NullThreshold,
     Pooling,
     Precision,
+    TunedModel,
     VectorFile,
     VectorFormat,
     given,
@@ -42,7 +44,7 @@ LIKE_A_FILE = re.compile(r"\S*(/\S*|\.\w{1,8})")
 
 
 def predict_command(
-    model: Path,
+    model: TunedModel,
     *inputs: Annotated[str, TEXT],
     ensemble: tuple[Path, ...] = (),
     out: Annotated[Path | None, FILE] = None,
@@ -61,8 +63,6 @@ def predict_command(
 
     Parameters
     ----------
-    model
-        A fine-tuned model: a model directory, a run, or a model of the hub.
     inputs
         A file (.csv, .tsv, .jsonl, .parquet, .txt, hf:NAME, CoNLL columns or SQuAD's JSON), or -
         for lines of text or JSON from the standard input; or the texts of one input: a text, two
@@ -116,7 +116,7 @@ def standard_input(folder: Path, named: dict[str, Any]) -> str:
 
 
 def fill_mask_command(
-    model: Path,
+    model: Model,
     text: str,
     *,
     top: int = 5,
@@ -127,8 +127,6 @@ def fill_mask_command(
 
     Parameters
     ----------
-    model
-        A model directory, for example runs/demo/model.
     text
         A text with one or more [MASK].
     top
@@ -146,7 +144,7 @@ def fill_mask_command(
 
 
 def next_sentence_command(
-    model: Path,
+    model: Model,
     text: str,
     following: str,
     *,
@@ -157,8 +155,6 @@ def next_sentence_command(
 
     Parameters
     ----------
-    model
-        A model directory, for example runs/demo/model.
     text
         The first text.
     following
@@ -192,7 +188,7 @@ def embed_command(
     Parameters
     ----------
     model
-        A model directory, also of sentence-transformers, or a run directory.
+        A model directory, also of sentence-transformers, a run, or a model of the hub.
     file
         The texts.
     out
@@ -232,7 +228,7 @@ def similar_command(
     Parameters
     ----------
     model
-        A model directory, also of sentence-transformers, or a run directory.
+        A model directory, also of sentence-transformers, a run, or a model of the hub.
     file
         The texts; see bertkit predict embed.
     text

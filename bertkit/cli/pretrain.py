@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+from bertkit.cli.options import Device
 from bertkit.config import FLATTEN
 from bertkit.console import Console
 from bertkit.corpus.from_text import NO_TEXT, TextOptions, store_from_text
@@ -33,7 +34,7 @@ def pretrain_command(
     corpus: Annotated[TextOptions, FLATTEN] = NO_TEXT,
     init_from: Path | None = None,
     workers: int | None = None,
-    device: str = "auto",
+    device: Device = "auto",
     compile: bool = False,  # noqa: A002 - the flag's natural name
     strategy: str = "ddp",
     timeout: float = 600.0,
@@ -69,8 +70,6 @@ def pretrain_command(
         --text is tokenized as the model does; a --store must have been made with its tokenizer.
     workers
         The number of loader processes: by default 0 on a CPU, and up to 4 on a GPU.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     compile
         Compile layers, head and losses (CUDA only); the first update waits for the compiler.
     strategy

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import bertkit
+from bertkit.cli.options import Device
 from bertkit.config import FLATTEN
 from bertkit.outputs import FOLDER, NAMED
 from bertkit.reproduce.paper import NO_SOURCES, Sources
@@ -16,7 +17,7 @@ def reproduce_command(
     out: Annotated[Path, FOLDER],
     scale: Annotated[str | None, NAMED] = None,
     sources: Annotated[Sources, FLATTEN] = NO_SOURCES,
-    device: str = "auto",
+    device: Device = "auto",
     plan: bool = False,
     render: bool = False,
 ) -> int:
@@ -35,8 +36,6 @@ def reproduce_command(
     scale
         The scale: tiny (minutes on two cores), small (hours on two cores), base or large (those of
         the paper), or a .toml file. By default it is the scale recorded in the folder, else small.
-    device
-        auto (CUDA, else Apple's mps, else the CPU), cpu, cuda, cuda:N or mps.
     plan
         Only print what would be run.
     render

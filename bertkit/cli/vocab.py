@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import bertkit
+from bertkit.cli.options import Column, Format, Model
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
@@ -25,7 +26,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 def extend_command(
-    model: Path,
+    model: Model,
     *,
     out: Annotated[Path, REPLACED],
     words: Annotated[str | None, TEXT] = None,
@@ -34,15 +35,13 @@ def extend_command(
     place: str = "append",
     init: str = "mean",
     processes: int = 0,
-    format: str = "auto",  # noqa: A002 - the flag's natural name
-    column: str = "text",
+    format: Format = "auto",  # noqa: A002 - the flag's natural name
+    column: Column = "text",
 ) -> None:
     """Add words to the vocabulary of an existing model, each as one token.
 
     Parameters
     ----------
-    model
-        A model directory, a run directory or a Google checkpoint, which is not changed.
     out
         The folder to write the complete extended model to.
     words
@@ -58,10 +57,6 @@ def extend_command(
         The new embeddings: mean of the tokens that the word had, or random.
     processes
         Processes that count the words of --text; 0 uses one for each core.
-    format
-        Format of --text; auto detects it from file names and first lines.
-    column
-        Column of --text that holds the text, in formats that have columns.
     """
     bertkit.extend_vocabulary(
         *(model, out),
@@ -81,8 +76,8 @@ def measure_command(
     *paths: Annotated[str, TEXT],
     max_documents: int | None = None,
     json: Annotated[Path | None, FILE] = None,
-    format: str = "auto",  # noqa: A002 - the flag's natural name
-    column: str = "text",
+    format: Format = "auto",  # noqa: A002 - the flag's natural name
+    column: Column = "text",
 ) -> None:
     """Measure how well a vocabulary fits a text: fertility, [UNK], characters per token.
 
@@ -96,10 +91,6 @@ def measure_command(
         The maximum number of documents to measure, from the first on.
     json
         A file to write the report to.
-    format
-        Format of the files; auto detects it from file names and first lines.
-    column
-        The column that holds the text, in formats that have columns.
     """
     if max_documents is not None and max_documents < 1:
         raise BertkitError(f"--max-documents must be at least 1, got {max_documents}")

@@ -8,13 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertkit.doctor.findings import (
-    THRESHOLDS,
-    Finding,
-    make_finding,
-    percent,
-    worst_severity,
-)
+from bertkit.doctor.findings import THRESHOLDS, Finding, make_finding, percent, worst_severity
 from bertkit.doctor.learning import LEVEL, blind_losses, last_level, uses_context
 from bertkit.doctor.records import Record, RunRecords, mean, record_step, values
 

@@ -28,13 +28,7 @@ from torch import Tensor, nn
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.attention import attention, concatenate, has_bf16, has_products
 from bertkit.model.encoder import Encoder, Layer, gelu_form
-from bertkit.model.native import (
-    GELU_ZERO,
-    MODES,
-    NativeLayer,
-    is_supported,
-    quantize_outputs,
-)
+from bertkit.model.native import GELU_ZERO, MODES, NativeLayer, is_supported, quantize_outputs
 from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import Hidden, Rows, TargetIndices
 

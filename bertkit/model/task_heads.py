@@ -21,12 +21,8 @@ from bertkit.pretraining_data.batch import Packed
 from bertkit.shapes import ClassLogits
 
 
-class ClassificationModel(nn.Module):
-    """An encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
-
-    In an ELECTRA model [CLS] also gets dropout before it is pooled, as in transformers. With a
-    BiLSTM, the final states of its two directions replace the pooled [CLS].
-    """
+class LinearModel(nn.Module):
+    """An encoder, dropout and one linear layer, with `classes` outputs."""
 
     def __init__(self, config: ModelConfig, classes: int) -> None:
         super().__init__()
@@ -36,6 +32,14 @@ class ClassificationModel(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, classes)
         initialize(self.classifier, config)
+
+
+class ClassificationModel(LinearModel):
+    """An encoder, dropout on the pooled [CLS], and one linear layer (paper section 4.1).
+
+    In an ELECTRA model [CLS] also gets dropout before it is pooled, as in transformers. With a
+    BiLSTM, the final states of its two directions replace the pooled [CLS].
+    """
 
     def forward(self, packed: Packed, words: Tensor | None = None) -> ClassLogits:
         """Return (sequences, classes) logits; `words` are as in `Encoder.forward`."""
@@ -52,17 +56,8 @@ class ClassificationModel(nn.Module):
         return in_fp32(self.classifier, self.dropout(pooled))
 
 
-class TokenClassificationModel(nn.Module):
+class TokenClassificationModel(LinearModel):
     """An encoder with dropout and one linear layer on every token (paper section 5.3)."""
-
-    def __init__(self, config: ModelConfig, classes: int) -> None:
-        super().__init__()
-        self.config = config
-        self.encoder = Encoder(config)
-        self.bilstm: BiLSTM | None = None
-        self.dropout = Dropout(config.hidden_dropout_prob)
-        self.classifier = nn.Linear(config.hidden_size, classes)
-        initialize(self.classifier, config)
 
     def forward(self, packed: Packed) -> ClassLogits:
         """Return (tokens, classes) logits."""

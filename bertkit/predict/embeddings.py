@@ -39,12 +39,7 @@ from bertkit.model.pooling import (
     summary_vectors,
     weighted_vectors,
 )
-from bertkit.predict.engine import (
-    batch_map,
-    check_outputs,
-    choose_mode,
-    prepare_for,
-)
+from bertkit.predict.engine import batch_map, check_outputs, choose_mode, prepare_for
 from bertkit.tasks.task import (
     Encoded,
     HostCopy,

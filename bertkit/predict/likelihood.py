@@ -34,12 +34,7 @@ import torch
 from bertkit.errors import BertkitError, nearest
 from bertkit.model.encoder import Layer, ModelConfig, check_vocabulary
 from bertkit.model.heads import PretrainingModel
-from bertkit.model.inference import (
-    FloatProduct,
-    PreparedLayer,
-    SingleQuery,
-    round_up_rows,
-)
+from bertkit.model.inference import FloatProduct, PreparedLayer, SingleQuery, round_up_rows
 from bertkit.predict.engine import batch_map, check_outputs, prepare_for
 from bertkit.pretraining_data.batch import Packed, from_arrays
 from bertkit.shapes import Rows, VocabularyLogits

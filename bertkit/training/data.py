@@ -9,12 +9,7 @@ import numpy as np
 
 from bertkit.config import as_json
 from bertkit.corpus.store import TokenStore
-from bertkit.pretraining_data.loader import (
-    BatchBuilder,
-    PretrainingBatch,
-    StreamStep,
-    stream_steps,
-)
+from bertkit.pretraining_data.loader import BatchBuilder, PretrainingBatch, StreamStep, stream_steps
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.pairs import PairOptions, PairStatistics, measure_pairs
 from bertkit.pretraining_data.sampler import AnyPosition, ExampleSampler, ExampleSource

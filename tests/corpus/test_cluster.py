@@ -18,10 +18,7 @@ from bertkit.cli.prepare import prepare_command as prepare_verb
 from bertkit.config import parse
 from bertkit.corpus import cluster as module
 from bertkit.corpus.build import PrepareOptions, prepare
-from bertkit.corpus.cluster import (
-    ClusterOptions,
-    prepare_on_cluster,
-)
+from bertkit.corpus.cluster import ClusterOptions, prepare_on_cluster
 from bertkit.corpus.store import TokenStore
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock

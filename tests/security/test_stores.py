@@ -16,10 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bertkit.checkpoints.sstable import write_table
-from bertkit.checkpoints.tensorflow import (
-    encode_field,
-    read_checkpoint,
-)
+from bertkit.checkpoints.tensorflow import encode_field, read_checkpoint
 from bertkit.corpus.store import TokenStore
 from bertkit.datasets.submissions import ZIPPED, write_glue_zip
 from bertkit.errors import BertkitError

@@ -11,11 +11,7 @@ import torch
 from bertkit.corpus.store import TokenStore
 from bertkit.pretraining_data.masking import MaskingOptions
 from bertkit.pretraining_data.sampler import START
-from bertkit.training.data import (
-    HeldOut,
-    start_record,
-    training_examples,
-)
+from bertkit.training.data import HeldOut, start_record, training_examples
 from bertkit.training.recipe import ModelSize, Objectives, Phases, PretrainRecipe, Training
 
 RECIPE = PretrainRecipe(

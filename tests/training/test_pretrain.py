@@ -40,14 +40,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 from bertkit.training import pretrain as module
 from bertkit.training.journal import read_journal
 from bertkit.training.pretrain import pretrain
-from bertkit.training.recipe import (
-    Logging,
-    ModelSize,
-    Objectives,
-    Phases,
-    PretrainRecipe,
-    Training,
-)
+from bertkit.training.recipe import Logging, ModelSize, Objectives, Phases, PretrainRecipe, Training
 from tests.markdown import blocks
 
 TOY = PretrainRecipe(
