@@ -14,9 +14,9 @@ from rich.table import Table
 import bertkit
 from bertkit.cli.options import (
     NO_COLUMNS,
+    AnyModel,
     ColumnFlags,
     Device,
-    Model,
     NullThreshold,
     Precision,
     TunedModel,
@@ -102,7 +102,7 @@ def evaluate_command(
 
 
 def minimal_pairs_command(
-    model: Model,
+    model: AnyModel,
     data: Annotated[str, TEXT],
     *,
     split: str = "all",

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import rich.console
 
-from bertkit.cli.options import Model
+from bertkit.cli.options import AnyModel
 from bertkit.errors import BertkitError
 from bertkit.outputs import FILE
 
 
 def explain_command(
-    model: Model,
+    model: AnyModel,
     text: str,
     pair: str | None = None,
     *,

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import bertkit
-from bertkit.cli.options import NO_COLUMNS, ColumnFlags, Model, given
+from bertkit.cli.options import NO_COLUMNS, AnyModel, ColumnFlags, given
 from bertkit.config import flag_group
 from bertkit.outputs import REPLACED, TEXT
 
 
 def export_command(
-    model: Model,
+    model: AnyModel,
     *,
     to: str,
     out: Annotated[Path, REPLACED],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from bertkit.cli.options import Column, Device, Model, VectorFile, VectorFormat
+from bertkit.cli.options import AnyModel, Column, Device, VectorFile, VectorFormat
 from bertkit.config import FLATTEN
 from bertkit.outputs import TEXT
 from bertkit.predict.features import WHOLE, Extraction
@@ -13,7 +13,7 @@ from bertkit.predict.text_vectors import extract_file
 
 
 def features_command(
-    model: Model,
+    model: AnyModel,
     file: Annotated[str, TEXT],
     *,
     out: Annotated[Path, VectorFile],

@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 import bertkit
-from bertkit.cli.options import Model
+from bertkit.cli.options import AnyModel
 from bertkit.files import write_json
 from bertkit.outputs import FILE
 
 MAX_SHOWN = 20
 
 
-def info_command(model: Model, *, json: Annotated[Path | None, FILE] = None) -> None:
+def info_command(model: AnyModel, *, json: Annotated[Path | None, FILE] = None) -> None:
     """Show what a model is: its task, labels, network, vocabulary, size and origin.
 
     Parameters

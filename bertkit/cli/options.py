@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from bertkit.outputs import TEXT, Written
 
-Model = Annotated[
+AnyModel = Annotated[
     Path,
     Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint."),
 ]

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import bertkit
-from bertkit.cli.options import Column, Format, Model
+from bertkit.cli.options import AnyModel, Column, Format
 from bertkit.console import Console
 from bertkit.errors import BertkitError
 from bertkit.files import write_json
@@ -26,7 +26,7 @@ from bertkit.tokenizer.wordpiece import Tokenizer
 
 
 def extend_command(
-    model: Model,
+    model: AnyModel,
     *,
     out: Annotated[Path, REPLACED],
     words: Annotated[str | None, TEXT] = None,
