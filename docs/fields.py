@@ -23,7 +23,7 @@ from bertkit.training.recipe import PretrainRecipe
 PAGES = [Path(__file__).with_name(name) for name in ("recipes.md", "paper.md")]
 SECTION = re.compile(r"(<!-- made:(\w+) -->\n).*?(<!-- /made -->)", re.DOTALL)
 VOCABULARY = 30_522
-"""Pieces assumed in the parameter counts: those of the paper's English model."""
+"""Tokens assumed in the parameter counts: those of the paper's English model."""
 
 
 def descriptions(kind: type) -> dict[str, str]:

@@ -8,9 +8,9 @@ second-level cache. There are three modes, which differ in the elements of matri
   int8   8-bit integer weights with a scale per output, and 8-bit unsigned inputs with a scale per
          token that is found as the token is computed
 
-With AVX2 there is fp32 only. Attention's products are fp32 or bf16. Hidden states, residual sums, GELU, softmax and LayerNorm are
-fp32 in every mode. A row of a result never depends on other rows of the batch, except through
-attention within its sequence, and not on the number of threads.
+With AVX2 there is fp32 only. Attention's products are fp32 or bf16. Hidden states, residual sums,
+GELU, softmax and LayerNorm are fp32 in every mode. A row of a result never depends on other rows of
+the batch, except through attention within its sequence, and not on the number of threads.
 
 A product reads its inputs in groups of four bytes: one fp32, two bf16 or four integers. Weights are
 laid out in panels of PANEL outputs: (panels, groups, outputs, elements of a group).
@@ -73,7 +73,10 @@ enum { VECTOR = 16, PARTS = 4 };
 typedef __m512 vec;
 typedef __mmask16 mask;
 
-INLINE mask lanes(int64_t left) { return left >= VECTOR ? 0xffff : (1u << left) - 1; }
+/* The first `left` elements; none if it is negative. */
+INLINE mask lanes(int64_t left) {
+    return left >= VECTOR ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+}
 INLINE vec set(float x) { return _mm512_set1_ps(x); }
 INLINE vec load(const void *x) { return _mm512_loadu_ps(x); }
 INLINE void store(void *out, vec x) { _mm512_storeu_ps(out, x); }
@@ -123,7 +126,7 @@ typedef __m256i mask;
 
 INLINE mask lanes(int64_t left) {
     const __m256i numbers = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(left < VECTOR ? (int)left : VECTOR), numbers);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)least(left, VECTOR)), numbers);
 }
 INLINE vec set(float x) { return _mm256_set1_ps(x); }
 INLINE vec load(const void *x) { return _mm256_loadu_ps(x); }
@@ -214,8 +217,9 @@ INLINE vec gelu_tanh(vec x) {
     return x * reciprocal(e + set(1.0f));
 }
 
-/* One step of a product's sums: add the products of a group of inputs and a vector of groups of weights. The
-instructions are written out, because GCC moves the sums between registers around the intrinsics. */
+/* One step of a product's sums: add the products of a group of inputs and a vector of groups of
+weights. The instructions are written out, because GCC moves the sums between registers around the
+intrinsics. */
 INLINE vec multiply_add(int mode, vec sum, vec inputs, vec weights) {
     if (mode == INT8)
         __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(inputs), "v"(weights));
@@ -271,14 +275,11 @@ INLINE void tile(int mode, int count, int end, const Call *call, int64_t row, in
     vec sums[TILE][PARTS];
     tile_sums(mode, count, PARTS, call->rows + row * call->stride, call->stride,
               (const char *)p->weight + panel * groups * PANEL * 4, groups, sums);
-    const int full = first + PANEL <= p->outputs;
     UNROLL
     for (int j = 0; j < PARTS; j++) {
         const int64_t column = first + j * VECTOR;
         const vec bias = load(p->bias + column);
-        const mask wanted = lanes(full || p->outputs - column > VECTOR ? VECTOR
-                                  : p->outputs > column                ? p->outputs - column
-                                                                       : 0);
+        const mask wanted = lanes(p->outputs - column);
         UNROLL
         for (int i = 0; i < count; i++) {
             vec y = sums[i][j] + bias;

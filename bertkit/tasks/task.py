@@ -355,7 +355,7 @@ def make_batch(
     Args:
         parts: the parts, at least one.
         targets: the task's `targets`; None if only outputs are needed.
-        compact: maps ids to rows of a smaller embedding matrix (see `compact.py`).
+        compact: maps ids to rows of a smaller embedding matrix (`run.CompactEmbeddings`).
     """
     sequences = [sequence for part in parts for sequence in part.sequences]
     lengths = np.array([len(sequence.ids) for sequence in sequences])

@@ -80,7 +80,7 @@ def test_nearly_equal_documents_are_dropped(
     paths = [str(path) for path in files]
     cleaned = clean(paths, tmp_path / "out.jsonl", CleanOptions(near=True))
     assert cleaned.kept.skipped[EXACT] == 20
-    assert cleaned.kept.skipped[NEAR] >= 18  # of 20, by the formula of `duplicates.py`
+    assert cleaned.kept.skipped[NEAR] >= 18  # of 20, by the formula of `minhash.py`
     assert f"{files[1]}, document " in cleaned.kept.examples[NEAR]
     assert cleaned.kept.documents == 100 - cleaned.kept.skipped.total()
     assert written(tmp_path / "out.jsonl")[:60] == originals

@@ -1,0 +1,248 @@
+"""Questions that reviews of BERT left open, each answered by a small experiment.
+
+nesting: how deep can brackets be nested for networks of 1 to 6 layers? Opening brackets are of four
+types, and all closing brackets look alike. A network learns, from random weights, to name the type
+of the bracket that each closing one belongs to. It is then asked about new strings; accuracy is
+counted by how many levels of brackets lie between the two.
+
+features: what do features computed once save against fine-tuning? A logistic regression on the mean
+of the last layer's hidden states is compared with fine-tuning the same encoder, on 2,000 sentences
+of SST-2.
+
+The page docs/open-questions.md has the results.
+
+    python -m benchmarks.open_questions --data FOLDER [--questions nesting features] [--seeds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+
+from benchmarks.record import data_folder, summary, write_result
+from benchmarks.settings import start_model
+from bertkit.datasets.glue import read_glue
+from bertkit.model.encoder import ModelConfig
+from bertkit.model.task_heads import TokenClassificationModel
+from bertkit.objectives import cross_entropy_sums
+from bertkit.pretraining_data.batch import Packed, from_arrays
+from bertkit.sklearn import BertClassifier, BertEmbedder
+from bertkit.text.lines import TextCounts
+from bertkit.training.optimizer import build_optimizer, clip_gradients, set_learning_rate
+from bertkit.training.recipe import learning_rate
+
+TYPES = 4
+"""The types of brackets; their ids are 1 to 4, a closing bracket is 5, and [CLS] is 0."""
+CLOSING = 1 + TYPES
+LAYERS = (1, 2, 3, 4, 6)
+HEIGHTS = 8
+"""The levels between two brackets that are counted; deeper pairs count as the last."""
+PAIRS = range(4, 21)
+"""The numbers of pairs of brackets in a string; all strings of a batch have the same number."""
+BATCH, UPDATES, TEST_STRINGS = 32, 3_000, 200
+PEAK_RATE = 1e-3
+FEATURE_ROWS = 2_000
+
+
+class Brackets(NamedTuple):
+    """Strings of brackets as a batch."""
+
+    packed: Packed
+    closing: torch.Tensor
+    """(closing brackets,) their indices in the batch."""
+    types: torch.Tensor
+    """(closing brackets,) the type of the bracket that each belongs to, from 0."""
+    heights: np.ndarray
+    """(closing brackets,) the levels of brackets between the two, from 0."""
+
+
+def draw_string(rng: np.random.Generator, pairs: int) -> list[tuple[int, int, int]]:
+    """Draw a well-nested string of some pairs of brackets.
+
+    Returns:
+        For each bracket its id, its type from 0, and, for closing ones, the levels inside the pair.
+    """
+    left, open_pairs = pairs, list[list[int]]()
+    found = []
+    while left or open_pairs:
+        if left and (not open_pairs or rng.random() < 0.5):
+            kind, left = int(rng.integers(TYPES)), left - 1
+            open_pairs.append([kind, 0])
+            found.append((1 + kind, kind, 0))
+        else:
+            kind, height = open_pairs.pop()
+            if open_pairs:
+                open_pairs[-1][1] = max(open_pairs[-1][1], height + 1)
+            found.append((CLOSING, kind, height))
+    return found
+
+
+def draw_batch(rng: np.random.Generator, strings: int, pairs: int) -> Brackets:
+    """Draw a batch of strings, each behind a [CLS]."""
+    drawn = [draw_string(rng, pairs) for _ in range(strings)]
+    rows = np.array([one for string in drawn for one in [(0, 0, 0), *string]], dtype=np.int64)
+    lengths = np.array([1 + len(string) for string in drawn])
+    closing = np.flatnonzero(rows[:, 0] == CLOSING)
+    return Brackets(
+        from_arrays(rows[:, 0].copy(), np.zeros(len(rows), dtype=np.int64), lengths),
+        torch.from_numpy(closing),
+        torch.from_numpy(rows[closing, 1]),
+        np.minimum(rows[closing, 2], HEIGHTS - 1),
+    )
+
+
+def train_network(layers: int, seed: int) -> TokenClassificationModel:
+    """Train a network from random weights; no string is seen twice."""
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        vocab_size=1 + CLOSING, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4,
+        intermediate_size=256, max_position_embeddings=1 + 2 * PAIRS[-1], hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.05,
+    )  # fmt: skip
+    model = TokenClassificationModel(config, TYPES).train()
+    optimizer = build_optimizer(model, learning_rate=PEAK_RATE)
+    rng = np.random.default_rng([seed, layers])
+    for step in range(UPDATES):
+        rate = learning_rate(step, peak=PEAK_RATE, warmup_steps=100, total_steps=UPDATES)
+        set_learning_rate(optimizer, rate)
+        batch = draw_batch(rng, BATCH, int(rng.choice(PAIRS)))
+        logits = model(batch.packed)[batch.closing]
+        loss = cross_entropy_sums("type", logits, batch.types, "brackets")["type_loss"].value
+        (loss / len(batch.types)).backward()
+        clip_gradients(model, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def accuracy_by_height(model: TokenClassificationModel) -> np.ndarray:
+    """Return (heights,) the share of closing brackets of fixed new strings that are right."""
+    rng, right, heights = np.random.default_rng(1 << 30), [], []
+    for pairs in PAIRS:
+        batch = draw_batch(rng, TEST_STRINGS, pairs)
+        with torch.inference_mode():
+            found = model(batch.packed)[batch.closing].argmax(-1) == batch.types
+        right.append(found.numpy())
+        heights.append(batch.heights)
+    every, levels = np.concatenate(right), np.concatenate(heights)
+    return np.array([every[levels == height].mean() for height in range(HEIGHTS)])
+
+
+def nesting(data: Path, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row for each number of layers: the median accuracy for each height."""
+    rows: dict[str, Any] = {}
+    runs: dict[str, Any] = {}
+    for layers in LAYERS:
+        found = [accuracy_by_height(train_network(layers, seed)) for seed in range(seeds)]
+        name = f"{layers} layer{'s' * (layers > 1)}"
+        medians = np.median(found, axis=0)
+        rows[name] = {"seeds": seeds} | {
+            f"{height}{'+' * (height == HEIGHTS - 1)} levels accuracy": round(float(share), 4)
+            for height, share in enumerate(medians)
+        }
+        runs[name] = [np.round(one, 4).tolist() for one in found]
+        print(name, np.round(medians, 3).tolist(), flush=True)
+    return rows, {
+        "chance": 1 / TYPES,
+        "updates": UPDATES,
+        "strings_per_update": BATCH,
+        "runs": runs,
+    }
+
+
+class Answers(NamedTuple):
+    """How an experiment on SST-2 went."""
+
+    once: float
+    """The seconds that are needed once, however many experiments follow."""
+    each: float
+    """The seconds of each experiment."""
+    accuracy: float
+
+
+def features(data: Path, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row for fine-tuning and one for features, with the time of one and of ten runs."""
+    read = {split: read_glue("sst-2", data / "glue", split, TextCounts()) for split in
+            ("train", "dev")}  # fmt: skip
+    dev = read["dev"]
+    cases: dict[str, Callable[[Any, int], Answers]] = {
+        "fine-tuning": lambda train, seed: fine_tune(train, dev, seed),
+        "features and logistic regression": lambda train, seed: on_features(train, dev),
+    }
+    found: dict[str, list[Answers]] = {name: [] for name in cases}
+    for seed in range(1, seeds + 1):
+        chosen = np.random.default_rng(seed).choice(len(read["train"]), FEATURE_ROWS, replace=False)
+        train = [read["train"][i] for i in chosen]
+        for name, run in cases.items():
+            found[name].append(run(train, seed))
+            print(name, seed, found[name][-1], flush=True)
+    rows = {}
+    for name, answers in found.items():
+        once, each = (statistics.median(getattr(one, field) for one in answers)
+                      for field in ("once", "each"))  # fmt: skip
+        rows[name] = {
+            "seeds": seeds,
+            "dev_accuracy_percent": summary([round(100 * one.accuracy, 2) for one in answers]),
+            "seconds_for_one_run": round(once + each, 1),
+            "seconds_for_ten_runs": round(once + 10 * each, 1),
+        }
+    size = 4 * 384 * (FEATURE_ROWS + len(dev)) / 1e6
+    rows["features and logistic regression"]["megabytes_of_features"] = round(size, 1)
+    return rows, {"training_rows": FEATURE_ROWS, "dev_rows": len(dev)}
+
+
+def labels(examples: Any) -> list[str]:
+    """The labels of examples."""
+    return [one.label for one in examples]
+
+
+def fine_tune(train: Any, dev: Any, seed: int) -> Answers:
+    """Fine-tune with the default settings."""
+    began = time.perf_counter()
+    model = BertClassifier(start_model(), random_state=seed)
+    model.fit([one.text for one in train], labels(train))
+    accuracy = model.score([one.text for one in dev], labels(dev))
+    return Answers(0.0, time.perf_counter() - began, float(accuracy))
+
+
+def on_features(train: Any, dev: Any) -> Answers:
+    """Compute vectors once, and fit a logistic regression on them."""
+    began = time.perf_counter()
+    embedder = BertEmbedder(start_model(), pooling="mean", normalize=False).fit(["text"])
+    vectors = [embedder.transform([one.text for one in part]) for part in (train, dev)]
+    with tempfile.TemporaryDirectory() as folder:  # as they would be kept between experiments
+        for name, part in zip(("train", "dev"), vectors, strict=True):
+            np.save(Path(folder) / f"{name}.npy", part)
+    ready = time.perf_counter()
+    model = LogisticRegression(max_iter=2_000).fit(vectors[0], labels(train))
+    accuracy = model.score(vectors[1], labels(dev))
+    return Answers(ready - began, time.perf_counter() - ready, float(accuracy))
+
+
+QUESTIONS = {"nesting": nesting, "features": features}
+
+
+def main() -> None:
+    """Answer the questions, and write a results file for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=[*QUESTIONS])
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    data = data_folder(arguments.data)
+    for name in arguments.questions:
+        rows, details = QUESTIONS[name](data, arguments.seeds)
+        print(write_result(f"question-{name}", rows, details))
+
+
+if __name__ == "__main__":
+    main()
