@@ -20,10 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import (
+    adapt,
     container,
     contestants,
     growth,
     inference,
+    open_questions,
     quality,
     record,
     seeds,
@@ -43,6 +45,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.exports import CLASSES, fused_operators, write_model
 from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
+from benchmarks.quality_data import dataset, make_slices
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -508,3 +511,44 @@ def test_probes_tell_the_time_and_whether_a_response_came() -> None:
         closed.bind(("127.0.0.1", 0))  # nobody listens
         _, status = serving_connections.probe(closed.getsockname()[1], "/health")
     assert status == 0
+
+
+def test_brackets_match_and_the_levels_between_them_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    for pairs in (1, 4, 20):
+        string = open_questions.draw_string(rng, pairs)
+        assert len(string) == 2 * pairs
+        opened: list[tuple[int, int]] = []
+        for place, (token, kind, height) in enumerate(string):
+            if token != open_questions.CLOSING:
+                assert token == 1 + kind
+                opened.append((place, kind))
+                continue
+            start, wanted = opened.pop()
+            inner = np.cumsum([1 if t != open_questions.CLOSING else -1
+                               for t, _, _ in string[start + 1 : place]])  # fmt: skip
+            assert (kind, height) == (wanted, max(inner, default=0))
+        assert not opened
+
+
+def test_a_network_learns_to_match_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("UPDATES", 120), ("LAYERS", (2,)), ("TEST_STRINGS", 20)):
+        monkeypatch.setattr(open_questions, name, value)
+    rows, details = open_questions.nesting(Path(), seeds=1)
+    assert rows["2 layers"]["0 levels accuracy"] > 2 * details["chance"]
+    assert len(details["runs"]["2 layers"][0]) == open_questions.HEIGHTS
+
+
+@pytest.mark.parametrize("task", adapt.METRICS)
+def test_the_text_of_a_task_has_its_sentences_and_no_labels(
+    task: str, data: Path, tmp_path: Path
+) -> None:
+    make_slices(data, tmp_path / "slices")
+    found = dataset(task, data, tmp_path / "slices", 128)
+    adapt.write_corpus(found, tmp_path / "text.txt")
+    documents = (tmp_path / "text.txt").read_text().rstrip("\n").split("\n\n")
+    lines = [line for document in documents for line in document.split("\n")]
+    assert len(lines) == len(found.train)
+    assert len(documents) == -(-len(lines) // adapt.SENTENCES_OF_A_DOCUMENT)
+    labels = {"positive", "negative", "B-PER", "B-LOC"}
+    assert not labels & {word for line in lines[:50] for word in line.split("\t")}
