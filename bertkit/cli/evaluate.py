@@ -14,11 +14,11 @@ from rich.table import Table
 import bertkit
 from bertkit.cli.options import (
     NO_COLUMNS,
-    AnyModel,
     ColumnFlags,
     Device,
     NullThreshold,
     Precision,
+    PretrainedModel,
     TunedModel,
     given,
 )
@@ -102,7 +102,7 @@ def evaluate_command(
 
 
 def minimal_pairs_command(
-    model: AnyModel,
+    model: PretrainedModel,
     data: Annotated[str, TEXT],
     *,
     split: str = "all",

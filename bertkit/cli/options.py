@@ -18,6 +18,9 @@ AnyModel = Annotated[
     Path,
     Parameter(help="A model directory, a run, a model of the hub, or a Google checkpoint."),
 ]
+PretrainedModel = Annotated[
+    Path, Parameter(help="A pre-trained model: a model directory, a run, or a model of the hub.")
+]
 TunedModel = Annotated[
     Path, Parameter(help="A fine-tuned model: a model directory, a run, or a model of the hub.")
 ]

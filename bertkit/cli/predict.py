@@ -18,13 +18,13 @@ from rich.table import Table
 import bertkit
 from bertkit.cli.options import (
     NO_COLUMNS,
-    AnyModel,
     Column,
     ColumnFlags,
     Device,
     NullThreshold,
     Pooling,
     Precision,
+    PretrainedModel,
     TunedModel,
     VectorFile,
     VectorFormat,
@@ -116,7 +116,7 @@ def standard_input(folder: Path, named: dict[str, Any]) -> str:
 
 
 def fill_mask_command(
-    model: AnyModel,
+    model: PretrainedModel,
     text: str,
     *,
     top: int = 5,
@@ -144,7 +144,7 @@ def fill_mask_command(
 
 
 def next_sentence_command(
-    model: AnyModel,
+    model: PretrainedModel,
     text: str,
     following: str,
     *,
