@@ -64,11 +64,12 @@ def find_recipe(name: str) -> Path:
     if name.endswith(".toml"):
         if Path(name).is_file():
             return Path(name)
-        raise BertkitError(f"recipe {name} does not exist")
+        raise BertkitError(f"there is no recipe file {name}; check the path")
     recipes = shipped_recipes()
     if name not in recipes:
         raise BertkitError(
-            f"no recipe '{name}'{nearest(name, recipes)} (or give the path of a .toml file)"
+            f"give the path of a .toml file, or another name; no recipe is called "
+            f"'{name}'{nearest(name, recipes)}"
         )
     return recipes[name]
 
@@ -106,6 +107,16 @@ def matches_type(value: Any, kind: Any) -> bool:
     return type(value) is kind
 
 
+TYPE_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text in quotes",
+    tuple: "a list, as in [1, 2]",
+}
+"""Types of recipe fields, as messages call them."""
+
+
 def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
     """Refuse unknown keys and values of the wrong type in a recipe file.
 
@@ -121,8 +132,8 @@ def check_recipe(path: Path, arguments: ArgumentCollection) -> None:
         if name not in known:
             raise BertkitError(f"{path}: there is no field '{name}'{nearest(name, known)}")
         if not matches_type(value, known[name]):
-            kind = getattr(known[name], "__name__", str(known[name]))
-            raise BertkitError(f"{path}: {name} must be of type {kind}, not {value!r}")
+            kind = TYPE_NAMES[get_origin(known[name]) or known[name]]
+            raise BertkitError(f"{path}: {name} must be {kind}, not {value!r}")
 
 
 def fill_from(

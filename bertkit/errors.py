@@ -55,6 +55,12 @@ class DivergedError(BertkitError):
     """The loss or the gradient became NaN or infinite."""
 
     code = "diverged"
+    step = 0
+    """The update in which it happened, if it is known."""
+
+
+NOT_FINITE = "not-finite"
+"""The code of the error for results that are NaN or infinite, from which nothing can be said."""
 
 
 def short_repr(value: object) -> str:

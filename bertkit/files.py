@@ -1,4 +1,4 @@
-"""Files that are either complete or absent (design law 8): atomic writes and checksums."""
+"""Files that are either complete or absent: atomic writes and checksums."""
 
 from __future__ import annotations
 

@@ -3,24 +3,29 @@ from __future__ import annotations
 import errno
 import importlib
 import inspect
+import io
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from bertkit.cli import app
 from bertkit.cli.app import COMMANDS, SUBCOMMANDS, application, main
 from bertkit.cli.evaluate import evaluate_command
 from bertkit.cli.export import export_command
 from bertkit.cli.finetune import finetune_command
 from bertkit.cli.launch import parse_words
+from bertkit.cli.predict import names_file, standard_input
 from bertkit.cli.pretrain import has_steps
 from bertkit.corpus.store import SPLITS, TokenStore
 from bertkit.errors import BertkitError
+from bertkit.predict.files import predict_texts
 from bertkit.tasks.spec import SPECS
 from bertkit.tokenizer.wordpiece import Tokenizer
 
@@ -125,7 +130,7 @@ def test_existing_tokenizer_is_used(text: str, recipe: str, tmp_path: Path, stor
     ("arguments", "message"),
     [
         (["pretrian"], "pretrian"),
-        (["pretrain", "toy", "--out", "x", "--store", "nowhere"], "no recipe 'toy'"),
+        (["pretrain", "toy", "--out", "x", "--store", "nowhere"], "no recipe is called 'toy'"),
         (["pretrain", "mini", "--out", "x"], "either --store STORE or --text"),
         (["pretrain", "mini", "--out", "x", "--store", "nowhere"], "nowhere is not a token store"),
         (["pretrain", "mini", "--store", "x"], "--out"),
@@ -253,7 +258,7 @@ def test_a_cache_is_for_addresses(
     command = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
     for flags in (["--cache", str(tmp_path)], ["--cache-gigabytes", "0"]):
         run(*command, *flags, status=2)
-        assert "are for stores with an address" in capsys.readouterr().err
+        assert "are for stores at a URL" in capsys.readouterr().err
 
 
 def test_a_device_without_room_is_one_clear_line(
@@ -402,7 +407,7 @@ def test_store_and_text_flags_exclude_each_other(
 ) -> None:
     arguments = ["pretrain", recipe, "--store", str(store.folder), "--out", str(tmp_path / "run")]
     run(*arguments, "--language", "de", status=2)
-    assert "leave out the other flags" in capsys.readouterr().err
+    assert "leave out --language" in capsys.readouterr().err
 
 
 def test_fractions_for_whole_numbers_are_refused(
@@ -566,3 +571,56 @@ def test_the_examples_in_the_help_of_finetune_are_accepted() -> None:
     for line in lines:
         words = ["finetune", "--model", "m", "--out", "o", *shlex.split(line)]
         application().parse_args(words, exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("other", ["--bs 32", "--num-epochs 3"])
+def test_flags_that_a_command_lacks_are_not_suggested(
+    other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("pretrain", "base", "--store", "s", "--out", "o", *other.split(), status=2)
+    said = capsys.readouterr().err
+    assert f"there is no option {other.split(maxsplit=1)[0]}" in said
+    assert "--batch-size?" not in said
+    assert "--epochs?" not in said
+
+
+def test_the_command_is_found_behind_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert app.command_of(["--threads", "2", "serve", "m"]) == "serve"
+    assert app.command_of(["--threads=2", "serve"]) == app.command_of(["serve"]) == "serve"
+    assert app.command_of([]) == app.command_of(["--threads"]) == ""
+    given: list[list[str]] = []
+    monkeypatch.setattr(app, "parse", lambda _, words, __: given.append(words))
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    run("--threads", str(threads), "predict", "model", "-")
+    assert given == [["predict", "model", "/dev/stdin"]]
+
+
+def test_texts_that_look_like_files_are_texts_beside_others(tmp_path: Path) -> None:
+    for text in ("3.5", "yes/no", "TCP/IP"):
+        assert names_file(text, alone=True)
+        assert not names_file(text, alone=False)
+    assert names_file("notes.csv", alone=False)
+    (tmp_path / "notes").touch()
+    assert names_file(str(tmp_path / "notes"), alone=False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "ending"), [({}, "txt"), ({"format": "auto"}, "txt"), ({"format": "csv"}, "csv")]
+)
+def test_the_standard_input_has_a_format(
+    columns: dict[str, str], ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"a text\n")))
+    path = Path(standard_input(tmp_path, columns))
+    assert path.read_bytes() == b"a text\n"
+    assert path.suffix == f".{ending}"
+
+
+def test_a_tagger_takes_one_text() -> None:
+    predictor = SimpleNamespace(task=SimpleNamespace(task_type="token-classification"))
+    with pytest.raises(BertkitError) as caught:
+        predict_texts(predictor, ["Anna lives in Paris", "Bob works here"])  # type: ignore[arg-type]
+    assert caught.value.code == "texts"

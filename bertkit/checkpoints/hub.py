@@ -29,6 +29,8 @@ DOWNLOADED = (
 )
 """Patterns of the files that are downloaded."""
 NOT_DOWNLOADED = ("onnx/*", "openvino/*", "*.bin", "*.h5", "*.msgpack", "*.pt", "*.pkl")
+LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
+"""How the names of the libraries begin that huggingface_hub's versions send requests with."""
 
 
 class HubName(NamedTuple):
@@ -93,17 +95,8 @@ def download_model(name: HubName) -> Path:
         raise BertkitError(f"'{name}' is not a hub name", code="hub-name") from None
     except HfHubHTTPError as error:
         raise refused_by_hub(name, error) from None
-    except ValueError as error:  # no JSON, or a file's name that leads out of the folder
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BertkitError(
-            f"the hub's list of the files of {name} cannot be used: {reason}", code="hub"
-        ) from None
-    except OSError as error:
-        raise BertkitError(
-            f"cannot store {name} in the cache ({error}); make room, or set HF_HOME to a folder "
-            "that can be written",
-            code="hub-cache",
-        ) from None
+    except Exception as error:
+        raise failed_download(name, error) from None
     if not any(folder.rglob("*.safetensors")):
         raise BertkitError(
             f"{name} has no safetensors, and bertkit reads no pickles; choose a revision that has "
@@ -111,6 +104,28 @@ def download_model(name: HubName) -> Path:
             code="hub-safetensors",
         )
     return folder
+
+
+def failed_download(name: HubName, error: Exception) -> Exception:
+    """Return the error for a download that the hub did not refuse; itself if it is unknown."""
+    if type(error).__module__.startswith(LIBRARIES_OF_REQUESTS):
+        return BertkitError(
+            f"the download of {name} was interrupted ({type(error).__name__}); check the network "
+            "and the proxy, and run the same command again",
+            code="hub-offline",
+        )
+    if isinstance(error, ValueError):  # no JSON, or a file's name that leads out of the folder
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return BertkitError(
+            f"the hub's list of the files of {name} cannot be used: {reason}", code="hub"
+        )
+    if isinstance(error, OSError):
+        return BertkitError(
+            f"cannot store {name} in the cache ({error}); make room, or set HF_HOME to a folder "
+            "that can be written",
+            code="hub-cache",
+        )
+    return error
 
 
 def cached_folder(name: HubName, download: Callable[..., Path], error: Exception) -> Path:

@@ -143,8 +143,8 @@ def require_all_weights(loaded: LoadResult[Model], source: Path) -> Model:
         tuned = tuned_tensors(loaded.unexpected_keys)
         what = f" and holds the head of a fine-tuned model ({shown_names(tuned)})" if tuned else ""
         raise BertkitError(
-            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; fine-tune it, or load it "
-            "with load_model, which initialises the missing ones at random"
+            f"{source} lacks {shown_names(loaded.missing_keys)}{what}; fine-tune it, or "
+            "choose a complete model"
         )
     return loaded.model
 
@@ -251,7 +251,7 @@ def load_config(directory: Path) -> ModelConfig:
             that bertkit does not support.
     """
     if not directory.is_dir():
-        raise BertkitError(f"no model directory {directory}; check the path")
+        raise BertkitError(f"there is no model directory {directory}; check the path")
     if not (directory / "config.json").is_file() and any(directory.glob("*.ckpt*.index")):
         raise BertkitError(
             f"{directory} is a Google checkpoint; make it a model directory first: "

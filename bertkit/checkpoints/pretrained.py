@@ -19,6 +19,7 @@ from torch import Tensor
 from bertkit.checkpoints.families import is_optional_weight
 from bertkit.checkpoints.hub import download_model, hub_commit, parse_hub_name
 from bertkit.checkpoints.huggingface import LoadResult, Model, load_into, load_parts
+from bertkit.checkpoints.weights import recorded_objectives
 from bertkit.errors import BertkitError
 from bertkit.files import read_object
 from bertkit.model.encoder import ModelConfig, check_vocabulary
@@ -58,9 +59,8 @@ class PretrainedWeights:
     @property
     def pair(self) -> str:
         """The objective of the pair head, "nsp" or "sop"; by the family if none is recorded."""
-        if recipe := self.details.get("recipe"):  # an extended model has details and no recipe
-            objectives = recipe.get("objectives") or {}
-            return "sop" if objectives.get("pair") == "sop" else "nsp"
+        if self.details.get("recipe"):  # an extended model has details and no recipe
+            return "sop" if recorded_objectives(self.details).get("pair") == "sop" else "nsp"
         return "sop" if self.config.share_layers else "nsp"  # ALBERT
 
     def with_dropout(self, share: float) -> PretrainedWeights:
@@ -145,7 +145,7 @@ def resolve_model(path: Path) -> Path:
         return path
     if name := parse_hub_name(str(path)):
         return download_model(name)
-    raise BertkitError(f"no model directory {path}; check the path")
+    raise BertkitError(f"there is no model directory {path}; check the path")
 
 
 def model_name(folder: Path) -> str:

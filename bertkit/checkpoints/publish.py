@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import bertkit
 from bertkit.checkpoints.card import CARD, card_text, check_license
-from bertkit.checkpoints.hub import COMMIT_FOLDER, REPOSITORY, REVISION
+from bertkit.checkpoints.hub import COMMIT_FOLDER, LIBRARIES_OF_REQUESTS, REPOSITORY, REVISION
 from bertkit.checkpoints.snippets import on_hub
 from bertkit.errors import BertkitError
 from bertkit.processes import interruptible
@@ -37,8 +37,6 @@ PUBLISHED = (
 SHARD_FILES = "model-*-of-*.safetensors"
 """The files that an index divides the weights into; without an index nothing reads them."""
 LOGIN = "log in with `hf auth login`, or set HF_TOKEN, with a token that may write"
-LIBRARIES_OF_REQUESTS = ("httpx", "httpcore", "requests", "urllib3")
-"""How the names of the libraries begin that huggingface_hub's versions send requests with."""
 
 
 class Published(NamedTuple):
@@ -171,7 +169,8 @@ def with_license(card: str, name: str) -> str:
     if not card.startswith("---\n"):
         return f"---\n{line}---\n\n{card}"
     head, end, body = card[4:].partition("\n---\n")
-    others = re.sub(r"^license(_name|_link)?:.*\n?", "", f"{head}\n", flags=re.MULTILINE)
+    given = r"^license(_name|_link)?:.*\n(?:[ \t]+.*\n|- .*\n)*"  # with the lines of a list
+    others = re.sub(given, "", f"{head}\n", flags=re.MULTILINE)
     return f"---\n{line}{others.removesuffix(chr(10))}{end}{body}"
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -260,6 +261,13 @@ def tensor_locations(header: bytes, size: int) -> list[tuple[str, torch.dtype, l
     if [begin for begin, *_ in found] != ends[:-1] or ends[-1] != size:
         raise ValueError("its tensors do not fill it without gaps")
     return [(name, dtype, shape, end - begin) for begin, end, name, dtype, shape in found]
+
+
+def recorded_objectives(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the objectives that a `bertkit.json` records; {} if it has none, or other values."""
+    recipe = details.get("recipe")
+    objectives = recipe.get("objectives") if isinstance(recipe, dict) else None
+    return objectives if isinstance(objectives, dict) else {}
 
 
 def shown_names(names: Iterable[str]) -> str:

@@ -137,11 +137,11 @@ def unknown_option(error: CycloptsError) -> str:
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         if name in OTHER_NAMES_OF_FLAGS:
-            known = OTHER_NAMES_OF_FLAGS[name]
-            if isinstance(error, UnknownOptionError):  # a field of a recipe has a longer name
-                every = [flag for one in error.argument_collection for flag in one.names]
-                known = next((flag for flag in every if flag[2:].endswith(known[2:])), known)
-            return f"there is no option {word.partition('=')[0]}; did you mean {known}?"
+            known, own = OTHER_NAMES_OF_FLAGS[name], known_flags(error.command_chain or ())
+            longer = [flag for flag in sorted(own) if flag.endswith(f".{known[2:]}")]
+            if known in own or longer:  # a field of a recipe has a longer name
+                meant = known if known in own else longer[0]
+                return f"there is no option {word.partition('=')[0]}; did you mean {meant}?"
         flags = known_flags(error.command_chain or ()) if word.startswith("--") else {name}
         if name not in flags:
             close = difflib.get_close_matches(name, flags, n=1, cutoff=0.75)
@@ -243,6 +243,17 @@ def take_threads(words: Sequence[str]) -> list[str]:
     return left
 
 
+def command_of(words: Sequence[str]) -> str:
+    """Return the name of the command, which --threads N may precede; "" if there is none."""
+    given = iter(words)
+    for word in given:
+        if word == "--threads":
+            next(given, None)
+        elif not word.startswith("--threads="):
+            return word
+    return ""
+
+
 def explain_error(error: Exception) -> str | None:
     """Explain an error that another library raised; None if it is a bug in bertkit."""
     text = str(error)
@@ -287,11 +298,10 @@ def say(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 on success, 2 on a user's error, 128 + n after signal n."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["predict"] and not {*words[1:2]} & {*SUBCOMMANDS["predict"]}:
-        words = ["/dev/stdin" if word == "-" else word for word in words]  # - is parsed as a flag
     try:
-        words = take_threads(words)
+        words = take_threads(sys.argv[1:] if arguments is None else arguments)
+        if words[:1] == ["predict"] and not {*words[1:2]} & {*SUBCOMMANDS["predict"]}:
+            words = ["/dev/stdin" if one == "-" else one for one in words]  # - is parsed as a flag
         check_command(words)
         status = parse(application(next(iter(words), None)), words, unknown_option)
         sys.stdout.flush()
@@ -323,7 +333,7 @@ def run_program() -> None:
     """
     take_streams()
     threading.excepthook = report_thread_error
-    if sys.argv[1:2] != ["serve"]:
+    if command_of(sys.argv[1:]) != "serve":
         end_by_exception()
     elif signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # it ends by the signal itself
         signal.signal(signal.SIGINT, signal.default_int_handler)

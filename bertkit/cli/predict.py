@@ -41,6 +41,8 @@ STANDARD_INPUT = "/dev/stdin"
 """What the command line makes of the argument -."""
 LIKE_A_FILE = re.compile(r"\S*(/\S*|\.\w{1,8})")
 """What is taken for the name of a file, whether there is one or not; anything else is a text."""
+DATA_FILE = re.compile(r"\S+\.(csv|tsv|jsonl?|parquet|txt|conllu?|gz|bz2|xz|zst)")
+"""The same beside other arguments, where "3.5" may be a choice, and "yes/no" a text."""
 
 
 def predict_command(
@@ -78,7 +80,7 @@ def predict_command(
 
     if not inputs:
         raise BertkitError("there is nothing to predict; give a file, a text, or - for the input")
-    is_file = [names_file(given) for given in inputs]
+    is_file = [names_file(given, alone=len(inputs) == 1) for given in inputs]
     if any(is_file) and len(inputs) > 1:
         raise BertkitError(
             f"{inputs[is_file.index(True)]} names a file, and there are {len(inputs)} inputs; give "
@@ -96,19 +98,22 @@ def predict_command(
             predict_texts(predictor, inputs, out=out)
 
 
-def names_file(given: str) -> bool:
-    """Return whether an argument names a file, a folder, a URL or the standard input."""
+def names_file(given: str, *, alone: bool) -> bool:
+    """Return whether an argument, perhaps the only one, names a file, a URL or standard input."""
     with suppress(OSError, ValueError):  # too long, or not the name of a file
         if Path(from_home(given)).exists():
             return True
-    return given.startswith("hf:") or bool(LIKE_A_FILE.fullmatch(given))
+    like = LIKE_A_FILE if alone else DATA_FILE
+    return given.startswith("hf:") or bool(like.fullmatch(given))
 
 
 def standard_input(folder: Path, named: dict[str, Any]) -> str:
     """Copy the standard input to a file whose ending says its format; return its path."""
     start = sys.stdin.buffer.read(BLOCK_BYTES)
     ending = "jsonl" if start.lstrip().startswith(b"{") else "txt"
-    path = folder / f"stdin.{named.get('format') or ending}"
+    if named.get("format", "auto") != "auto":
+        ending = named["format"]
+    path = folder / f"stdin.{ending}"
     with path.open("wb") as file:
         file.write(start)
         shutil.copyfileobj(sys.stdin.buffer, file)

@@ -139,15 +139,20 @@ def check_corpus_flags(
     if bool(store) == bool(corpus.text):
         raise BertkitError("say where the text is: either --store STORE or --text PATHS")
     if store and corpus != NO_TEXT:
-        raise BertkitError("--store holds a tokenizer and text already; leave out the other flags")
+        flags = [
+            f"--{n.replace('_', '-')}" for n, v in vars(corpus).items() if v != vars(NO_TEXT)[n]
+        ]
+        raise BertkitError(f"--store holds tokenized text already; leave out {', '.join(flags)}")
     if (cache or cache_gigabytes is not None) and not any("://" in place for place in store):
-        raise BertkitError("--cache and --cache-gigabytes are for stores with an address")
+        raise BertkitError(
+            "--cache and --cache-gigabytes are for stores at a URL, such as https://... or s3://..."
+        )
     if len(store) < 2 and (smoothing is not None or weights):
         raise BertkitError("--smoothing and --weights need several stores: --store FIRST SECOND")
 
 
 def has_steps(journal: Path) -> bool:
-    """Whether a journal has training steps to report, unless stopped before the first update."""
+    """Return whether a journal has training steps; a run may stop before its first update."""
     return journal.is_file() and any(r["kind"] == "step" for r in read_journal(journal))
 
 

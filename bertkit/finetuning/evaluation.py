@@ -123,7 +123,8 @@ class Scorer:
                 value = math.nan
             if not math.isfinite(value):
                 raise BertkitError(
-                    f"the metric '{name}' is {short_repr(given)}, not a finite number"
+                    f"the metric '{name}' returned {short_repr(given)}; it must return a finite "
+                    "number"
                 )
             scores[name] = value
         return scores

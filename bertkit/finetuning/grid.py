@@ -134,7 +134,8 @@ def keep_models(folder: Path, results: Sequence[RunResult], keep: int) -> None:
     """Delete the models of all but the best `keep` runs, and the checkpoints of finished runs."""
     for result in results:
         shutil.rmtree(folder / "runs" / result.name / "checkpoints", ignore_errors=True)
-    for result in ranked(results)[keep:]:
+    diverged = [result for result in results if not result.scores]
+    for result in [*ranked(results)[keep:], *diverged]:
         shutil.rmtree(folder / "runs" / result.name / "model", ignore_errors=True)
 
 

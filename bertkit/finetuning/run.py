@@ -231,14 +231,16 @@ def train_task(
         smaller=smaller_task_batch,
     )
     weights = class_weights(task, items, tuning.class_weights)
-    made = 0
+    made, notes = 0, list[str]()
     with ExitStack() as stack:
         writer = None
         if checkpoints is not None:
             writer = CheckpointWriter(checkpoints, network.model, network.optimizer, ALONE, keep=1)
             stack.callback(writer.close)
-            made = restore_run(writer, evaluation)
+            made = restore_run(writer, evaluation, notes.append)
         log = stack.enter_context(open_log(made))
+        for line in notes:
+            log.console.say(line)
         known = {"inputs": items.inputs, "steps_total": schedule.total, "precision": precision}
         log.write({"kind": "start", "step": made, **asdict(run), "tuning": asdict(tuning), **known})
         log.console.start(schedule.total, made, title=title)
@@ -249,8 +251,8 @@ def train_task(
         )
         try:
             made = follow_updates(updates, network, schedule, evaluation, writer, log)
-        except DivergedError:
-            log.write({"kind": "end", "step": made, "reason": "diverged"})
+        except DivergedError as error:
+            log.write({"kind": "end", "step": error.step, "reason": "diverged"})
             raise
         reason = "finished" if made == schedule.total else "stopped early"
         log.write({"kind": "end", "step": made, "reason": reason})
@@ -292,13 +294,15 @@ def build_task_network(
     return TaskNetwork(model, compact, optimizer)
 
 
-def restore_run(writer: CheckpointWriter, evaluation: TuningEvaluation | None) -> int:
+def restore_run(
+    writer: CheckpointWriter, evaluation: TuningEvaluation | None, say: Callable[[str], None]
+) -> int:
     """Restore the checkpoint of a stopped run, if there is one; return the updates made.
 
     Raises:
         BertkitError: the checkpoint is damaged.
     """
-    found = writer.resume(lambda line: None)
+    found = writer.resume(say)
     if found is None:
         return 0
     if evaluation is not None:
@@ -367,7 +371,9 @@ def class_weights(task: Task, items: Items, given: ClassWeights) -> Tensor | Non
     for label, _, weight in (str(one).rpartition("=") for one in given):
         if label not in weights:
             raise BertkitError(
-                f"class_weights names '{label}'{nearest(label, weights)}", code="class-weights"
+                f"class_weights names the label '{label}', which the task does not have"
+                f"{nearest(label, weights)}",
+                code="class-weights",
             )
         weights[label] = float(weight)
     return torch.tensor(list(weights.values()))

@@ -202,8 +202,8 @@ def pooling_mode(settings: Mapping[str, Any], source: Path) -> str:
     found = settings.get("pooling_mode")
     if found is None:
         found = [mode for flag, mode in OLD_MODES.items() if settings.get(flag)] or ["mean"]
-    modes = [found] if isinstance(found, str) else list(found)
-    if len(modes) != 1 or modes[0] not in THEIR_MODES:
+    modes = found if isinstance(found, list) else [found]
+    if len(modes) != 1 or not isinstance(modes[0], str) or modes[0] not in THEIR_MODES:
         raise BertkitError(
             f"{source}: pooling by {' and '.join(map(str, modes))} is not supported; choose "
             "--pooling cls or mean"

@@ -183,7 +183,7 @@ class Embedder:
             progress(done)
         check_outputs(vectors)
         if self.settings.normalize:
-            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+            vectors = normalize_rows(vectors)
         return vectors
 
     def _batches(self, parts: Sequence[ItemPart]) -> Iterator[np.ndarray]:

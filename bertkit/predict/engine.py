@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bertkit.console import Console
-from bertkit.errors import BertkitError
+from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import Encoder
 from bertkit.model.inference import check_mode, prepare_encoder
 from bertkit.model.task_heads import TaskModel
@@ -86,12 +86,9 @@ class Engine:
             BertkitError: an output is NaN or infinite.
         """
         with batch_map(items.tokens, self.threads) as (each, tokens):
-            outputs = run_model(
+            return run_model(
                 self.model, items, self.device, progress=progress, tokens=tokens, each=each
             )
-        for parts in outputs:
-            check_outputs(*parts)
-        return outputs
 
 
 def prepare_for(device: torch.device, encoder: Encoder, mode: str) -> int:
@@ -116,7 +113,8 @@ def check_outputs(*outputs: np.ndarray) -> None:
     if not all(np.isfinite(output).all() for output in outputs):
         raise BertkitError(
             "the model's outputs have NaN or infinite numbers: its weights are finite but too "
-            "large; use another checkpoint of the model"
+            "large; use another checkpoint of the model",
+            code=NOT_FINITE,
         )
 
 

@@ -74,8 +74,8 @@ def feature_format(path: Path, format: str) -> str:  # noqa: A002
     found = ending if format == "auto" else format
     if found not in FEATURE_WRITERS:
         raise BertkitError(
-            f"{path}: unknown format '{found}'{nearest(found, FEATURE_WRITERS)}; give "
-            "--format or another ending"
+            f"{path}: give --format or another ending; there is no format "
+            f"'{found}'{nearest(found, FEATURE_WRITERS)}"
         )
     if found != ending and (found == "npy" or ending in FEATURE_WRITERS):  # npy adds a second file
         raise BertkitError(f"{path} does not fit the format {found}; use the ending .{found}")

@@ -113,7 +113,14 @@ def predict_texts(
     Raises:
         BertkitError: the texts are too few or too many for the task type.
     """
-    choices = SPECS[predictor.task.task_type].example is ChoiceExample
+    kind = SPECS[predictor.task.task_type].example
+    if kind is WordsExample and len(texts) > 1:
+        raise BertkitError(
+            f"a tagger takes one text, and there are {len(texts)}; put the text in quotes, or give "
+            "a file",
+            code="texts",
+        )
+    choices = kind is ChoiceExample
     given = (texts[0], texts[1:]) if choices else texts
     example = predictor.example(given if len(given) > 1 else given[0], "input", "0")
     [found] = predictor.many([example])

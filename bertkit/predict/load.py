@@ -14,6 +14,7 @@ from bertkit.checkpoints.pretrained import (
     resolve_model,
 )
 from bertkit.checkpoints.save import SAVED_HEADS
+from bertkit.checkpoints.weights import recorded_objectives
 from bertkit.errors import BertkitError
 from bertkit.model.pooling import read_optional_json, read_pooling
 from bertkit.predict.predictors import PREDICTORS, TaskPredictor
@@ -122,7 +123,6 @@ def model_info(model: Path | str) -> dict[str, Any]:
         task = str(details["task"])
     elif (start.path / "modules.json").is_file():
         details, task = {"settings": vars(read_pooling(start.path)[1])}, "embedding"
-    recipe = details.get("recipe") or {}
     family = read_optional_json(folder / "config.json") if folder.is_dir() else {}
     dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in start.tensors.values()})
     return {
@@ -132,7 +132,7 @@ def model_info(model: Path | str) -> dict[str, Any]:
         "data": details.get("data", ""),
         "columns": details.get("columns") or {},
         "settings": details.get("settings") or {},
-        "objectives": recipe.get("objectives") or {},
+        "objectives": recorded_objectives(details),
         "type": family.get("model_type", "bert"),
         "network": {
             "layers": config.num_hidden_layers,

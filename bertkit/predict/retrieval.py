@@ -9,6 +9,7 @@ against the model, so that one that tells nothing apart finds nothing.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,8 +145,9 @@ def evaluate_retrieval(
         began, bar = perf_counter(), count_bar(shown, "ranking", "texts")
         bar(0, len(inputs))
         groups = []
-        for start in range(0, len(inputs), candidates):
-            rows = range(start, min(start + candidates, len(inputs)))
+        count = math.ceil(len(inputs) / candidates)
+        bounds = [len(inputs) * number // count for number in range(count + 1)] if count else []
+        for rows in map(range, bounds, bounds[1:]):
             images, own = different_images([inputs[row] for row in rows])
             scores = pair_scores(predictor, items, rows, [rows[one] for one in images], bar)
             groups.append((rows, scores, own))

@@ -2,7 +2,7 @@
 
 The generator is Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed
 by (seed, purpose) and started at the counter (row, window, epoch). So any process can draw the
-pairs of a window and the masks of an example, in any order and any number of times (design law 2).
+pairs of a window and the masks of an example, in any order and any number of times.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def find_table(name: str) -> PaperTable:
     key = f"table-{name}" if name.isdigit() else name.lower()
     if key not in tables:
         hint = nearest(key, tables)
-        raise BertkitError(f"the paper has no '{name}'{hint}; choose {', '.join(tables)} or all")
+        raise BertkitError(f"the paper has no '{name}'{hint}")
     return tables[key]
 
 
@@ -172,7 +172,7 @@ def read_scale(name: str) -> Scale:
         text = resources.files("bertkit.reproduce").joinpath(f"{name}.toml").read_text()
     else:
         known = shipped_scales()
-        raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}; see {known}")
+        raise BertkitError(f"no scale is called '{name}'{nearest(name, known)}")
     try:
         return build_scale(Path(name).stem, tomllib.loads(text))
     except (tomllib.TOMLDecodeError, AttributeError, TypeError, KeyError, ValueError) as error:

@@ -62,6 +62,9 @@ class ComputeThread:
         compute_with(self.threads)
         while True:
             function, future = self.asked.get()
+            if not future.set_running_or_notify_cancel():  # its caller is gone
+                self.free.release()
+                continue
             try:
                 outcome, error = function(), None
             except BaseException as raised:  # the future raises it again for its caller

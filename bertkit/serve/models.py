@@ -147,10 +147,15 @@ def load_models(
             )
         named[name] = path
     served: dict[str, ServedModel] = {}
-    for name, path in named.items():
-        load_this = partial(load_served_model, name, path, limits, metrics, precision, device)
-        loading = compute_thread().compute(load_this)
-        served[name] = load_this() if loading is None else loading.result()
+    try:
+        for name, path in named.items():
+            load_this = partial(load_served_model, name, path, limits, metrics, precision, device)
+            loading = compute_thread().compute(load_this)
+            served[name] = load_this() if loading is None else loading.result()
+    except BaseException:
+        for model in served.values():
+            model.worker.close(0)
+        raise
     return served
 
 

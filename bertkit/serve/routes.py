@@ -17,7 +17,7 @@ from bertkit.predict.word_splitter import split_words_with_offsets
 from bertkit.serve import schemas as answers
 from bertkit.serve import schemas as bodies
 from bertkit.serve.attention import MAX_TOKEN_ROWS, token_rows
-from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, not_finite, too_many
+from bertkit.serve.limits import CHARACTERS_OF_TOKEN, RefusedError, too_many
 from bertkit.serve.operations import (
     choice_examples,
     question_examples,
@@ -243,8 +243,6 @@ def embedding_routes(serving: Service) -> APIRouter:
         as_base64 = asked.encoding_format == "base64"
         serving.limits.check_answer(len(texts) * width // (2 if as_base64 else 1))
         found = await serving.predict("embeddings", model.name, texts, size)
-        if not np.isfinite(found.result).all():
-            raise not_finite()
         numbers = len(texts) if as_base64 else found.result.size
         tokens = found.prepared.tokens
         return await serving.respond(

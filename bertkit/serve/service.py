@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from starlette.responses import Response
 
-from bertkit.errors import BertkitError, nearest
+from bertkit.errors import NOT_FINITE, BertkitError, nearest
 from bertkit.serve.batching import PreparedRequest, compute_thread
 from bertkit.serve.connections import Connections
 from bertkit.serve.limits import CHARACTERS_OF_TOKEN, LOG, Limits, RefusedError, not_finite
@@ -126,7 +126,7 @@ class Service:
             raise RefusedError(422, f"model: no name was given; {which}", "model")
         model = self.models.get(name)
         if model is None:
-            hint = nearest(name, self.models)
+            hint = nearest(shorten_client_text(name), self.models)
             raise RefusedError(
                 404, f"model: no model is called '{shorten_client_text(name)}'{hint}", "model"
             )
@@ -189,6 +189,8 @@ class Service:
             try:
                 result = await model.worker.ask(work, prepared)
             except BertkitError as error:
+                if error.code == NOT_FINITE:
+                    raise not_finite() from error
                 if error.code != OUT_OF_MEMORY:
                     raise
                 raise RefusedError(503, str(error), retry_after=1) from error

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertkit.datasets.examples import GoldAnswer
-from bertkit.errors import BertkitError
+from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.tokenizer.wordpiece import Tokenizer
 
 USUAL_STRIDE = 128
@@ -239,7 +239,9 @@ def decode(
     for window, start, end in zip(windows, starts, ends, strict=True):
         assert len(start) == len(end) == len(window.ids)
         if not (np.isfinite(start).all() and np.isfinite(end).all()):
-            raise BertkitError("the model gives logits that are not finite; its training diverged")
+            raise BertkitError(
+                "the model gives logits that are not finite; its training diverged", code=NOT_FINITE
+            )
 
     def offered(every: bool) -> list[Span]:
         rows = zip(windows, starts, ends, strict=True)

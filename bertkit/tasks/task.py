@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bertkit.config import as_json
-from bertkit.errors import BertkitError
+from bertkit.errors import NOT_FINITE, BertkitError
 from bertkit.model.encoder import ONE_SEGMENT, ModelConfig
 from bertkit.model.task_heads import ClassificationModel, TaskModel
 from bertkit.objectives import Sums
@@ -442,7 +442,8 @@ def run_model(
         if not np.isfinite(rows).all():
             raise BertkitError(
                 "the model's output is NaN or infinite: its weights are damaged or so large that "
-                "they overflow; restore the model or fine-tune it again"
+                "they overflow; restore the model or fine-tune it again",
+                code=NOT_FINITE,
             )
         return split_outputs(rows, batch, group, isinstance(model, ClassificationModel))
 

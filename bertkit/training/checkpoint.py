@@ -186,8 +186,8 @@ def load_latest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
             warn(f"skipping checkpoint {path}: {error}")
     if known:
         raise BertkitError(
-            f"all {len(known)} checkpoints in {folder} are damaged; "
-            "remove that folder to start again from the beginning"
+            f"no checkpoint in {folder} is intact ({len(known)} found); remove that folder to "
+            "start again from the beginning"
         )
     return None
 

@@ -61,7 +61,8 @@ def choose_device(name: str = "auto") -> torch.device:
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise BertkitError(
-            f"device '{name}': this machine has {count} CUDA devices, counted from 0"
+            f"device '{name}': this machine has {count} CUDA device{'s' * (count != 1)}, counted "
+            f"from 0"
             f"{visible_devices()}",
             code="no-device",
         )
@@ -83,8 +84,9 @@ def why_no_cuda() -> str:
     """Return why torch can use no CUDA device, and what to do about it."""
     if torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} is built without CUDA; install a CUDA build of torch"
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it"
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
+    if given in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES is '{given}', which hides every GPU; unset it"
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -108,10 +110,7 @@ def choose_precision(name: str, device: torch.device) -> str:
     """
     known, on_cuda = (*PRECISIONS, "auto"), device.type == "cuda"
     if name not in known:
-        raise BertkitError(
-            f"no precision is called '{name}'{nearest(name, known)}; choose one of "
-            f"{', '.join(known)}"
-        )
+        raise BertkitError(f"no precision is called '{name}'{nearest(name, known)}")
     made = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if name == "auto":
         return "bf16" if made or (device.type == "cpu" and has_bf16()) else "fp32"

@@ -107,6 +107,8 @@ class Journal:
                 if record.get("kind") == "start":
                     raise BertkitError(f"{tracker.name} cannot be started: {error}") from error
                 self.trackers.remove(tracker)
+                with suppress(Exception):
+                    tracker.close()
                 reason = getattr(error, "strerror", None) or error
                 message = f"no more records for {tracker.name}: {reason}"
                 self.write({"kind": "note", "step": record.get("step", 0), "message": message})

@@ -217,17 +217,16 @@ class Training:
 
     def __post_init__(self) -> None:
         limits = {
-            "optimizer": self.optimizer in OPTIMIZERS,
-            "learning_rate": 0 < self.learning_rate < math.inf,
-            "max_gradient_norm": self.max_gradient_norm > 0,
-            "weight_decay": 0 <= self.weight_decay < 1,
-            "accumulate": self.accumulate >= 1,
-            "seed": 0 <= self.seed < 1 << 31,
+            "optimizer": (self.optimizer in OPTIMIZERS, " or ".join(OPTIMIZERS)),
+            "learning_rate": (0 < self.learning_rate < math.inf, "above 0"),
+            "max_gradient_norm": (self.max_gradient_norm > 0, "above 0"),
+            "weight_decay": (0 <= self.weight_decay < 1, "from 0 to below 1"),
+            "accumulate": (self.accumulate >= 1, "at least 1"),
+            "seed": (0 <= self.seed < 1 << 31, "from 0 to below 2^31"),
         }
-        for name, good in limits.items():
+        for name, (good, wanted) in limits.items():
             if not good:
-                hint = nearest(self.optimizer, OPTIMIZERS) if name == "optimizer" else ""
-                raise BertkitError(f"training.{name} cannot be {getattr(self, name)!r}{hint}")
+                raise BertkitError(f"training.{name} must be {wanted}, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +271,9 @@ class PretrainRecipe:
         if self.model != ModelSize():  # the defaults are valid, and `--help` must not import torch
             self.config(vocabulary_size=1)
         self.learning_rate(0)  # rejects an invalid schedule before the run starts
-        if min(vars(self.logging).values()) < 1:
-            raise BertkitError("the logging fields must be at least 1")
+        for name, value in vars(self.logging).items():
+            if value < 1:
+                raise BertkitError(f"logging.{name} must be at least 1, not {value}")
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         """Return the network's configuration."""

@@ -6,7 +6,7 @@ was extended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -249,7 +249,11 @@ def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str
         ("has the unexpected", found.keys() - expected.keys()),
     ):
         if names:
-            raise BertkitError(f"the {owner} checkpoint {problem} {list_names(names)}; {advice}")
+            from bertkit.checkpoints.weights import shown_names
+
+            raise BertkitError(
+                f"the {owner} checkpoint {problem} {shown_names(sorted(names))}; {advice}"
+            )
     for name, value in expected.items():
         other = found[name]
         if (value.shape, value.dtype) != (other.shape, other.dtype):
@@ -257,13 +261,6 @@ def check_tensors(owner: str, expected: Mapping[str, Tensor], found: Mapping[str
                 f"{name} in the {owner} checkpoint is {shape_text(other)}, "
                 f"but this {owner} needs {shape_text(value)}; {advice}"
             )
-
-
-def list_names(names: Iterable[str]) -> str:
-    """List the first three names in order, and the number of the others."""
-    ordered = sorted(names)
-    more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
-    return ", ".join(ordered[:3]) + more
 
 
 def shape_text(value: Tensor) -> str:

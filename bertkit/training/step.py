@@ -247,11 +247,13 @@ def check_finite(loss: float, gradient_norm: float, step: int, learning_rate: fl
         DivergedError: one of them is NaN or infinite; the message gives the step and advice.
     """
     if not bool(torch.isfinite(torch.tensor([loss, gradient_norm])).all()):
-        raise DivergedError(
+        error = DivergedError(
             f"training has diverged: loss {loss}, gradient norm {gradient_norm} at step {step} "
             f"(learning rate {learning_rate:.2e}); start a new run with a lower learning rate or "
             "a longer warm-up"
         )
+        error.step = step
+        raise error
 
 
 class MetricWindow:

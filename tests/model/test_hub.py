@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bertkit.checkpoints.hub import HubName, hub_commit, parse_hub_name
+from bertkit.checkpoints.hub import HubName, failed_download, hub_commit, parse_hub_name
 from bertkit.checkpoints.save import save_model
 from bertkit.errors import BertkitError
 from bertkit.model.heads import PretrainingModel
@@ -212,3 +212,21 @@ def test_commands_take_names_of_the_hub(hub: Hub, model: dict[str, bytes], tmp_p
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("ended with 0") == len(commands)
     assert (tmp_path / "vectors.npy").is_file()
+
+
+@pytest.mark.parametrize(
+    ("module", "base", "code"),
+    [
+        ("httpx2", Exception, "hub-offline"),
+        ("requests.exceptions", OSError, "hub-offline"),
+        ("builtins", OSError, "hub-cache"),
+        ("json", ValueError, "hub"),
+    ],
+)
+def test_a_download_that_ends_early_is_explained(module: str, base: type, code: str) -> None:
+    error = type("Failed", (base,), {"__module__": module})("gone")
+    found = failed_download(HubName("a/b"), error)
+    assert isinstance(found, BertkitError)
+    assert found.code == code
+    bug = TypeError("a bug")
+    assert failed_download(HubName("a/b"), bug) is bug

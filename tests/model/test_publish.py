@@ -203,6 +203,8 @@ def test_a_license_replaces_another() -> None:
     card = "---\nlanguage: de\nlicense: other\nlicense_name: own\n---\n# T\n\nlicense: x\n"
     assert with_license(card, "mit") == "---\nlicense: mit\nlanguage: de\n---\n# T\n\nlicense: x\n"
     assert with_license("# T\n", "mit") == "---\nlicense: mit\n---\n\n# T\n"
+    listed = "---\nlicense:\n- mit\n- bsd\ntags:\n- a\n---\n# T\n"
+    assert with_license(listed, "mit") == "---\nlicense: mit\ntags:\n- a\n---\n# T\n"
 
 
 @pytest.mark.slow

@@ -175,6 +175,10 @@ def test_directories_of_sentence_transformers_say_how_they_pool(
     edit(tmp_path / "m", "1_Pooling/config.json", lambda c: c.update(pooling_mode="max"))
     with pytest.raises(BertkitError, match=r"config\.json: pooling by max is not supported"):
         load(tmp_path / "m")
+    for wrong in (5, [{}], {"a": 1}):
+        edit(tmp_path / "m", "1_Pooling/config.json", lambda c, w=wrong: c.update(pooling_mode=w))
+        with pytest.raises(BertkitError, match="is not supported"):
+            load(tmp_path / "m")
     assert load(tmp_path / "m", "mean").max_length == 24  # what is said cannot be relied on
     dense = [{"type": f"a.{name}", "path": ""} for name in ("Transformer", "Pooling", "Dense")]
     (tmp_path / "m" / "modules.json").write_text(json.dumps(dense))

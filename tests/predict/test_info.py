@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,13 @@ def test_other_models_are_known(minilm: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end:
         main(["info", str(tmp_path / "nothing")])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize("recipe", ["base", {"objectives": "nsp"}, [1], None])
+def test_records_of_others_are_not_believed(models: Path, tmp_path: Path, recipe: object) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(models / "classify", folder)
+    details = json.loads((folder / "bertkit.json").read_text())
+    (folder / "bertkit.json").write_text(json.dumps({**details, "recipe": recipe}))
+    assert model_info(folder)["objectives"] == {}
+    assert read_pretrained(folder).pair in {"nsp", "sop"}

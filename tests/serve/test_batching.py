@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -376,3 +377,15 @@ def test_a_model_whose_thread_has_died_refuses(monkeypatch: pytest.MonkeyPatch) 
     own.lanes[0].join(20)
     with pytest.raises(RefusedError, match="has died"):
         run(own.ask(work, PreparedRequest(1, 1, 1)))
+
+
+def test_a_call_whose_caller_is_gone_is_left_out() -> None:
+    thread, gone = one.ComputeThread(1), Future[None]()
+    gone.cancel()
+    assert thread.free.acquire(timeout=10)
+    thread.asked.put((lambda: None, gone))
+    assert thread.free.acquire(timeout=10), "the thread is free again"
+    thread.free.release()
+    found = thread.compute(lambda: 7)
+    assert found is not None
+    assert found.result(timeout=10) == 7

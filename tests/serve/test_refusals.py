@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from starlette.testclient import TestClient
 
+from bertkit.errors import BertkitError
 from bertkit.model.encoder import Encoder
+from bertkit.serve import models
+from bertkit.serve.app import invalid_body
 from bertkit.serve.limits import Limits
+from bertkit.serve.metrics import Metrics
 from tests.serve.test_routes import LONG, post
 
 REFUSED: dict[str, tuple[str, Any, int, str | None]] = {
@@ -132,3 +137,26 @@ def test_maps_of_large_models_are_for_short_texts(
     assert answer.status_code == 422
     assert "11 tokens" in answer.json()["error"]["message"]
     assert "up to 9;" in answer.json()["error"]["message"]
+
+
+def test_a_field_that_is_called_like_a_type_is_named() -> None:
+    for place in (("str",), ("inputs", 0, "int")):
+        first = {"type": "extra_forbidden", "loc": ("body", *place), "msg": "not permitted"}
+        error = invalid_body(first, "application/json")
+        assert error.param == ".".join(map(str, place))
+
+
+def test_models_loaded_before_one_that_is_missing_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed: list[float] = []
+
+    def load(name: str, *_: object) -> Any:
+        if name == "missing":
+            raise BertkitError("no such model")
+        return SimpleNamespace(worker=SimpleNamespace(close=closed.append))
+
+    monkeypatch.setattr(models, "load_served_model", load)
+    with pytest.raises(BertkitError, match="no such model"):
+        models.load_models(["a=x", "b=y", "missing=z"], Limits(), Metrics())
+    assert closed == [0, 0]

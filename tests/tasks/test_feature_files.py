@@ -195,7 +195,7 @@ def test_parquet(
 
 def test_files_that_cannot_be_written(tmp_path: Path) -> None:
     one = one_text(1)
-    with pytest.raises(BertkitError, match="unknown format 'parket'; did you mean 'parquet'"):
+    with pytest.raises(BertkitError, match="there is no format 'parket'; did you mean 'parquet'"):
         write_features(tmp_path / "f.parket", [one])
     with pytest.raises(BertkitError, match="no text"):
         write_features(tmp_path / "f.npy", [])

@@ -14,8 +14,15 @@ from bertkit.cli.app import main
 from bertkit.errors import BertkitError, DivergedError
 from bertkit.files import read_json, write_json
 from bertkit.finetuning import finetune as finetuning
-from bertkit.finetuning.grid import RunResult, model_digest, model_problem, read_results
+from bertkit.finetuning.grid import (
+    RunResult,
+    keep_models,
+    model_digest,
+    model_problem,
+    read_results,
+)
 from bertkit.finetuning.settings import Grid
+from bertkit.training.step import check_finite
 
 GRID = Grid(batch_size=(8,), learning_rate=(1e-3,), epochs=(1,), seeds=2)
 
@@ -265,3 +272,19 @@ def test_the_end_of_a_run_names_what_was_lost(
 def test_grids_that_cannot_be(given: dict[str, Any]) -> None:
     with pytest.raises(BertkitError):
         Grid(**given)
+
+
+def test_a_run_that_diverged_keeps_no_model(tmp_path: Path) -> None:
+    best, lost = (RunResult(name, {}, scores, 0.5, "", 1.0) for name, scores in
+                  (("a", {"dev": {"f1": 0.5}}), ("b", {})))  # fmt: skip
+    for name in "ab":
+        (tmp_path / "runs" / name / "model").mkdir(parents=True)
+    keep_models(tmp_path, [best, lost], 1)
+    assert (tmp_path / "runs" / "a" / "model").is_dir()
+    assert not (tmp_path / "runs" / "b" / "model").exists()
+
+
+def test_divergence_tells_its_step() -> None:
+    with pytest.raises(DivergedError) as caught:
+        check_finite(float("nan"), 1.0, 400, 1e-3)
+    assert caught.value.step == 400

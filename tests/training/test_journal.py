@@ -314,10 +314,13 @@ def test_training_continues_without_tensorboard(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log.trackers[0].events, "add_scalar", full)
+    tracker, closed = log.trackers[0], list[int]()
+    monkeypatch.setattr(tracker.events, "add_scalar", full)
+    monkeypatch.setattr(tracker, "close", lambda: closed.append(1))
     log.write(step(1))
     log.write(step(2))
     log.close()
     found = [(r["kind"], r.get("message")) for r in read_journal(log.path)]
     note = ("note", "no more records for TensorBoard: No space left on device")
     assert found == [("step", None), note, ("step", None)]
+    assert closed == [1]
