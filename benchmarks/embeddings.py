@@ -124,7 +124,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
         f"bertkit {mode}": load_embedder(model, device="cpu", precision=mode)
         for mode in fast_modes()
     }
-    lengths = [text.tokens for text in embedders["bertkit fp32"].encode(texts)]
+    lengths = [text.tokens for text in embedders["bertkit fp32"].tokenize(texts)]
     contestants = {REFERENCE: theirs, **{name: one.many for name, one in embedders.items()}}
     details = {
         "repeats": settings.repeats,

@@ -48,7 +48,7 @@ HEIGHTS = 8
 """The levels between two brackets that are counted; deeper pairs count as the last."""
 PAIRS = range(4, 21)
 """The numbers of pairs of brackets in a string; all strings of a batch have the same number."""
-BATCH, UPDATES, TEST_STRINGS = 32, 3_000, 200
+BATCH, UPDATES, TEST_STRINGS = 32, 2_000, 200
 PEAK_RATE = 1e-3
 FEATURE_ROWS = 2_000
 
