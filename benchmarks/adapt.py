@@ -43,7 +43,7 @@ def write_corpus(found: TaskData, path: Path) -> None:
 
     Those of the dev set are not read.
     """
-    texts = [one.text if hasattr(one, "text") else " ".join(one.words) for one in found.train]
+    texts = [" ".join(one.words) if hasattr(one, "words") else one.text for one in found.train]
     starts = range(0, len(texts), SENTENCES_OF_A_DOCUMENT)
     documents = ["\n".join(texts[at : at + SENTENCES_OF_A_DOCUMENT]) for at in starts]
     write_text(path, "\n\n".join(documents) + "\n")

@@ -213,17 +213,18 @@ def values(records: Sequence[Record], name: str) -> np.ndarray:
 def mean(records: Sequence[Record], name: str, per: str) -> float | None:
     """Return the mean of a field weighted by another, `per`, such as "targets"; None without any.
 
-    A record in which `per` is missing or 0 has the weight 1.
+    A record in which `per` is missing or not above 0 has the weight 1.
     """
     pairs = [
-        (value, finite_number(record, per) or 1.0)
+        (value, max(0.0, finite_number(record, per) or 0.0) or 1.0)
         for record in records
         if (value := finite_number(record, name)) is not None
     ]
     if not pairs:
         return None
     found, weights = zip(*pairs, strict=True)
-    return float(np.average(found, weights=weights))
+    with np.errstate(over="ignore"):  # absurd numbers of a damaged journal
+        return float(np.average(found, weights=np.divide(weights, max(weights))))
 
 
 def third_of(records: Sequence[Record], index: int) -> Sequence[Record]:

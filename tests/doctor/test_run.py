@@ -24,7 +24,7 @@ from bertkit.corpus.build import PrepareOptions, prepare
 from bertkit.corpus.store import TokenStore
 from bertkit.doctor.findings import RUN_LIMITS, STORE_LIMITS, THRESHOLDS, Finding
 from bertkit.doctor.learning import copying_loss
-from bertkit.doctor.records import RunRecords
+from bertkit.doctor.records import RunRecords, mean
 from bertkit.doctor.run import check_run, diagnose
 from bertkit.errors import BertkitError
 from bertkit.files import exclusive_lock, write_json
@@ -707,3 +707,12 @@ def test_every_finding_is_explained_with_its_limits() -> None:
     ]
     assert sorted(row for row in rows if "rule" not in row[1]) == sorted(expected)
     assert {name for name, _ in rows} == set(THRESHOLDS)
+
+
+def test_absurd_weights_of_a_journal_are_no_error() -> None:
+    records = [{"loss": 2.0, "targets": 1e308}, {"loss": 4.0, "targets": 1e308}]
+    assert mean(records, "loss", "targets") == 3.0
+    assert mean([{"loss": 2.0, "targets": -1}, {"loss": 4.0, "targets": 1}], "loss", "targets") == 3
+    huge = [{"loss": 1.5e308, "targets": 3}, {"loss": 1.5e308, "targets": 3}]
+    assert mean(huge, "loss", "targets") == math.inf
+    assert mean([{"targets": 3}], "loss", "targets") is None

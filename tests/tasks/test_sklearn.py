@@ -407,7 +407,7 @@ def test_bad_input_of_a_classifier(
         ({"random_state": -1}, ValueError, "[Ss]eed"),
         ({"class_weight": "equal"}, ValueError, "'class_weight' parameter"),
         ({"class_weight": {"wet": -1.0}}, BertkitError, "weight above 0"),
-        ({"class_weight": {"soaked": 2.0}}, BertkitError, "names 'soaked'"),
+        ({"class_weight": {"soaked": 2.0}}, BertkitError, "names the label 'soaked'"),
         ({"validation_fraction": 1.0}, ValueError, "validation_fraction"),
         ({"early_stopping": True, "n_iter_no_change": 0}, ValueError, "n_iter_no_change"),
         ({"precision": "fp8"}, BertkitError, "fp8"),

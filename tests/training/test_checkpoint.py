@@ -267,7 +267,7 @@ def test_when_nothing_is_whole_training_does_not_silently_start_again(tmp_path: 
     for step in (1, 2):
         (save(tmp_path, step) / "model.safetensors").unlink()
     lines: list[str] = []
-    with pytest.raises(BertkitError, match="all 2 checkpoints"):
+    with pytest.raises(BertkitError, match=r"is intact \(2 found\)"):
         load_latest(tmp_path, lines.append)
     assert len(lines) == 2
 

@@ -685,7 +685,7 @@ def test_loader_processes_give_the_same_weights(
     ],
 )
 def test_impossible_training_fields_are_refused(field: str, value: float) -> None:
-    with pytest.raises(BertkitError, match=rf"training\.{field} cannot be"):
+    with pytest.raises(BertkitError, match=rf"training\.{field} must be"):
         Training(**{field: value})
 
 
