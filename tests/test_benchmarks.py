@@ -538,7 +538,7 @@ def test_a_network_learns_to_match_brackets(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(open_questions, name, value)
     rows, details = open_questions.nesting(Path(), seeds=1)
     assert rows["2 layers"]["0 levels accuracy"] > 2 * details["chance"]
-    assert len(details["runs"]["2 layers"][0]) == open_questions.HEIGHTS
+    assert len(details["accuracies_by_seed"]["2 layers"][0]) == open_questions.HEIGHTS
 
 
 @pytest.mark.parametrize("task", adapt.METRICS)
