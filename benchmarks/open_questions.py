@@ -155,7 +155,7 @@ def nesting(data: Path, seeds: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "chance": 1 / TYPES,
         "updates": UPDATES,
         "strings_per_update": BATCH,
-        "runs": runs,
+        "accuracies_by_seed": runs,
     }
 
 
